@@ -58,7 +58,7 @@ async def open_checkpoints(
         limit_bytes=wanted.memory_bytes or available_bytes() // 2,
         copies=TcpCopies(node, token, SystemClock(), rate_bytes_per_s=wanted.copy_rate),
         checkpoint_storage=checkpoint_storage,
-        on_kept=lambda version, where, error, took_s: reports.kept(Kept(version, where, error, took_s)),
+        on_kept=lambda outcome: reports.kept(outcome),
         on_room=lambda why: reports.room(why),
         on_copy=lambda: reports.copied(),
         copying=wanted.copying,

@@ -368,10 +368,14 @@ def _ready(turn: MasterTurn, entry: NodeEntry, ready: Ready) -> None:
     running_here = turn.record.phase is Phase.RUNNING and turn.member(entry) is not None
     newcomer = turn.member(entry) is None and entry.status in (NodeStatus.WARMING, NodeStatus.PREPARING)
     if ready.stored > entry.stored and not ready.refused:
-        planning.lies_stored(turn, ready.stored)  # the last Master may have been informed, and this node may leave
+        # The last Master may have been informed, and this node may leave.
+        planning.lies_stored(turn, ready.stored, ready.stored_sharded)
     # It may not know of a newer checkpoint that another node has written. But a checkpoint that it has read and refused
     # cannot be used.
     has_read = entry.status is NodeStatus.LOADING or bool(ready.refused)
+    stored, sharded = ready.stored, ready.stored_sharded
+    if not has_read and entry.stored > stored:
+        stored, sharded = entry.stored, entry.stored_sharded
     entry = turn.update(
         entry,
         status=NodeStatus.READY,
@@ -380,8 +384,8 @@ def _ready(turn: MasterTurn, entry: NodeEntry, ready: Ready) -> None:
         due_s=float("inf"),
         parked=ready.parked,
         holdings=ready.holdings,
-        stored=ready.stored if has_read else max(entry.stored, ready.stored),
-        stored_sharded=ready.stored_sharded,
+        stored=stored,
+        stored_sharded=sharded,
         refused=ready.refused,
     )
     if ready.stopped_itself:

@@ -307,7 +307,7 @@ def kept(turn: MasterTurn, entry: NodeEntry, message: Kept) -> None:
     turn.save_s = message.took_s or turn.save_s
     if version >= turn.unwritten[0]:
         turn.unwritten = NO_STATE, ""
-    lies_stored(turn, version)
+    lies_stored(turn, version, message.sharded)
     turn.note(Kind.STATE, f"commit {version.commit} is complete in {message.where}", node)
 
 
@@ -328,11 +328,11 @@ def not_kept(turn: MasterTurn, entry: NodeEntry, message: NotKept | NotLogged) -
         turn.note(Kind.STATE, f"commits of node {node} are {what}", node)
 
 
-def lies_stored(turn: MasterTurn, version: Version) -> None:
+def lies_stored(turn: MasterTurn, version: Version, sharded: bool) -> None:
     """Note that a commit is complete in the checkpoint directory, which all nodes share."""
     for other in list(turn.nodes.values()):
         if other.stored < version:
-            turn.update(other, stored=version)
+            turn.update(other, stored=version, stored_sharded=sharded)
 
 
 def _keep_those_that_wait(turn: MasterTurn, failed: Kept) -> None:

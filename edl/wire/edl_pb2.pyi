@@ -243,16 +243,18 @@ class Boundary(_message.Message):
     def __init__(self, round: _Optional[int] = ..., hold: _Optional[int] = ..., commit: _Optional[int] = ...) -> None: ...
 
 class Kept(_message.Message):
-    __slots__ = ("version", "where", "error", "took_s")
+    __slots__ = ("version", "where", "error", "took_s", "sharded")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     WHERE_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     TOOK_S_FIELD_NUMBER: _ClassVar[int]
+    SHARDED_FIELD_NUMBER: _ClassVar[int]
     version: Version
     where: str
     error: str
     took_s: float
-    def __init__(self, version: _Optional[_Union[Version, _Mapping]] = ..., where: _Optional[str] = ..., error: _Optional[str] = ..., took_s: _Optional[float] = ...) -> None: ...
+    sharded: bool
+    def __init__(self, version: _Optional[_Union[Version, _Mapping]] = ..., where: _Optional[str] = ..., error: _Optional[str] = ..., took_s: _Optional[float] = ..., sharded: bool = ...) -> None: ...
 
 class Asked(_message.Message):
     __slots__ = ("purpose", "by", "argument")

@@ -319,6 +319,8 @@ class Kept:
     error: str = ""
     took_s: float = 0.0
     """Duration of the write in seconds."""
+    sharded: bool = False
+    """What was written is one part per worker; a world of any size can read it."""
 
 
 class Purpose(enum.Enum):

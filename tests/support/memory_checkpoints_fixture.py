@@ -16,7 +16,7 @@ from edl.testing.memory_copies import MemoryCopies, MemoryNetwork
 from edl.testing.snapshots import JOB, fill_of, make_snapshot
 from edl.types import NodeId
 from edl.wire.local import STATE, Committed
-from edl.wire.messages import Holding, Source, Version
+from edl.wire.messages import Holding, Kept, Source, Version
 
 LIMIT_S = 20.0
 SIZE = 100_000
@@ -151,9 +151,11 @@ class Bench:
         memory.start(node, 1)
         return memory
 
-    def _on_kept(self, version: Version, where: str, error: str, took_s: float) -> None:
-        assert took_s >= 0 and (not error or took_s == 0), "what was not written took no time"
-        self.reports.put_nowait((version, where, error))
+    def _on_kept(self, kept: Kept) -> None:
+        assert kept.took_s >= 0 and (not kept.error or kept.took_s == 0), "what was not written took no time"
+        parts = [shard for version, shard in self.checkpoint_storage.kept if version == kept.version]
+        assert kept.error or kept.sharded == (max(parts, default=0) > 0), kept
+        self.reports.put_nowait((kept.version, kept.where, kept.error))
 
     async def close(self) -> None:
         self.checkpoint_storage.gate.set()

@@ -29,7 +29,7 @@ from edl.ports import CheckpointStorage, Copies
 from edl.tasks import end
 from edl.types import NodeId
 from edl.wire.local import OWN, STATE, Committed
-from edl.wire.messages import NO_STATE, Holding, Source, Version
+from edl.wire.messages import NO_STATE, Holding, Kept, Source, Version
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -70,14 +70,14 @@ class MemoryCheckpoints:
         limit_bytes: int,
         copies: Copies,
         checkpoint_storage: CheckpointStorage | None,
-        on_kept: Callable[[Version, str, str, float], None],
+        on_kept: Callable[[Kept], None],
         on_room: Callable[[str], None] = lambda why: None,
         on_copy: Callable[[], None] = lambda: None,
         copying: Copying = Copying.AUTO,
     ) -> None:
-        """``on_kept(version, where, error, took_s)``: a commit has been written to the checkpoint directory, or writing
-        failed. ``on_room(why)``: there is no memory for a worker's commits, or there is again (empty). ``on_copy()``: a
-        part of another node's commit is here."""
+        """``on_kept(outcome)``: a commit has been written to the checkpoint directory, or writing failed.
+        ``on_room(why)``: there is no memory for a worker's commits, or there is again (empty). ``on_copy()``: a part of
+        another node's commit is here."""
         self._checkpoint_storage = checkpoint_storage
         self._on_kept = on_kept
         self._on_copy = on_copy
@@ -424,7 +424,7 @@ class MemoryCheckpoints:
         else:
             self._pending_save.written(version)
         if where or error:
-            self._on_kept(version, where, error, took_s)
+            self._on_kept(Kept(version, where, error, took_s, sharded=True))
 
     async def wrote_through(self, version: Version, size: int, crc32: int, error: str) -> None:
         """Complete a checkpoint that a worker without memory for its commit wrote itself, or record that it failed."""
@@ -434,7 +434,7 @@ class MemoryCheckpoints:
         self._pending_save.take(version, whole=False)
         if error:
             self._pending_save.failed(version, error)
-            self._on_kept(version, "", error, 0.0)
+            self._on_kept(Kept(version, "", error))
             return
         async with self._writing:
             await self._kept(version, lambda: checkpoint_storage.accept(version, size, crc32))
@@ -453,7 +453,7 @@ class MemoryCheckpoints:
 
     def _warn_no_directory(self, version: Version) -> None:
         if not self._warned_no_directory:
-            self._on_kept(version, "", "there is no checkpoint directory: name one with --checkpoint-dir", 0.0)
+            self._on_kept(Kept(version, "", "there is no checkpoint directory: name one with --checkpoint-dir"))
         self._warned_no_directory = True
 
     async def _persist(self, holding: Holding) -> None:
@@ -469,7 +469,7 @@ class MemoryCheckpoints:
             if loan is None:
                 why = "it is no longer in memory"
                 self._pending_save.failed(holding.version, why)
-                self._on_kept(holding.version, "", why, 0.0)
+                self._on_kept(Kept(holding.version, "", why))
                 return
             taken = loan.held.holding
             if taken in self._persisted:
@@ -482,7 +482,7 @@ class MemoryCheckpoints:
                 finally:
                     loan.release()
 
-            where = await self._kept(taken.version, write)
+            where = await self._kept(taken.version, write, sharded=taken.shards > 1)
             if where is not None:
                 older = [held for held in self._persisted if held.version < taken.version]
                 for held in older:
@@ -501,7 +501,7 @@ class MemoryCheckpoints:
             loan = self._snapshot_pool.borrow_newer(holding)
         return loan
 
-    async def _kept(self, version: Version, write: Callable[[], str]) -> str | None:
+    async def _kept(self, version: Version, write: Callable[[], str], *, sharded: bool = False) -> str | None:
         begun_s = self._loop.time()
         try:
             where = await in_thread("edl-persist", write, lower_priority)
@@ -510,11 +510,11 @@ class MemoryCheckpoints:
                 log.exception("State: commit %d was not written", version.commit)
             why = str(error) or type(error).__name__
             self._pending_save.failed(version, why)
-            self._on_kept(version, "", why, 0.0)
+            self._on_kept(Kept(version, "", why))
             return None
         if where:  # else parts are missing, and the node that writes the last one reports it
             self._pending_save.written(version)
-            self._on_kept(version, where, "", self._loop.time() - begun_s)
+            self._on_kept(Kept(version, where, "", self._loop.time() - begun_s, sharded))
         return where
 
     # --- inside ------------------------------------------------------------------------------------------------------

@@ -397,9 +397,10 @@ class SimMemory:
 
     def finish(self, version: Version) -> None:
         """A commit is complete in the directory."""
-        self.stored = max(self.stored, (version, self.net.directory.entries[version].shards > 1))
+        sharded = self.net.directory.entries[version].shards > 1
+        self.stored = max(self.stored, (version, sharded))
         self.net.directory.save_asked = ""
-        self.owner.kept(Kept(version, f"checkpoint {version.commit}"))
+        self.owner.kept(Kept(version, f"checkpoint {version.commit}", sharded=sharded))
 
     def flush(self, version: Version) -> None:
         """Write this node's shards of a commit if the directory has none as new."""
@@ -409,7 +410,7 @@ class SimMemory:
             saved = self.net.directory.entries.get(version)
             if saved is not None and saved.complete:
                 self.look()
-                self.owner.kept(Kept(version, f"checkpoint {version.commit}"))
+                self.owner.kept(Kept(version, f"checkpoint {version.commit}", sharded=saved.shards > 1))
 
     def save_what_is_left(self) -> None:
         """Write the newest commit before the launcher ends."""

@@ -250,7 +250,7 @@ class SchedulerPlugin(Plugin):
     def _may_wait(self, sizing: Sizing) -> bool:
         """Whether the job may lack nodes for good: its state fits one number of nodes only, or one of those that the
         cluster has decided on is cordoned."""
-        return self._world.training.sharded or (self.owner is SizeOwner.EXTERNAL and bool(sizing.cordoned))
+        return self._world.training.size_bound or (self.owner is SizeOwner.EXTERNAL and bool(sizing.cordoned))
 
     def _fits(self, sizing: Sizing) -> bool:
         bounds = sizing.bounds(self._world.spec.nodes)

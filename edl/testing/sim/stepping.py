@@ -180,6 +180,7 @@ class SteppingJob(Job):
         self.farthest = self.position
         self.total = self.position + max(1, math.ceil(total_s / script.step_s))
         self.sharded = script.sharded
+        self.size_bound = script.sharded and not script.save_every
         self.copy_every = script.copy_every
         self.calm = False
         self.rounds: dict[Round, Crew] = {}

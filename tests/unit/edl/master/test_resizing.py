@@ -211,6 +211,18 @@ class TestSize:
         assert rule.state.agreement is None
         assert "until a checkpoint is complete" in rule.scale.waiting
 
+    @pytest.mark.parametrize("sharded", [True, False])
+    def test_a_checkpoint_of_it_lets_the_size_change(self, sharded: bool) -> None:
+        """A world of any size reads a sharded checkpoint. One of the whole state is of an earlier, smaller world."""
+        rule = training("ab")
+        nodes = {
+            n: dataclasses.replace(e, holdings=(Holding(Version(1, 5), 0, 4),)) for n, e in rule.state.nodes.items()
+        }
+        rule.state = dataclasses.replace(rule.state, nodes=nodes)
+        rule.submit(Resize(1, "me"))
+        rule.say("a", Kept(Version(1, 6), "dir", sharded=sharded))
+        assert (rule.state.agreement is not None) is sharded
+
 
 class TestLevels:
     def test_recover_goes_on_with_fewer_when_asked_to(self) -> None:
