@@ -412,11 +412,12 @@ class RequestHandlers:
             sent = bucket_shell.behind(sent, buckets)
         with bucket_shell.changed:
             while True:
+                follower = bucket_shell.waits_for(sent, buckets, lag_s)
+                # After ``waits_for``: what a replica refuses also counts as received, and stops the bucket before.
                 if bucket_shell.stopped(sent, buckets):
                     raise Waited(
                         FrameOp.MOVED, text=f"a bucket has left pserver {self._name} meanwhile; repeat this push"
                     )
-                follower = bucket_shell.waits_for(sent, buckets, lag_s)
                 if not follower:
                     return
                 if self._now_s() >= asked.until_s:

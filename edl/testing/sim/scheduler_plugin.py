@@ -187,7 +187,8 @@ class SchedulerPlugin(Plugin):
         """Let calls succeed at once. A cluster without nodes has no Master to request any, so a user restores the
         smallest size."""
         self.cluster.troubled = False
-        self._healed_running = not self._world.ended()
+        record = self._world.checks.record  # once the job has ended, a last call may be under way, and fail
+        self._healed_running = record is not None and record.phase is not Phase.ENDED
         lowest = self._world.spec.nodes.lowest
         if not self.cluster.replicas or (self.owner is SizeOwner.EXTERNAL and self.cluster.replicas < lowest):
             self.cluster.foreign(lowest)
@@ -248,9 +249,8 @@ class SchedulerPlugin(Plugin):
         return self._may_wait(sizing) or not shell.status().scale.waiting  # last, since a status takes long to make
 
     def _may_wait(self, sizing: Sizing) -> bool:
-        """Whether the job may lack nodes for good: its state fits one number of nodes only, or one of those that the
-        cluster has decided on is cordoned."""
-        return self._world.training.size_bound or (self.owner is SizeOwner.EXTERNAL and bool(sizing.cordoned))
+        """Whether the job may lack nodes for good: its state fits one number of nodes only, or some are cordoned."""
+        return self._world.training.size_bound or bool(sizing.cordoned)
 
     def _fits(self, sizing: Sizing) -> bool:
         bounds = sizing.bounds(self._world.spec.nodes)
@@ -261,9 +261,9 @@ class SchedulerPlugin(Plugin):
 
         if self.owner is SizeOwner.EXTERNAL:
             return not provided or desired == within(provided)
-        if sizing.desired:
-            return provided == within(desired)
-        return bounds.lowest <= provided <= bounds.highest
+        least, most = (within(desired), within(desired)) if sizing.desired else (bounds.lowest, bounds.highest)
+        # A set of numbered nodes keeps cordoned ones for those with higher numbers.
+        return least <= provided <= most + len(sizing.cordoned)
 
     def finish(self) -> None:
         """Check that a cluster that restarts finished nodes has been scaled to zero."""
