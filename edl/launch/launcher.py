@@ -56,7 +56,7 @@ class Beside(Protocol):
         ...
 
     async def leave(self) -> None:
-        """End the processes."""
+        """End the processes and wait until they have ended."""
         ...
 
 

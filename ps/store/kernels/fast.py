@@ -85,7 +85,7 @@ class FastShardTable(ShardTable):
 
     @property
     def rows(self) -> int:
-        """Number of rows."""
+        """Number of rows in the shard table."""
         return int(self._block[USED])
 
     def _capacity(self, rows: int) -> int:
@@ -150,7 +150,7 @@ class FastShardTable(ShardTable):
         loops.count(self._at, len(slots), at(slots), 0 if often is None else at(often), step)
 
     def remove(self, slots: Slots) -> None:
-        """Remove these rows."""
+        """Remove the rows in these slots; the slots will be reused."""
         needed = self.vacant + len(slots)
         if needed > len(self._free):
             larger = np.empty(max(needed, 2 * len(self._free)), np.int32)
