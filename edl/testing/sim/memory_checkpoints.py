@@ -114,7 +114,7 @@ class Owner(Protocol):
         ...
 
     def crash(self) -> None:
-        """Kill the process."""
+        """Kill the process, as SIGKILL would."""
         ...
 
 

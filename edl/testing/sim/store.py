@@ -218,4 +218,4 @@ class StoreClient:
         await self._ask(lambda memory: memory.revoke_now(lease))
 
     async def close(self) -> None:
-        """Does nothing."""
+        """Does nothing: there is no connection to close."""

@@ -257,7 +257,7 @@ class SimEvent:
         self._waiting.wake_all()
 
     def clear(self) -> None:
-        """Reset the event."""
+        """Reset the event, so that ``wait`` blocks again."""
         self._set = False
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -360,7 +360,7 @@ class SimThreads:
         return SimLock(self, again=False)
 
     def rlock(self) -> SimLock:
-        """A reentrant lock."""
+        """A new reentrant lock."""
         return SimLock(self, again=True)
 
     def condition(self, lock: Any = None) -> SimCondition:
@@ -372,5 +372,5 @@ class SimThreads:
         return SimEvent(self)
 
     def queue(self) -> SimQueue:
-        """An empty queue."""
+        """A new, empty queue without a size limit."""
         return SimQueue(self)
