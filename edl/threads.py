@@ -11,7 +11,7 @@ Item = TypeVar("Item")
 
 
 class ThreadLock(Protocol):
-    """``threading.Lock``, or ``threading.RLock``."""
+    """The part of ``threading.Lock`` and ``threading.RLock`` that the code uses."""
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         """Wait for the lock, at most ``timeout`` seconds (-1: without limit); returns whether it was acquired."""
@@ -29,7 +29,7 @@ class ThreadLock(Protocol):
 
 
 class ThreadCondition(Protocol):
-    """``threading.Condition``."""
+    """The part of ``threading.Condition`` that the code uses."""
 
     def __enter__(self) -> bool: ...
 
@@ -47,7 +47,7 @@ class ThreadCondition(Protocol):
 
 
 class ThreadEvent(Protocol):
-    """``threading.Event``."""
+    """The part of ``threading.Event`` that the code uses."""
 
     def is_set(self) -> bool:
         """Whether ``set`` has been called since the last ``clear``."""
@@ -67,7 +67,7 @@ class ThreadEvent(Protocol):
 
 
 class ThreadQueue(Protocol[Item]):
-    """``queue.SimpleQueue``."""
+    """The part of ``queue.SimpleQueue`` that the code uses."""
 
     def put(self, item: Item) -> None:
         """Append an item; never blocks."""

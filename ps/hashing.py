@@ -37,7 +37,7 @@ def bucket_of(key: int) -> int:
 
 
 def shard_of_bucket(bucket: int) -> int:
-    """The shard of a bucket: 0 .. 63."""
+    """The shard, 0 .. 63, that holds a bucket, 0 .. 4095."""
     return bucket >> (SHARD_SHIFT - BUCKET_SHIFT)
 
 

@@ -123,5 +123,5 @@ def Constant(value: float) -> Initial:
 
 
 def Zeros() -> Initial:
-    """All weights 0."""
+    """Initial weights: all 0."""
     return Initial(InitMethod.ZEROS, 0.0)

@@ -77,7 +77,7 @@ class Optimizer:
 
 
 class InitMethod(enum.Enum):
-    """Initialisation of rows."""
+    """How a new row's initial weights are chosen; ``scale`` is that of ``Initial``."""
 
     ZEROS = "zeros"
     CONSTANT = "constant"

@@ -65,7 +65,7 @@ class CopyLimits:
 
 
 class TcpCopies:
-    """``Copies`` over TCP."""
+    """Implements ``edl.ports.Copies`` over TCP."""
 
     def __init__(
         self,
@@ -301,7 +301,7 @@ class _CopyConnection:
         self._socket.sendall(data)
 
     def receive_frame(self) -> dict[str, Any]:
-        """Receive one frame."""
+        """Receive one JSON frame. Raises ``ProtocolError`` for a frame that is too long or malformed."""
         (length,) = _LENGTH.unpack(self.read(_LENGTH.size))
         if length > _LONGEST_FRAME:
             raise ProtocolError(f"a frame of {length} bytes is too long")
@@ -324,7 +324,7 @@ class _CopyConnection:
                 return frame
 
     def send_frame(self, frame: dict[str, Any]) -> None:
-        """Send one frame."""
+        """Send one JSON frame within the time limit for a silent peer."""
         self.within(self._limits.silence_s)
         data = json.dumps(frame).encode()
         self.write(_LENGTH.pack(len(data)) + data)

@@ -152,7 +152,7 @@ class _WatchStream:
             raise _WatchRefused(response.cancel_reason)
 
     def close(self) -> None:
-        """Close the stream."""
+        """Cancel the call, without waiting for its end."""
         self._left.cancel()
         if self._call is not None:
             self._call.cancel()

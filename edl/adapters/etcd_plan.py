@@ -48,7 +48,7 @@ class MemberPlan:
 
     @property
     def client_url(self) -> str:
-        """The URL for clients."""
+        """The URL at which the member serves clients: scheme, host and port."""
         return f"{_scheme(self.identity)}://{self.endpoint}"
 
     @property

@@ -1,6 +1,6 @@
 """Keeps embedded etcd members below their space quota.
 
-etcd's database file never shrinks by itself, and when it reaches the quota, etcd refuses all writes until it is
+etcd's database file does not shrink automatically, and when it reaches the quota, etcd refuses all writes until it is
 compacted, defragmented and the alarm is disarmed. A job's own store has no administrator, so its launcher does this.
 """
 
@@ -70,7 +70,7 @@ async def make_room(member: EtcdMember) -> str:
 
 
 async def _forget(room: _Room, member: EtcdMember, revision: int) -> None:
-    """Compact as etcd does by itself every five minutes, provided that its leader lives that long."""
+    """Compact as etcd does automatically every five minutes, provided that its leader lives that long."""
     if revision > member.compacted + 2 * HISTORY:
         member.compacted = revision - HISTORY
         await room.compact(member.compacted)

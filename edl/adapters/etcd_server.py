@@ -345,7 +345,7 @@ class EtcdMember:
             raise self.failure()
 
     def failure(self) -> StoreError:
-        """The error for a member that exited by itself, with the end of its log."""
+        """The error for a member that exited unexpectedly, with the end of its log."""
         code = self._process.returncode if self._process is not None else None
         text = f"etcd member {self.plan.name} ended with status {code}"
         return StoreError(f"{text}. The end of its log, {self.log_file}:\n{self.log_tail()}")

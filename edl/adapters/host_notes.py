@@ -75,7 +75,7 @@ class HostNote:
             self._path().write_text(json.dumps({**fields, "pid": os.getpid()}))
 
     def remove(self) -> None:
-        """Delete the note."""
+        """Delete the note, if it exists and can be deleted."""
         with contextlib.suppress(OSError):
             self._path().unlink()
 

@@ -134,7 +134,7 @@ def _signed(
         .subject_name(common_name(subject))
         .issuer_name(common_name(issuer))
         .public_key(public)
-        # Every process creates the authority's certificate anew, and all must be equal.
+        # Every process creates its own copy of the authority's certificate, and all copies must be equal.
         .serial_number(1 if names is None else x509.random_serial_number())
         .not_valid_before(FIRST_DAY)
         .not_valid_after(LAST_DAY)

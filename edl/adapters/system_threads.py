@@ -18,7 +18,7 @@ class SystemThreads:
         self.now_s = SystemClock().now_s
 
     def sleep(self, seconds: float) -> object:
-        """Block this thread."""
+        """Block the calling thread for this many seconds."""
         return threading.Event().wait(seconds)
 
     def start(self, target: Callable[..., object], *arguments: Any, name: str) -> threading.Thread:
@@ -32,7 +32,7 @@ class SystemThreads:
         return threading.current_thread()
 
     def lock(self) -> threading.Lock:
-        """A new lock."""
+        """A new lock that is not reentrant."""
         return threading.Lock()
 
     def rlock(self) -> threading.RLock:

@@ -306,7 +306,7 @@ class MasterClient:
         return granted
 
     async def close(self) -> None:
-        """Close the connection."""
+        """Close the gRPC channel; running calls end."""
         await self._channel.close()
 
 

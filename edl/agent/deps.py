@@ -141,7 +141,7 @@ class Ports(Protocol):
         ...
 
     def release(self) -> None:
-        """Release all ports."""
+        """Close the sockets that reserve the ports."""
         ...
 
 

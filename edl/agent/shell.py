@@ -310,7 +310,7 @@ class AgentShell:
         self._redial.set()
 
     async def _stay_attached(self) -> None:
-        """Keep one connection to the Master; it ends by itself, or when another Master is elected."""
+        """Keep one connection to the Master; it ends when it breaks, or when another Master is elected."""
         while True:
             await self._redial.wait()
             self._redial.clear()

@@ -23,7 +23,7 @@ class SwitchFiles(Protocol):
     poll_s: float
 
     def poll(self) -> Collection[Asked]:
-        """The current requests."""
+        """The requests that the switch files make now; reads the checkpoint directory."""
         ...
 
     def clear_save(self) -> None:
@@ -55,7 +55,7 @@ class SwitchWatch:
         """Progress as of the previous round."""
 
     async def run(self) -> None:
-        """Poll until cancelled."""
+        """Poll every ``poll_s`` seconds until cancelled, and post an event for each new request."""
         while True:
             if self._answered.is_set():
                 self._answered.clear()

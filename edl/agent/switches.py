@@ -54,7 +54,7 @@ class Switches:
     """The two switch files. Calls block for one request per file."""
 
     def __init__(self, files: Files, say: Callable[[str], None]) -> None:
-        """``say`` takes warnings."""
+        """``files``: the checkpoint directory. ``say``: called with each warning."""
         self._files = files
         self._say = say
         self._paths = {purpose: files.path(name) for purpose, name in NAMES.items()}

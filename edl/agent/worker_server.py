@@ -114,7 +114,7 @@ class WorkerServer:
         self._listener.listen(_BACKLOG)
 
     def open(self) -> None:
-        """Start serving."""
+        """Accept connections of workers from now on. Requires a running event loop."""
         asyncio.get_running_loop().add_reader(self._listener, self._accept)
 
     def close(self) -> None:

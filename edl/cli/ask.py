@@ -25,7 +25,7 @@ NOTHING_SAVED = "; edl saved nothing (saving requires edl.State in the script an
 
 @dataclass(frozen=True, slots=True)
 class RequestOutcome:
-    """The outcome of a request."""
+    """What the Master answered to a request, and what has come of it."""
 
     ok: bool
     text: str

@@ -1,15 +1,16 @@
-"""The main path of a launcher. It chooses the adapters, with ``store_opening`` and ``node_checkpoints``. Start here.
+"""The main path of a launcher; start reading here. With ``store_opening`` and ``node_checkpoints`` it chooses the
+adapters.
 
 A launcher
 
 1. begins to warm its fork server, the process that will fork the workers (``ForkServerProcesses``);
 2. connects to the job's store, starting an embedded etcd member first if it should run one (``store_opening.py``);
 3. agrees with the other launchers on the job's settings and takes a name under a lease (``Registration``);
-4. stands for election (``Candidate``); the winner runs the Master (``MasterShell`` around the pure
+4. runs for election (``Candidate``); the winner runs the Master (``MasterShell`` around the pure
    ``edl.master.machine``);
 5. runs its agent (``AgentShell`` around the pure ``edl.agent.machine``), which attaches to the Master, reports that it
    is ready, and starts and stops workers as the Master orders;
-6. ends when the agent does, and gives everything back (``Launcher._say_farewell``).
+6. ends when the agent does, and cleans up (``Launcher._say_farewell``).
 
 ``launch`` does 1 to 3; ``_put_together`` builds what 4 to 6 need, ``wire`` (``wiring.py``) connects it, and
 ``Launcher.run`` (``launcher.py``) runs it.
@@ -75,7 +76,7 @@ from edl.wire.messages import NodeInfo
 if TYPE_CHECKING:
     from edl.web.front import Web
 
-# Modules that only some jobs use are imported where they are needed: a launcher's start is mostly imports.
+# Modules that only some jobs need are imported where they are used, because most of a launcher's start is imports.
 
 READERS_GRACE_S = 5.0
 """Seconds that readers may take to finish open streams when a launcher with workers ends."""
@@ -92,10 +93,10 @@ async def launch(settings: LaunchSettings) -> int:
         cleanup.callback(LoopWatch(log).end)
         logs, report = claim(settings.logs), settings.report
         reporter = Reporter(settings.spec.job, settings.node.name, logs, report.error_file, log, report.file)
-        cleanup.callback(reporter.close)  # registered early, so it runs late
+        cleanup.callback(reporter.close)  # registered early, so that it runs late
         for remark in (*settings.remarks, *log_options.remarks(logs)):
             log(remark)
-        # The fork server's imports take longest, so they begin before anything else; the agent waits for them later.
+        # The fork server's imports take longest, so they start first; the agent waits for them later.
         base = changed(environment(), settings.workers.variables)
         processes = _fork_server(settings, base, files_before, log)
         cleanup.push_async_callback(processes.close)
@@ -118,7 +119,7 @@ async def launch(settings: LaunchSettings) -> int:
 
 
 def _check_packages(settings: LaunchSettings) -> None:
-    """Check the packages that the job's helpers need. Raises ``SettingError``."""
+    """Check that the packages that the job's helpers need are installed. Raises ``SettingError``."""
     readers.check_packages(settings.readers.count)
     if settings.spec.servers:
         pservers.check_packages()
@@ -150,7 +151,7 @@ def _registration(settings: LaunchSettings, opened: OpenedStore, log: Callable[[
 def _fork_server(
     settings: LaunchSettings, base: Mapping[str, str], files: tuple[int, int], log: Callable[[str], None]
 ) -> ForkServerProcesses:
-    """The fork server. ``base``: the workers' environment. ``files``: their limits of open files."""
+    """The fork server. ``base``: the workers' environment. ``files``: their limits (soft, hard) on open files."""
     workers = settings.workers
     variables = fork_server_environment(base, settings.slots)
     return ForkServerProcesses(
@@ -163,7 +164,7 @@ def _fork_server(
 
 @dataclass(slots=True)
 class _NodeDeps:
-    """The parts of a launcher that its place in the job consists of."""
+    """What this launcher uses to take part in the job; filled in as the launcher starts."""
 
     opened: OpenedStore
     registration: Registration
@@ -173,13 +174,13 @@ class _NodeDeps:
     """The switch files in the checkpoint directory (``SAVE``, ``KILL``); None without a directory."""
     reporter: Reporter
     logs: LogPlan
-    """With the folder of this launch."""
+    """Where the output of workers goes; includes the folder of this launch."""
     base: Mapping[str, str]
-    """The environment of the workers, without what differs between them."""
+    """The environment variables that all workers of this node share."""
     beside: list[Beside] = field(default_factory=list)
     """The processes of this launcher that are not workers."""
     web: Web | None = None
-    """The HTTP side; None without ``--http-port``."""
+    """The HTTP server; None without ``--http-port``."""
     server: MasterServer = field(init=False)
     info: NodeInfo = field(init=False)
     checkpoint_manager: CheckpointManager = field(init=False)
@@ -189,8 +190,8 @@ class _NodeDeps:
 async def _join(
     settings: LaunchSettings, deps: _NodeDeps, cleanup: contextlib.AsyncExitStack, log: Callable[[str], None]
 ) -> None:
-    """Agree on the settings, listen, and register under a name. Raises ``JobEnded`` if this node's previous launcher
-    belonged to a job that has just ended."""
+    """Agree on the job's settings, start listening, and register under a name. Raises ``JobEnded`` if this node's
+    previous launcher belonged to a job that has just ended."""
     registration = deps.registration
     await retried(registration.agree, settings)
     memory, deps.checkpoint_manager = await open_checkpoints(
@@ -226,7 +227,7 @@ async def _join(
 
 
 def _web(settings: LaunchSettings, deps: _NodeDeps, log: Callable[[str], None]) -> Web | None:
-    """The HTTP side, which does not listen yet; None without ``--http-port``."""
+    """The HTTP server, not listening yet; None without ``--http-port``."""
     if settings.http is None:
         return None
     from edl.web.front import Web, WebDeps
@@ -235,11 +236,11 @@ def _web(settings: LaunchSettings, deps: _NodeDeps, log: Callable[[str], None]) 
 
 
 def _helpers(settings: LaunchSettings, deps: _NodeDeps, log: Callable[[str], None]) -> Iterator[HelpersBeside]:
-    """Start the helper processes that run beside the workers, by kinds."""
+    """The helper processes that run beside the workers, one group for each kind."""
     kinds: list[HelperKind] = []
     spec, folder = settings.spec, settings.state.checkpoint_dir
     if settings.readers.count:
-        # They finish after the workers have, so their time is short.
+        # They end after the workers, so a short grace period is enough.
         authority = readers.authority_of(settings.store.secret, spec.job)
         kinds.append(readers.ReaderHelpers(settings.readers, READERS_GRACE_S, authority))
     if settings.servers.count:
@@ -266,7 +267,7 @@ def _put_together(
     warming: asyncio.Future[str],
     log: Callable[[str], None],
 ) -> Launcher:
-    """Build the candidate, the agent and the launcher, which are connected only by callbacks."""
+    """Build the candidate, the agent and the launcher; only callbacks connect them."""
     spec, clock, info, store = settings.spec, SystemClock(), deps.info, deps.opened.store
     candidate, agent, launcher = wire(
         MasterDeps(
@@ -348,10 +349,10 @@ def _services(spec: JobSpec, readers_authority: str) -> tuple[Service, ...]:
 def _lines(
     spec: JobSpec, node: NodeId, log: Callable[[str], None]
 ) -> Callable[[FencingToken, LineListener], Lines] | None:
-    """The factory of the Master's connections to pservers; None for a job without them."""
+    """The factory of the Master's connections to pservers; None for a job without pservers."""
     if not spec.servers:
         return None
-    from ps.net import master_lines  # imported late: it needs packages that other jobs do not
+    from ps.net import master_lines  # imported late: it needs packages that other jobs do without
 
     deps = master_lines.MasterLinesDeps(spec.timeouts.lease_ttl_s, log, name=node)
     return lambda token, listener: master_lines.HelperLines(deps, token, listener)

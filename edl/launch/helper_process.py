@@ -44,7 +44,7 @@ class HelperProcess:
 
     @property
     def pid(self) -> int:
-        """Process id."""
+        """Process id of the helper."""
         return self._process.pid
 
     @classmethod

@@ -248,7 +248,7 @@ class Helpers:
 
     async def _renew_and_sync(self) -> None:
         """Renew the lease, or take a new one, and make the keys in the store match the running processes. It reads the
-        store each time, so a key that somebody deleted comes back. Raises ``LeaseLost`` and ``StoreUnavailable``."""
+        store each time, so a deleted key is written again. Raises ``LeaseLost`` and ``StoreUnavailable``."""
         deps, folder = self._deps, self._kind.folder
         sent_s = self._clock.now_s()
         if self._lease:

@@ -56,7 +56,7 @@ class Beside(Protocol):
         ...
 
     async def leave(self) -> None:
-        """End the processes."""
+        """End the processes and wait until they have ended."""
         ...
 
 
@@ -72,11 +72,11 @@ class JobNote(Protocol):
     """A file on this host from which ``edl status`` and the like find the job's store."""
 
     def write(self) -> None:
-        """Create the file."""
+        """Create or replace the file."""
         ...
 
     def remove(self) -> None:
-        """Delete the file."""
+        """Delete the file, if it exists."""
         ...
 
 
@@ -102,7 +102,7 @@ class LeaseRenewer(Protocol):
         ...
 
     def end(self) -> None:
-        """Stop renewing."""
+        """Stop renewing; does not wait for a renewal that has begun."""
         ...
 
 

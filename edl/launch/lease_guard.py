@@ -92,7 +92,7 @@ class LeaseGuard:
         self._lease, self._renewed_s = lease, asked_s
 
     def end(self) -> None:
-        """Stop renewing."""
+        """Let the renewing thread end. Does not wait for it."""
         self._over.set()
 
     def _run(self) -> None:

@@ -1,4 +1,4 @@
-"""Puts together what holds a node's commits: memory, copies to other nodes, and the checkpoint directory."""
+"""Builds what stores a node's commits: memory, copies to other nodes, and the checkpoint directory."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from edl.wire.messages import Kept
 
 @dataclass(slots=True)
 class CheckpointReports:
-    """Receivers of reports about commits: the agent, as soon as there is one."""
+    """Callbacks for reports about commits. They do nothing until the agent exists and its methods are set."""
 
     kept: Callable[[Kept], None] = lambda message: None
-    """Called for each commit that has been written, or could not be."""
+    """Called for each commit that was written, or could not be written."""
     room: Callable[[str], None] = lambda why: None
-    """Called with the reason when commits do not fit in memory, and again when they do."""
+    """Called with the reason when commits do not fit in memory, and with an empty text when they fit again."""
     copied: Callable[[], None] = lambda: None
     """Called when a part of another node's commit has arrived."""
 
@@ -38,8 +38,9 @@ async def open_checkpoints(
     reports: CheckpointReports,
     log: Callable[[str], None],
 ) -> tuple[MemoryCheckpoints, CheckpointManager]:
-    """The store of commits in this launcher's memory, and the interface for the agent. ``files``: the checkpoint
-    directory; None without one. ``token``: the job's. Raises ``CheckpointError``."""
+    """Build the in-memory checkpoints of this launcher and the agent's interface to them. ``files``: the checkpoint
+    directory; None if there is none. ``token``: returns the job's token. Raises ``CheckpointError`` if the directory
+    cannot be used."""
     wanted, checkpoint_storage = settings.state, None
     if files is not None:
         checkpoint_storage = FileCheckpointStorage(

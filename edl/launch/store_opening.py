@@ -1,4 +1,4 @@
-"""Opens the job's store: connects to etcd, and runs this launcher's member of an embedded one."""
+"""Opens the job's store: connects to etcd, and runs this launcher's member of an embedded store."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ from edl.wire.keys import JobKeys
 T = TypeVar("T")
 
 STORE_RETRY_S = 0.1
+"""Pause in seconds before the store is tried again."""
 NAMES_RETRY_S = 1.0
-"""Seconds between two look-ups of store hosts whose names do not resolve yet."""
+"""Least time in seconds between two lookups of store hosts whose names do not resolve yet."""
 
 
 class OpenedStore(NamedTuple):
@@ -41,7 +42,7 @@ class OpenedStore(NamedTuple):
 
     store: Store
     member: EtcdMember | None
-    """This launcher's member of an embedded store; None: no member runs here."""
+    """This launcher's member of an embedded store; None if it runs none."""
     endpoints: tuple[str, ...]
     members: int
     """Number of members of the embedded store if one of them runs here; otherwise 0."""
@@ -50,7 +51,8 @@ class OpenedStore(NamedTuple):
 async def open_store(
     settings: LaunchSettings, cleanup: contextlib.AsyncExitStack, log: Callable[[str], None]
 ) -> OpenedStore:
-    """Connect to etcd, starting this launcher's member of an embedded cluster first."""
+    """Connect to etcd; first start this launcher's member if the store is embedded. ``cleanup`` stops the member and
+    closes the connection. Raises ``StoreUnavailable`` or ``StoreRefused``."""
     wanted = settings.store
     endpoints, member, serve = wanted.endpoints, None, _serve_nothing
     if wanted.backend is Backend.EMBEDDED:
@@ -95,8 +97,8 @@ async def _serve(
         member = await start_private_member(folder, sockets, token=settings.spec.job)
     if member is not None:
         if not (wanted.endpoints or wanted.data_dir):
-            cleanup.callback(member.discard)  # a private store is of no use without its launcher
-        # Time to transfer etcd's leadership to another member; without a majority a longer wait would be in vain.
+            cleanup.callback(member.discard)  # a private store is useless without its launcher
+        # Enough to transfer etcd's leadership to another member; without a majority waiting longer does not help.
         cleanup.push_async_callback(member.stop, 1.0)
         opened = wanted.endpoints and wanted.secret is None
         advice = (
@@ -111,9 +113,10 @@ async def _serve(
 
 
 def data_folder(wanted: StoreSettings, job: JobId) -> Path:
-    """The data folder of this launcher's member of an embedded store; it is created.
+    """Create the data folder of this launcher's member of an embedded store; returns its path.
 
-    A private store gets a new folder, because jobs of the same name may run on a host, each with a private store.
+    A private store gets a new folder, because several jobs of the same name may run on one host, each with its own
+    private store.
     """
     if not (wanted.data_dir or wanted.endpoints):
         private = Path(tempfile.mkdtemp(prefix=f"{job}-", dir=runtime_folder(roomy_parent())))
@@ -126,7 +129,7 @@ def data_folder(wanted: StoreSettings, job: JobId) -> Path:
 
 def _remove_if_empty(folder: Path) -> None:
     disown(folder)
-    with contextlib.suppress(OSError):  # other members of this host may have their data there
+    with contextlib.suppress(OSError):  # other members on this host may have their data there
         folder.rmdir()
 
 
@@ -138,10 +141,10 @@ async def _reach(
     serve: Callable[[], Awaitable[EtcdMember | None]],
     log: Callable[[str], None],
 ) -> EtcdMember | None:
-    """Wait for the store's first answer, starting this launcher's member when possible.
+    """Wait for the store's first answer; start this launcher's member as soon as possible.
 
-    A host of an embedded cluster that has no address yet may turn out to be this one: as soon as its name resolves to
-    this host, the member is started (``serve``). Returns the member that runs here. Raises ``StoreUnavailable`` or
+    A host in the endpoints of an embedded store whose name does not resolve yet may be this host: as soon as the name
+    resolves to it, ``serve`` starts the member. Returns the member that runs here. Raises ``StoreUnavailable`` or
     ``StoreRefused``.
     """
     clock = SystemClock()
@@ -175,7 +178,8 @@ async def _reach(
 
 
 async def retried(action: Callable[[], Awaitable[T]], settings: LaunchSettings) -> T:
-    """Run an action that may be repeated, until the store answers or has been unavailable for too long."""
+    """Repeat an idempotent action until the store answers. Raises ``StoreUnavailable`` after the time limit of a
+    start."""
     clock = SystemClock()
     deadline_s = clock.now_s() + _timeout_s(settings)
     while True:

@@ -37,7 +37,7 @@ class LoopWatch:
         threading.Thread(target=self._run, name="edl-watchdog", daemon=True).start()
 
     def end(self) -> None:
-        """Stop watching."""
+        """Let the watching thread end. Does not wait for it."""
         self._over.set()
 
     def _run(self) -> None:

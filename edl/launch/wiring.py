@@ -18,7 +18,7 @@ from edl.wire.messages import NodeInfo
 
 
 class Wired(NamedTuple):
-    """The connected parts."""
+    """The candidate, the agent and the launcher of one process, connected by callbacks."""
 
     candidate: Candidate
     agent: AgentShell

@@ -75,7 +75,7 @@ class Companions:
         self._tasks: list[asyncio.Task[None]] = []
 
     def begin(self, work: Sequence[Coroutine[Any, Any, None]]) -> None:
-        """Start these coroutines."""
+        """Run these coroutines as tasks on the current event loop, in addition to those that run already."""
         self._tasks += [asyncio.get_running_loop().create_task(self._run(one)) for one in work]
 
     async def _run(self, work: Coroutine[Any, Any, None]) -> None:

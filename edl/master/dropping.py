@@ -37,7 +37,7 @@ def workers_of(turn: MasterTurn, entries: Sequence[NodeEntry]) -> int:
     return sum(len(turn.places(entry)) for entry in entries)
 
 
-# --- by itself -------------------------------------------------------------------------------------------------------
+# --- automatic -------------------------------------------------------------------------------------------------------
 
 
 def judge(turn: MasterTurn) -> None:

@@ -182,7 +182,7 @@ Effect = TellWorker | Keep | WakeAt | AddToHistory | ReportFlaw | Send | Fail | 
 
 
 class Service(Protocol):
-    """A hosted machine. It may change its tables in place, because nobody keeps an earlier state."""
+    """A hosted machine. It may change its tables in place, because no earlier state is kept."""
 
     name: str
     """One path segment: its keys are below ``/edl/<job>/services/<name>/``."""

@@ -51,10 +51,10 @@ def _choose(previous: Sequence[NodeId], candidates: Sequence[ReadyNode], size: i
     place = {node: position for position, node in enumerate(previous)}
 
     def claim(one: ReadyNode) -> tuple[Any, ...]:
-        doomed = 0 < wanted <= one.index
+        surplus = 0 < wanted <= one.index
         if one.node in place:
-            return (doomed, one.impaired, False, one.index, place[one.node])
-        return (doomed, one.impaired, True, one.node_rank < 0, one.node_rank, one.index, one.joined, one.node)
+            return (surplus, one.impaired, False, one.index, place[one.node])
+        return (surplus, one.impaired, True, one.node_rank < 0, one.node_rank, one.index, one.joined, one.node)
 
     return [one.node for one in sorted(candidates, key=claim)][:size]
 

@@ -23,7 +23,7 @@ from edl.errors import SchedulerError, SettingError
 from edl.job_records import SchedulerChoice
 from edl.schedulers.commands import CommandFailed, call
 from edl.schedulers.deps import SchedulerDeps, seconds
-from edl.schedulers.port import Doomed, Observation, SchedulerSize, Sized
+from edl.schedulers.port import Disruption, Observation, SchedulerSize, Sized
 
 TIMEOUT_S = 30.0
 POLL_S = 1.0
@@ -159,8 +159,8 @@ class DiscoveryScheduler:
         await self.request(nodes, reason)
 
     async def watch(self) -> AsyncIterator[Observation]:
-        """Polls the command. Hosts that are no longer listed are reported as doomed; while the command fails, the last
-        list is kept."""
+        """Polls the command. Each host that is no longer listed yields a ``Disruption``; while the command fails, the
+        last list is kept."""
         before: tuple[str, ...] | None = None
         failing = False
         while True:
@@ -174,7 +174,7 @@ class DiscoveryScheduler:
                 failing = False
                 for host in before or ():
                     if host not in hosts:
-                        yield Doomed(host, f"{self.name} no longer lists {host}")
+                        yield Disruption(host, f"{self.name} no longer lists {host}")
                 if before is None or len(before) != len(hosts):
                     yield Sized(SchedulerSize(len(hosts)))
                 before = hosts

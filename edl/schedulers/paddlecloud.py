@@ -19,7 +19,7 @@ from edl.errors import SchedulerError, SettingError, StoreError, StoreRefused, S
 from edl.job_records import SchedulerChoice
 from edl.ports import Change, ChangeKind, CreatedAt, KeyValue, ModifiedAt, Put, Store
 from edl.schedulers.deps import SchedulerDeps
-from edl.schedulers.port import Doomed, Observation, Scheduler, SchedulerSize, Sized
+from edl.schedulers.port import Disruption, Observation, Scheduler, SchedulerSize, Sized
 from edl.tasks import end
 
 T = TypeVar("T")
@@ -264,7 +264,7 @@ async def _watch_pods(pods: Scheduler, found: asyncio.Queue[Observation | Schedu
     while True:
         try:
             async for observation in pods.watch():
-                if isinstance(observation, Doomed):
+                if isinstance(observation, Disruption):
                     found.put_nowait(observation)
         except SchedulerError as error:
             if not error.retry:

@@ -39,7 +39,7 @@ class JobSummary:
     """World sizes are multiples of this."""
     desired: int
     asked: bool
-    """Whether somebody has requested a size."""
+    """Whether a size has been requested."""
     running: bool
     """Whether a world is training."""
     suspended: bool = False

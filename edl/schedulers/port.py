@@ -27,17 +27,17 @@ class Sized:
 
 
 @dataclass(frozen=True, slots=True)
-class Doomed:
-    """The scheduler will remove a node."""
+class Disruption:
+    """The scheduler announces that it will remove a node."""
 
     node: str
     """Its name (``NodeInfo.node``), or the name or the address of its host."""
     reason: str
     lead_s: float = 0.0
-    """Seconds until then; 0: unknown."""
+    """Seconds until the removal; 0: unknown."""
 
 
-Observation = Sized | Doomed
+Observation = Sized | Disruption
 
 
 class Scheduler(Protocol):

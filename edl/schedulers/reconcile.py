@@ -8,7 +8,7 @@ job continues with the nodes that it has.
 
 With ``SizeOwner.MASTER`` the scheduler is asked for additional nodes at once, and nodes are released only when they are
 no longer members of the running world and have been ordered to leave (a drain). With ``SizeOwner.EXTERNAL`` the
-scheduler's size is reported to the Master, which follows it. Doomed nodes are drained in both cases.
+scheduler's size is reported to the Master, which follows it. Nodes that it will remove are drained in both cases.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from edl.job_records import SizeOwner
 from edl.machine import Tick as Tick
 from edl.machine import WakeAt as WakeAt
 from edl.schedulers.plan import JobSummary, RemovalPlan, release_plan, target_of
-from edl.schedulers.port import Doomed, Observation, SchedulerSize, Sized
+from edl.schedulers.port import Disruption, Observation, SchedulerSize, Sized
 from edl.wire.scale_requests import Drain, DrainMode, Granted, Resize, ScaleRequest, Verdict
 
 LOOK_S = 10.0
@@ -30,11 +30,11 @@ FIRST_RETRY_S = 0.5
 LAST_RETRY_S = 30.0
 """Bounds of the pause in seconds after a transient error; it doubles each time."""
 REFUSED_S = 60.0
-"""Pause in seconds after a permanent error, which somebody may have fixed by then."""
+"""Pause in seconds after a permanent error, which an operator may have fixed by then."""
 UNHEARD_S = 5.0
 """Pause in seconds after a request that the Master could not accept, because the store may be unreachable."""
-DOOMED_AGAIN_S = 10.0
-"""Pause in seconds after the Master refused to drain doomed nodes; replacements may have joined by then."""
+DRAIN_RETRY_S = 10.0
+"""Pause in seconds after the Master refused to drain nodes that will be removed; replacements may join meanwhile."""
 SAME_AGAIN_S = 1.0
 MOST_SAME_S = 60.0
 """Bounds of the pause in seconds before a call is repeated that had no effect; it doubles each time."""
@@ -188,12 +188,12 @@ class ReconcileState:
     """Time of that call."""
     repeated: int = 0
     """How often that call was repeated without effect."""
-    doomed: tuple[Doomed, ...] = ()
+    disruptions: tuple[Disruption, ...] = ()
     """Nodes whose drain has not been requested yet, or was refused."""
-    doomed_s: float = 0.0
+    disruption_s: float = 0.0
     """Their drain is not requested before this time."""
     urgent: bool = False
-    """Whether the request in progress is about doomed nodes."""
+    """Whether the request in progress drains nodes that the scheduler will remove."""
     sent_away: frozenset[str] = frozenset()
     """Nodes that were ordered to leave and have not left yet."""
     surplus: frozenset[str] = frozenset()
@@ -201,7 +201,7 @@ class ReconcileState:
     reported: tuple[int, int, int] | None = None
     """Size and bounds when the size was last reported to the Master."""
     hush_s: float = 0.0
-    """After a refusal no request is submitted before this time, except for doomed nodes."""
+    """After a refusal no request is submitted before this time, except to drain nodes that will be removed."""
     refusal: str = ""
     """The last logged refusal of the Master."""
     explained: str = ""
@@ -252,9 +252,9 @@ class _Turn:
                 self._unheard(text)
             case Observed(Sized(size)):
                 self._sized(size)
-            case Observed(Doomed() as doomed):
-                others = (one for one in self.state.doomed if one.node != doomed.node)
-                self._set(doomed=(*others, doomed), doomed_s=0.0)
+            case Observed(Disruption() as disruption):
+                others = (one for one in self.state.disruptions if one.node != disruption.node)
+                self._set(disruptions=(*others, disruption), disruption_s=0.0)
             case Tick():
                 pass
 
@@ -312,17 +312,17 @@ class _Turn:
         if done:
             self._set(refusal="")
         elif granted.verdict is Verdict.UNKNOWN:  # one of the nodes has just left; the others must still be drained
-            self._set(doomed_s=self._now_s + FIRST_RETRY_S)
+            self._set(disruption_s=self._now_s + FIRST_RETRY_S)
         elif self.state.urgent:
             self._refused(granted.text)
-            self._set(doomed_s=self._now_s + DOOMED_AGAIN_S)
+            self._set(disruption_s=self._now_s + DRAIN_RETRY_S)
         else:
             self._refused(granted.text)
             self._set(hush_s=self._now_s + REFUSED_S)
 
     def _unheard(self, text: str) -> None:
         self._refused(text)
-        self._set(request=None, hush_s=self._now_s + UNHEARD_S, doomed_s=self._now_s + UNHEARD_S)
+        self._set(request=None, hush_s=self._now_s + UNHEARD_S, disruption_s=self._now_s + UNHEARD_S)
 
     def _refused(self, text: str) -> None:
         if text != self.state.refusal:
@@ -368,10 +368,10 @@ class _Turn:
 
     def _next_request(self, job: JobSummary, plan: RemovalPlan | None) -> ScaleRequest | None:
         name = self.state.about.name
-        doomed = self._doomed(job)
-        self._set(urgent=doomed is not None)
-        if doomed is not None:
-            return doomed
+        drain = self._urgent_drain(job)
+        self._set(urgent=drain is not None)
+        if drain is not None:
+            return drain
         if self._now_s < self.state.hush_s:
             return None
         if self.state.about.owner is SizeOwner.EXTERNAL:
@@ -382,15 +382,15 @@ class _Turn:
         self._set(surplus=self.state.surplus | set(away))
         return Drain(tuple(away), name, plan.reason, mode=DrainMode.TRY)
 
-    def _doomed(self, job: JobSummary) -> Drain | None:
-        """A drain of all doomed nodes, at one step boundary; None: none, or not now. Doomed nodes that no longer exist
-        are forgotten, because a later node with the same name is a different one."""
-        found: dict[str, Doomed] = {}
-        for one in self.state.doomed:
+    def _urgent_drain(self, job: JobSummary) -> Drain | None:
+        """A drain of all nodes that the scheduler will remove, at one step boundary; None: none, or not now. Nodes that
+        no longer exist are forgotten, because a later node with the same name is a different one."""
+        found: dict[str, Disruption] = {}
+        for one in self.state.disruptions:
             found |= {node.name: one for node in job.nodes if node.is_called(one.node)}
         names = sorted(set(found) - self.state.sent_away)
-        self._set(doomed=tuple(one for one in self.state.doomed if any(found[name] == one for name in names)))
-        if not names or self._now_s < self.state.doomed_s:
+        self._set(disruptions=tuple(one for one in self.state.disruptions if any(found[name] == one for name in names)))
+        if not names or self._now_s < self.state.disruption_s:
             return None
         leads = [found[name].lead_s for name in names if found[name].lead_s > 0]
         reason = "; ".join(sorted({found[name].reason for name in names}))
@@ -487,7 +487,7 @@ class _Turn:
             times = [state.resume_s, max(state.look_s, state.resume_s), state.last_s + self._same_pause_s]
         if state.request is None:
             times.append(state.hush_s)
-            times += [state.doomed_s] if state.doomed else []
+            times += [state.disruption_s] if state.disruptions else []
         due_s = min((at_s for at_s in times if at_s > self._now_s), default=None)
         if due_s is not None:
             self.effects.append(WakeAt(due_s))

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 
 from edl.errors import SchedulerError
-from edl.schedulers.port import Doomed, Observation, SchedulerSize, Sized
+from edl.schedulers.port import Disruption, Observation, SchedulerSize, Sized
 
 
 class MemoryScheduler:
@@ -74,7 +74,7 @@ class MemoryScheduler:
 
     def doom(self, node: str, reason: str = "reclaimed", lead_s: float = 0.0) -> None:
         """Announce that a node will be removed in ``lead_s`` seconds."""
-        self._tell(Doomed(node, reason, lead_s))
+        self._tell(Disruption(node, reason, lead_s))
 
     def _size(self) -> SchedulerSize:
         return SchedulerSize(len(self.names), len(self.names))

@@ -106,13 +106,13 @@ class MemoryStore:
         return self._entries.get(key)
 
     def read_now(self, prefix: str) -> PrefixSnapshot:
-        """``Store.read`` without waiting."""
+        """``Store.read`` as a synchronous call."""
         self._look()
         found = (entry for key, entry in self._entries.items() if key.startswith(prefix))
         return PrefixSnapshot(tuple(sorted(found, key=lambda entry: _order(entry.key))), self._revision)
 
     def write_now(self, operations: Sequence[Operation], conditions: Sequence[Condition] = ()) -> int | None:
-        """``Store.write`` without waiting."""
+        """``Store.write`` as a synchronous call."""
         self._look()
         _check_operations(operations)
         if not all(self._holds(condition) for condition in conditions):
@@ -133,7 +133,7 @@ class MemoryStore:
         return number
 
     def renew_now(self, lease: int) -> float:
-        """``Store.renew_lease`` without waiting."""
+        """``Store.renew_lease`` as a synchronous call."""
         self._look()
         held = self._leases.get(lease)
         if held is None:
@@ -142,7 +142,7 @@ class MemoryStore:
         return held.ttl_s
 
     def revoke_now(self, lease: int) -> None:
-        """``Store.revoke_lease`` without waiting."""
+        """``Store.revoke_lease`` as a synchronous call."""
         self._look()
         if lease in self._leases:
             self._end_lease(lease)
@@ -226,11 +226,11 @@ class MemoryStore:
     # --- Store -------------------------------------------------------------------------------------------------------
 
     async def read(self, prefix: str) -> PrefixSnapshot:
-        """``Store.read``, at once."""
+        """Implements ``Store.read``; never waits."""
         return self.read_now(prefix)
 
     async def write(self, operations: Sequence[Operation], conditions: Sequence[Condition] = ()) -> int | None:
-        """``Store.write``, at once."""
+        """Implements ``Store.write``; never waits."""
         return self.write_now(operations, conditions)
 
     async def watch(self, prefix: str, after_revision: int) -> AsyncIterator[Change]:
@@ -254,15 +254,15 @@ class MemoryStore:
             self._watchers.pop(changed, None)
 
     async def grant_lease(self, ttl_s: float) -> int:
-        """``Store.grant_lease``, at once."""
+        """Implements ``Store.grant_lease``; never waits."""
         return self.grant_now(ttl_s)
 
     async def renew_lease(self, lease: int) -> float:
-        """``Store.renew_lease``, at once."""
+        """Implements ``Store.renew_lease``; never waits."""
         return self.renew_now(lease)
 
     async def revoke_lease(self, lease: int) -> None:
-        """``Store.revoke_lease``, at once."""
+        """Implements ``Store.revoke_lease``; never waits."""
         self.revoke_now(lease)
 
     async def close(self) -> None:

@@ -367,8 +367,8 @@ class HttpServer:
         return _json(documents.answered(answer), 202)
 
     def _forget(self, asking: asyncio.Future[Any]) -> None:
-        """Called when a request has ended. Retrieves its exception, because asyncio would log one that nobody
-        retrieves."""
+        """Called when a request has ended. Retrieves its exception, because asyncio would log an unretrieved
+        one."""
         self._asking.discard(asking)
         if not asking.cancelled():
             asking.exception()

@@ -91,7 +91,7 @@ class Batches:
         self.sampler.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """The sampler's state."""
+        """The sampler's state, for ``load_state_dict``."""
         return self.sampler.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -233,7 +233,7 @@ class BatchIterator:
         return data, Share(samples, max(1, total), micro.index, micro.count, micro.logical)
 
     def close(self, finished: bool = False) -> None:
-        """Drop prefetched batches."""
+        """Drop prefetched batches. ``finished``: the epoch is complete."""
         source, self._source = self._source, None
         if source is not None:
             self._close(source, finished)
@@ -250,7 +250,7 @@ class WithoutShares:
         return self
 
     def __next__(self) -> Any:
-        """The next batch."""
+        """The next batch; its share is passed to ``seen``. Raises ``StopIteration`` at the end."""
         data, share = next(self._iterator)
         self._seen(share)
         return data

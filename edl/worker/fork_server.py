@@ -80,7 +80,7 @@ class ForkServerArguments:
 
 @dataclass(slots=True)
 class _Standby:
-    """A spawned standby."""
+    """A process spawned ahead, which waits for an order to run a worker."""
 
     pid: int
     socket: socket.socket

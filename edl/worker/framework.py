@@ -85,7 +85,7 @@ class Communicator(Protocol):
 
 
 class Framework(Protocol):
-    """One framework."""
+    """What edl needs from a training framework, such as PyTorch."""
 
     name: str
     arrays: Arrays

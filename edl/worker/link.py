@@ -89,7 +89,7 @@ class _Stream:
         self.maps[number] = memory
 
     def drop(self, number: int) -> None:
-        """Unmap a buffer."""
+        """Unmap a buffer, if it is mapped."""
         old = self.maps.pop(number, None)
         if old is not None:
             old.close()

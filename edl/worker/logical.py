@@ -118,7 +118,7 @@ class Part:
 
     @classmethod
     def decode(cls, data: bytes) -> Part:
-        """Inverse of ``encode``."""
+        """Parse what ``encode`` has returned."""
         part = cls()
         nodes, used, losses, squares = json.loads(data)
         part.nodes = [(int(level), int(index)) for level, index in nodes]
@@ -146,7 +146,7 @@ class Streams:
         self._place = (commit, steps + 1)
 
     def begin(self) -> None:
-        """Begin a step."""
+        """Begin a step: its number restarts at 0 after a commit."""
         commit = hyper.commits()
         if commit != self._place[0]:
             self._place = (commit, 0)

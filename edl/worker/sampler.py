@@ -27,7 +27,7 @@ _CHECKED = 65536
 _DEPTH = 12
 """Maximum stack depth for finding the iterating loader."""
 _PAST = 1 << 62
-"""The position in an epoch of which nothing is left, whatever its length."""
+"""The position at the end of an epoch of any length."""
 
 
 # --- the place in the world ------------------------------------------------------------------------------------------

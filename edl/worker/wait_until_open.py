@@ -6,7 +6,7 @@ import socket
 import time
 
 LONGEST_WAIT_S = 60.0
-"""Seconds after which the framework tries by itself, with its own time limit and message."""
+"""Seconds after which the framework tries to connect anyway, with its own time limit and message."""
 _FIRST_PAUSE_S = 0.002
 _LONGEST_PAUSE_S = 0.05
 

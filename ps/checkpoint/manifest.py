@@ -124,7 +124,7 @@ class PartReport:
     seconds: float = 0.0
 
     def encode(self) -> str:
-        """As JSON."""
+        """The report as JSON text."""
         return json_messages.encode(self).decode()
 
     @classmethod

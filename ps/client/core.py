@@ -23,7 +23,7 @@ DEADLINE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class ClientOptions:
-    """Options of a client."""
+    """Options that a trainer's script may set for its client."""
 
     deadline_s: float = DEADLINE_S
     """Seconds without any progress after which a call fails. Time spent waiting for other trainers does not count."""
@@ -96,7 +96,7 @@ class Core:
 
     @property
     def mode(self) -> Mode:
-        """How trainers synchronise."""
+        """How the job's trainers synchronise: ``sync``, ``async`` or ``geo``."""
         return self.session.joined.training.mode
 
     @property

@@ -24,7 +24,7 @@ class Rowed(Protocol):
     """The methods of ``ps.client.client.PsClient`` used here."""
 
     def pull(self, table: str, keys: Any, out: Array | None = None, *, insert: bool = True) -> Array:
-        """Pull rows."""
+        """Pull the rows of keys, in order, into ``out`` if given. ``insert``: keys without a row get one."""
         ...
 
     def first(self, table: str, keys: Any, values: Any) -> None:

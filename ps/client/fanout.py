@@ -179,7 +179,7 @@ class FanOut:
         self._held.append(attempt)
 
     def _launch(self) -> None:
-        """Send sub-requests whose pause is over, split anew if the placement map has changed."""
+        """Send sub-requests whose pause is over, and split them again if the placement map has changed."""
         if not self._held or self._stands():
             return
         route, now_s, held = self.session.route, _now_s(), self._held

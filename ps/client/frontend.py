@@ -70,7 +70,7 @@ class ClientProtocol(Protocol):
         ...
 
     def define(self, spec: TableSpec) -> None:
-        """Define another table."""
+        """Add a table to the job. Raises ``PsError`` if a table of this name exists and differs."""
         ...
 
     @property
@@ -132,7 +132,7 @@ class ClientProtocol(Protocol):
         ...
 
     def leave(self) -> None:
-        """Leave the job."""
+        """Finish pending work and leave the job. The client cannot be used afterwards."""
         ...
 
 
@@ -360,7 +360,7 @@ class PsContext:
             self._resting = False
 
     def begin(self, trainers: int) -> None:
-        """Implements ``begin`` below."""
+        """Implements the module function ``begin``."""
         client = self.client
         self._count(client)
         if sessions.current().link is not None or self._join is not _join:
@@ -386,7 +386,7 @@ class PsContext:
             self._inserting = before
 
     def rest(self, everybody: bool = False) -> None:
-        """Implements ``rest`` below."""
+        """Implements the module function ``rest``."""
         client = self._client
         if client is not None and not self._resting:
             self._resting = True
@@ -395,7 +395,7 @@ class PsContext:
             self._wait(client, lambda: not client.members, "the other trainers to rest")
 
     def leave(self) -> None:
-        """Implements ``leave`` below."""
+        """Implements the module function ``leave``."""
         client, self._client = self._client, None
         self._left = True
         trainers.on_opening(None)

@@ -52,7 +52,7 @@ class MasterSession(Protocol):
 
     @property
     def number(self) -> int:
-        """This trainer's number."""
+        """The number by which pservers know this trainer."""
         ...
 
     @property

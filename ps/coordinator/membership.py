@@ -38,7 +38,7 @@ class TrainerEntry:
 
     @property
     def name(self) -> str:
-        """``node/slot``."""
+        """Name for messages: ``node/slot``."""
         return f"{self.node}/{self.slot}"
 
 

@@ -47,7 +47,7 @@ class Grid:
         self.touched: set[int] = set()
 
     def clear(self) -> None:
-        """Remove all roles."""
+        """Leave every bucket without owner, replica and giver."""
         for bucket in range(self.buckets):
             self.put(bucket)
 

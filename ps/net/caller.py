@@ -48,12 +48,12 @@ class ServerAddress(Protocol):
 
     @property
     def host(self) -> str:
-        """TCP host."""
+        """Host name or address for TCP."""
         ...
 
     @property
     def port(self) -> int:
-        """TCP port."""
+        """Port number for TCP."""
         ...
 
     @property

@@ -80,11 +80,11 @@ class Wire(Protocol):
 
 
 class Listener(Protocol):
-    """Accepts connections."""
+    """An open listening socket, or its counterpart in the simulator."""
 
     @property
     def closed(self) -> bool:
-        """True after ``close``."""
+        """Whether ``close`` has been called."""
         ...
 
     def accept(self) -> Wire:
@@ -92,7 +92,7 @@ class Listener(Protocol):
         ...
 
     def close(self) -> None:
-        """Stop listening. Thread-safe."""
+        """Stop listening and end a waiting ``accept``. Thread-safe."""
         ...
 
 
@@ -456,7 +456,7 @@ def machine_id() -> str:
 
 
 class _SocketListener:
-    """A listening socket."""
+    """``Listener`` of a listening TCP or unix socket."""
 
     def __init__(self, listening: socket.socket) -> None:
         self._socket = listening

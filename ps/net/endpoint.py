@@ -44,7 +44,7 @@ class FrameReply:
 
 @dataclass(frozen=True, slots=True)
 class EndpointLimits:
-    """Limits of an endpoint."""
+    """Timeouts in seconds and the greatest numbers of connections that an endpoint accepts."""
 
     greeting_s: float = 5.0
     """Seconds from the connection to an accepted HELLO."""
@@ -196,7 +196,7 @@ class FrameEndpoint:
 
     @property
     def peers(self) -> tuple[EndpointPeer, ...]:
-        """The connected peers."""
+        """The peers whose HELLO was accepted and whose connections are open."""
         with self._lock:
             return tuple(self._peers)
 

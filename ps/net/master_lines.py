@@ -57,11 +57,11 @@ class LineWriter(Protocol):
 
     @property
     def transport(self) -> LineTransport:
-        """The connection."""
+        """The transport of the connection, which can be aborted."""
         ...
 
     def write(self, data: bytes) -> None:
-        """Send these bytes."""
+        """Queue these bytes for sending; does not block."""
         ...
 
     def writelines(self, data: Iterable[bytes]) -> None:
@@ -115,7 +115,7 @@ class _Reported(enum.Enum):
 
 
 class HelperLines:
-    """``Lines`` to pservers."""
+    """Implements ``edl.ports.Lines``: the Master's connections to all pservers."""
 
     def __init__(self, deps: MasterLinesDeps, token: FencingToken, listener: LineListener) -> None:
         self._deps = deps
@@ -151,7 +151,7 @@ class HelperLines:
             line.send(body)
 
     def close(self) -> None:
-        """Close all connections."""
+        """Close the connections to all pservers."""
         for name in list(self._lines):
             self.gone(name)
 

@@ -1,5 +1,5 @@
-"""The state machine of one pserver: which buckets it serves, whom it replicates them to, and which acknowledgements a
-push waits for.
+"""The state machine of one pserver: which buckets it serves, which pservers it replicates them to, and which
+acknowledgements a push waits for.
 
 Pure: events in, effects out. The shell carries out effects in order, and feeds events in the order in which they
 happened. The shell's duties:
@@ -186,7 +186,7 @@ class BucketMachine:
         """Numbers of the live pservers."""
 
     def step(self, event: Event) -> tuple[Effect, ...]:
-        """Process one event."""
+        """Process one event; returns the effects that the shell carries out."""
         todo = _Todo()
         match event:
             case MasterLine():
@@ -274,7 +274,6 @@ class BucketMachine:
         todo.said = [*self._say_broken(), SendToMaster(messages.Followed(self.version))]
 
     def _reset(self, todo: _Todo, orders: Orders) -> None:
-        """Start again, empty."""
         todo.effects.append(Reset(orders.you, orders.placement.history))
         self.number, self.history, self._born = orders.you, orders.placement.history, orders.placement.version
         self.allowed = bytearray(self.buckets)

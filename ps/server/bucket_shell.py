@@ -131,7 +131,7 @@ class BucketShell:
         self._events: ThreadQueue[h.Event | None] = threads.queue()
 
     def start(self) -> None:
-        """Start processing events."""
+        """Start the thread that processes events."""
         self._threads.start(self._run, name="edl-ps-buckets")
 
     def stop(self) -> None:
@@ -217,7 +217,7 @@ class BucketShell:
         return next((number for number in full if self._to_followers[number].to[buckets].any()), 0)
 
     def streams(self) -> list[ReplicationStream]:
-        """All streams."""
+        """The replication streams to all followers."""
         return [to_follower.stream for to_follower in tuple(self._to_followers.values())]
 
     # --- content from other pservers ---------------------------------------------------------------------------------

@@ -94,7 +94,7 @@ class CheckpointTask:
         self._work: ThreadQueue[Callable[[], None] | None] = threads.queue()
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the thread that writes checkpoints."""
         self._thread = self._threads.start(self._run, name="edl-ps-checkpoints")
 
     def stop(self) -> None:

@@ -41,7 +41,7 @@ class EvictionTask:
         self._over = False
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the thread that evicts rows."""
         self._threads.start(self._run, name="edl-ps-sweeps")
 
     def stop(self) -> None:

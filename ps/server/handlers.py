@@ -132,7 +132,7 @@ class _Done:
 
 @dataclass(slots=True)
 class _Asked:
-    """A validated request."""
+    """The head of a request after validation, with the view under which it was validated."""
 
     head: dict[str, Any]
     view: View
@@ -372,7 +372,7 @@ class RequestHandlers:
         return found
 
     def _apply(self, pushes: Sequence[TrainerPush], step: int, scale: float, asked: _Asked, base: int) -> _Done:
-        """Apply pushes atomically."""
+        """Apply these pushes to the store, all or none of them."""
         view, counts = self.view or asked.view, self.counts
         divisor = 1.0
         if view.training.staleness_lr and view.training.mode is Mode.ASYNC:

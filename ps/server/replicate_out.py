@@ -98,7 +98,7 @@ class _QueuedItem:
 
 @dataclass(slots=True)
 class _Sent:
-    """An unacknowledged frame."""
+    """A frame that the follower has not acknowledged yet."""
 
     request: int
     items: list[_QueuedItem]

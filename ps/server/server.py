@@ -387,7 +387,7 @@ class ParameterServer:
         )
 
     def statistics(self) -> dict[str, Any]:
-        """Statistics for tools."""
+        """Load and replication of this pserver as plain values, for tools."""
         heat = self._heat
         load = self.load()
         self._heat = heat
@@ -431,7 +431,7 @@ class _Trainers:
             self.lost.discard(trainer)
 
     def forget(self) -> None:
-        """Forget all trainers."""
+        """Forget all trainers, also those that are lost."""
         with self._lock:
             self._since.clear()
             self.lost.clear()

@@ -116,7 +116,7 @@ class ShardTable(ABC):
     @property
     @abstractmethod
     def rows(self) -> int:
-        """Number of rows."""
+        """Number of rows in the shard table."""
 
     @abstractmethod
     def find(self, keys: NDArray[np.int64]) -> Slots:

@@ -73,7 +73,7 @@ class Slab:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes per row."""
+        """Size of one row in bytes."""
         return self._dtype.itemsize * self._columns
 
     def bytes(self, rows: int) -> int:

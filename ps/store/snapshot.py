@@ -32,7 +32,7 @@ class Marked(Protocol):
 
     @property
     def tables(self) -> Mapping[str, Table]:
-        """Tables by name."""
+        """The store's tables by name."""
         ...
 
     @property
@@ -118,7 +118,7 @@ class StoreSnapshot:
         return concat(found)
 
     def close(self) -> None:
-        """Stop saving copies."""
+        """Stop saving copies of rows before they change, and free those saved."""
         self.open = False
         for reading in self._reading:
             reading.clear()

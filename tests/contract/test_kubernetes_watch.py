@@ -14,7 +14,7 @@ from edl.schedulers.kubernetes import scheduler as adapter
 from edl.schedulers.kubernetes.client import ApiTarget, Client
 from edl.schedulers.kubernetes.mirror import Mirror
 from edl.schedulers.kubernetes.pods import of_host
-from edl.schedulers.port import Doomed, Observation, SchedulerSize, Sized
+from edl.schedulers.port import Disruption, Observation, SchedulerSize, Sized
 from edl.tasks import end
 from tests.contract.kubernetes_fixture import CASES, POD, RULES, SET, TOKEN, run, setup, sizes, until, watching
 from tests.kubernetes_fake import kinds
@@ -31,11 +31,11 @@ def test_a_watch_begins_with_what_is_and_follows(tmp_path: Path) -> None:
                 entry["spec"]["replicas"] = nodes
                 here.store.update(kinds.STATEFUL_SETS, "default", entry)
                 await until(lambda nodes=nodes: nodes in sizes(seen))  # type: ignore[misc]
-            await until(lambda: len([one for one in seen if isinstance(one, Doomed)]) == 3)
-            doomed = [one for one in seen if isinstance(one, Doomed)]
+            await until(lambda: len([one for one in seen if isinstance(one, Disruption)]) == 3)
+            doomed = [one for one in seen if isinstance(one, Disruption)]
             assert {one.node for one in doomed} == {"train-1", "train-2", "train-3"}
             assert {one.lead_s for one in doomed} == {30.0}
-            first = next(at for at, one in enumerate(seen) if isinstance(one, Doomed))
+            first = next(at for at, one in enumerate(seen) if isinstance(one, Disruption))
             assert sizes(seen[:first])[-1] == 1, "the size is told before the pods that it costs"
 
     run(story())
@@ -61,10 +61,10 @@ def test_why_a_pod_goes(tmp_path: Path) -> None:
         async with setup(SET, tmp_path, controllers=True) as here, watching(here.scheduler) as seen:
             await until(lambda: Sized(SchedulerSize(2, 2)) in seen)
             evict(here.store, "default", "train-1", "PreemptionByScheduler", "a more important pod")
-            await until(lambda: Doomed("train-1", "PreemptionByScheduler: a more important pod", 30.0) in seen)
+            await until(lambda: Disruption("train-1", "PreemptionByScheduler: a more important pod", 30.0) in seen)
             delete_pod(here.store, "default", "train-0", 5)
-            await until(lambda: Doomed("train-0", "the pod is being deleted", 5.0) in seen)
-            assert len([one for one in seen if isinstance(one, Doomed)]) == 2, "each is told once"
+            await until(lambda: Disruption("train-0", "the pod is being deleted", 5.0) in seen)
+            assert len([one for one in seen if isinstance(one, Disruption)]) == 2, "each is told once"
 
     run(story())
 
@@ -83,7 +83,7 @@ def test_taints_of_hosts(tmp_path: Path) -> None:
                 host["spec"]["taints"] += [{"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule"}]
                 here.store.update(kinds.NODES, "", host)
                 words = "its host fake-host has the taint ToBeDeletedByClusterAutoscaler"
-                await until(lambda: {Doomed("train-0", words), Doomed("train-1", words)} <= set(seen))
+                await until(lambda: {Disruption("train-0", words), Disruption("train-1", words)} <= set(seen))
 
     run(story())
 
@@ -210,8 +210,8 @@ def test_pods_of_other_jobs_do_not_count(tmp_path: Path) -> None:
             await until(lambda: Sized(SchedulerSize(2, 1, "1 pod not created yet")) in seen)
             for job in ("other", "train"):
                 delete_pod(here.store, "default", f"{job}-worker-0", 7)
-            await until(lambda: Doomed("train-worker-0", "the pod is being deleted", 7.0) in seen)
-            assert "other-worker-0" not in {one.node for one in seen if isinstance(one, Doomed)}
+            await until(lambda: Disruption("train-worker-0", "the pod is being deleted", 7.0) in seen)
+            assert "other-worker-0" not in {one.node for one in seen if isinstance(one, Disruption)}
 
     run(story())
 

@@ -26,7 +26,7 @@ from edl.errors import SchedulerError
 from edl.job_records import SchedulerChoice, SizeOwner
 from edl.schedulers import hook, kubernetes, process, slurm
 from edl.schedulers.deps import SchedulerDeps
-from edl.schedulers.port import Doomed, Observation, Scheduler, SchedulerSize, Sized
+from edl.schedulers.port import Disruption, Observation, Scheduler, SchedulerSize, Sized
 from edl.testing.clock import FakeClock
 from edl.testing.memory_scheduler import MemoryScheduler
 from edl.testing.memory_store import MemoryStore
@@ -530,7 +530,7 @@ class TestDiscovery:
 
         first, doomed, second = run(story())
         assert first == Sized(SchedulerSize(3))
-        assert isinstance(doomed, Doomed)
+        assert isinstance(doomed, Disruption)
         assert doomed.node == "b"
         assert second == Sized(SchedulerSize(2))
 

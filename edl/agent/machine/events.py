@@ -63,7 +63,7 @@ class LeaseGone:
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """The node has a new lease, and thereby a new incarnation."""
+    """The node has a new lease and therefore a new incarnation."""
 
     info: NodeInfo
 
@@ -350,7 +350,7 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """End the launcher."""
+    """End the agent with this outcome; the launcher then exits."""
 
     outcome: Outcome
 

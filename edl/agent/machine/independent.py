@@ -17,7 +17,7 @@ from edl.agent.machine.turn import AgentTurn
 from edl.types import Rank
 from edl.wire.messages import Member, StopRound, World
 
-BEGAN_ANEW = "began anew"
+BEGAN_ANEW = "started over"
 MOST_RENEWALS = 50
 """Maximum number of consecutive renewals of one slot without another failure."""
 LIVED_S = 600.0

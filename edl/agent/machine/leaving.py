@@ -96,7 +96,7 @@ def dismissed(turn: AgentTurn, order: Dismissed) -> None:
     """Handle the Master's final answer to a leaving node."""
     state = turn.state
     if state.phase is AgentPhase.LEAVING:
-        # Its workers are already ending. If it has waited in vain before, this answer is too late.
+        # Its workers are already ending. If it stopped waiting for this answer, the answer is too late.
         if state.outcome is not None and state.draining is None:
             turn.set(outcome=_closed(turn, state.outcome, order))
         unheard(turn)

@@ -42,7 +42,7 @@ class PortReservation:
         self._used = True
 
     def release(self) -> None:
-        """Release all ports."""
+        """Close the sockets that reserve the ports."""
         for held in self._sockets:
             held.close()
         self._sockets.clear()

@@ -106,7 +106,7 @@ class _Buffer:
     held: HeldSnapshot | None = None
     making: bool = False
     """Allocated ahead and not ready yet; pinned by the allocating thread."""
-    doomed: bool = False
+    detached: bool = False
     """No longer belongs to a stream; freed when its last reader releases it."""
 
 
@@ -220,7 +220,7 @@ class BufferTable:
 
     def has(self, number: int) -> bool:
         """Whether the buffer belongs to a stream."""
-        return number in self._buffers and not self._buffers[number].doomed
+        return number in self._buffers and not self._buffers[number].detached
 
     def pin(self, number: int) -> None:
         """Note a reader: the buffer is neither written nor freed before ``unpin``."""
@@ -231,7 +231,7 @@ class BufferTable:
         buffer = self._buffers[number]
         buffer.pins -= 1
         buffer.making = False
-        if buffer.doomed and not buffer.pins:
+        if buffer.detached and not buffer.pins:
             self._free(number)
 
     def newest(self, stream: SnapshotStream) -> HeldSnapshot | None:
@@ -344,7 +344,7 @@ class BufferTable:
 
     def _doom(self, number: int) -> None:
         buffer = self._buffers[number]
-        buffer.doomed = True
+        buffer.detached = True
         if not buffer.pins:
             self._free(number)
 

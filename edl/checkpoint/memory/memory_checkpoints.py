@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 from edl.checkpoint.memory.background import in_pool, in_thread, lower_priority
 from edl.checkpoint.memory.buffer_table import BufferRefusal, SnapshotStream, Usage, WritableBuffer
 from edl.checkpoint.memory.copy_policy import Copying
+from edl.checkpoint.memory.memory_shortages import MemoryShortages
+from edl.checkpoint.memory.pending_saves import PendingSave
 from edl.checkpoint.memory.preallocation import Preallocation
-from edl.checkpoint.memory.promised_saves import PendingSave
-from edl.checkpoint.memory.refused_commits import MemoryShortages
 from edl.checkpoint.memory.replication import CommitReplication
 from edl.checkpoint.memory.shard_saves import PartSaves, parts_to_write
 from edl.checkpoint.memory.snapshot_pool import Loan, MemorySnapshotPool

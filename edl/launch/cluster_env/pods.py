@@ -90,8 +90,8 @@ def find_kubeflow(env: Mapping[str, str]) -> Findings | None:
 
 
 def find_variables(env: Mapping[str, str]) -> Findings | None:
-    """Findings from ``MASTER_ADDR``, ``WORLD_SIZE`` and ``RANK`` of launchers, whoever set them; used only on
-    request."""
+    """Findings from ``MASTER_ADDR``, ``WORLD_SIZE`` and ``RANK`` of launchers, from any cluster manager; used
+    only on request."""
     if not all(first_of(env, name) for name in ("MASTER_ADDR", "WORLD_SIZE", "RANK")):
         return None
     bare = {name: value for name, value in env.items() if not name.startswith("PET_")}

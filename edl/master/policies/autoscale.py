@@ -86,7 +86,7 @@ NOTHING_LEARNT = Learnt()
 
 @dataclass(frozen=True, slots=True)
 class AutoscaleMemory:
-    """What each Master collects anew: the current measurement, and times in seconds of its clock."""
+    """What a new Master collects from scratch: the current measurement, and times in seconds of its clock."""
 
     round: int = 0
     nodes: int = 0

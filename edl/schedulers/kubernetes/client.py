@@ -83,7 +83,7 @@ class Client:
         return await self._call("PATCH", target, {"fieldManager": "edl"}, body, content_type)
 
     async def close(self) -> None:
-        """Close all connections."""
+        """Close the HTTP session, if one is open."""
         session, self._session = self._session, None
         if session is not None:
             await session.close()

@@ -17,7 +17,7 @@ from edl.schedulers.kubernetes.access import Options
 from edl.schedulers.kubernetes.client import ApiStatusError, ApiTarget, Client, Json
 from edl.schedulers.kubernetes.kinds import Workload
 from edl.schedulers.kubernetes.mirror import Mirror
-from edl.schedulers.port import Doomed, Observation, SchedulerSize, Sized
+from edl.schedulers.port import Disruption, Observation, SchedulerSize, Sized
 from edl.tasks import end
 
 SHOWN = 5
@@ -135,12 +135,12 @@ class KubernetesScheduler:
                     raise
                 wait_s, pause_s = pause_s, min(2 * pause_s, LONGEST_PAUSE_S)
             if mirrors:
-                for doomed in self._doomed(mirrors, reported):
-                    yield doomed
+                for disruption in self._disruptions(mirrors, reported):
+                    yield disruption
             await asyncio.sleep(GAP_S)
             await _any_change(mirrors, wait_s)
 
-    def _doomed(self, mirrors: Sequence[Mirror], reported: dict[str, str]) -> Iterator[Doomed]:
+    def _disruptions(self, mirrors: Sequence[Mirror], reported: dict[str, str]) -> Iterator[Disruption]:
         """Yields pods that will be removed, each once. ``reported``: uids of pods reported so far, by name."""
         hosts = mirrors[1].found if len(mirrors) > 1 else {}
         here = mirrors[0].found
@@ -155,14 +155,14 @@ class KubernetesScheduler:
             )
             if why is not None:
                 reported[name] = uid
-                yield Doomed(name, why[0], why[1])
+                yield Disruption(name, why[0], why[1])
 
     def _mirror(self, selector: str) -> Mirror:
         where = f"/api/v1/namespaces/{self._options.namespace}/pods"
         return Mirror(self._client, ApiTarget(where, "", "pods", READ_PODS), selector, self._kind.mine)
 
     async def close(self) -> None:
-        """Close all connections."""
+        """Close the connections to the API server."""
         await self._client.close()
 
 

@@ -51,7 +51,7 @@ class PlainTensor:
 
 
 class PlainArrays:
-    """``edl.worker.framework.Arrays`` for ``PlainTensor``."""
+    """Implements ``edl.worker.framework.Arrays`` for ``PlainTensor``."""
 
     def is_array(self, value: object) -> bool:
         """Whether this is a ``PlainTensor``."""

@@ -107,7 +107,7 @@ class Own:
 
 
 class Survivor:
-    """Plays one survivor."""
+    """Runs the recovery of one worker that survived the loss of a peer."""
 
     def __init__(
         self,
@@ -240,7 +240,7 @@ class Survivor:
 
     def _blocked(self) -> None:
         if not self._hear():
-            raise Stuck("the device waits for a peer, and nobody says that it is gone")
+            raise Stuck("the device waits for a lost peer, whose loss is not reported")
 
     def _idle(self) -> bool:
         if self._hear():

@@ -372,7 +372,7 @@ class Checks:
         if order.purpose == Purpose.SET.value:
             return  # what counts is what the workers take their steps under
         if progress is None:
-            self.fail(f"workers of round {number} are to go to commit {order.commit}; nobody trains there")
+            self.fail(f"workers of round {number} are to go to commit {order.commit}, at which no worker trains")
         elif order.commit in (progress.saves if order.purpose == Purpose.SAVE.value else {progress.target}):
             return  # other workers got this order before
         elif progress.reached > order.commit or (progress.reached == order.commit and self.calm):
@@ -385,7 +385,7 @@ class Checks:
     def placed(self, worker: SimWorker, world: World) -> None:
         """Check the place in a world that a worker was given."""
         if self.worlds.get(world.round) != world:
-            self.fail(f"{worker} was given a place in a world of round {world.round} that nobody recorded")
+            self.fail(f"{worker} was given a place in a world of round {world.round} that was not recorded")
         slot = (id(worker.parent), worker.slot)
         if world.round < self._placed[slot]:
             self.fail(f"{worker} was given a place in round {world.round} after {self._placed[slot]}")
@@ -408,7 +408,7 @@ class Checks:
     def holds(self, worker: SimWorker, world: World, commit: int, settings: Settings) -> None:
         """Check the settings of the step after a commit."""
         if self.settings.get(settings.number) != settings:
-            self.fail(f"{worker} takes a step under settings that nobody recorded: {settings}")
+            self.fail(f"{worker} takes a step under settings that were not recorded: {settings}")
         others = self._held.setdefault((world.round, commit), settings)
         if others != settings:
             self.fail(f"{worker} goes on from commit {commit} under {settings}, others under {others}")

@@ -216,7 +216,7 @@ class SimLoop(asyncio.BaseEventLoop):
             self._failed(context)
 
     def get_debug(self) -> bool:
-        """Always false."""
+        """Always false: asyncio's debug mode is never used."""
         return False
 
     def is_running(self) -> bool:

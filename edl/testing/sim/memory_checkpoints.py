@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from edl.checkpoint.memory.copy_policy import Copying, needed
-from edl.checkpoint.memory.promised_saves import PendingSave
+from edl.checkpoint.memory.pending_saves import PendingSave
 from edl.checkpoint.memory.shard_saves import parts_to_write
 from edl.testing.sim.network import Network
 from edl.testing.sim.timeline import Timeline
@@ -114,7 +114,7 @@ class Owner(Protocol):
         ...
 
     def crash(self) -> None:
-        """Kill the process."""
+        """Kill the process, as SIGKILL would."""
         ...
 
 

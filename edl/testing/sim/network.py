@@ -79,7 +79,7 @@ class Network:
         self.tell()
 
     def heal_all(self) -> None:
-        """Remove every block."""
+        """Unblock all paths, and notify the streams."""
         self._blocked.clear()
         self.tell()
 

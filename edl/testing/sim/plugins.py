@@ -85,7 +85,7 @@ class Plugins(Plugin):
         return next((job for job in jobs if job is not None), None)
 
     def start(self, world: SimWorld) -> None:
-        """Start all plugins."""
+        """Start each plugin with this world."""
         for part in self.parts:
             part.start(world)
 
@@ -117,6 +117,6 @@ class Plugins(Plugin):
             part.finish()
 
     def close(self) -> None:
-        """Close all plugins."""
+        """Close each plugin at the end of a run."""
         for part in self.parts:
             part.close()

@@ -51,7 +51,7 @@ class SimDeps:
         return JobKeys(self.spec.job)
 
     def fail(self, text: str) -> None:
-        """Report a violation."""
+        """Report a violated invariant and raise it."""
         self.checks.fail(text)
 
     def note(self, text: str) -> None:
@@ -64,12 +64,12 @@ class BareDeps(Protocol):
 
     @property
     def timeline(self) -> Timeline:
-        """Virtual time."""
+        """The virtual time that all simulated processes share."""
         ...
 
     @property
     def rng(self) -> random.Random:
-        """The world's generator."""
+        """The seeded random generator that all draws of a run share."""
         ...
 
     @property

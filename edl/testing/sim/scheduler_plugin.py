@@ -147,7 +147,7 @@ class SchedulerPlugin(Plugin):
     _world: SimWorld
 
     def fail(self, text: str) -> None:
-        """Report a violation."""
+        """Report a violation found by the scheduler checks and raise it."""
         self._world.checks.fail(f"scheduler: {text}")
 
     def acted(self) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from edl.errors import SchedulerError
-from edl.schedulers.port import Doomed, Observation, SchedulerSize, Sized
+from edl.schedulers.port import Disruption, Observation, SchedulerSize, Sized
 from edl.testing.sim.launcher import SimLauncher
 from edl.testing.sim.world import SimWorld
 from edl.types import NodeId
@@ -189,7 +189,7 @@ class SimCluster:
         names = self.running()
         if names:
             name = names[int(pick * len(names))]
-            self._tell(Doomed(name, "reclaimed", GRACE_S))
+            self._tell(Disruption(name, "reclaimed", GRACE_S))
             self.world.timeline.after(GRACE_S, self._kill, self.world.launchers[NodeId(name)])
 
     def _tell(self, observation: Observation) -> None:
@@ -224,11 +224,11 @@ class SimScheduler:
         return await self._call(lambda: None, None, None)
 
     async def request(self, nodes: int, reason: str) -> None:
-        """Request more nodes."""
+        """Ask the cluster for at least ``nodes`` nodes. The call may fail."""
         await self._call(lambda: self._cluster.request(nodes), nodes, None)
 
     async def release(self, names: Sequence[str], nodes: int, reason: str) -> None:
-        """Release nodes."""
+        """Let the cluster remove the named nodes until ``nodes`` are left. The call may fail."""
         await self._call(lambda: self._cluster.release(names, nodes), nodes, names)
 
     async def _call(self, effect: Callable[[], None], nodes: int | None, names: Sequence[str] | None) -> SchedulerSize:

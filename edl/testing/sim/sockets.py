@@ -148,7 +148,7 @@ class SimListener:
         return found
 
     def close(self) -> None:
-        """Stop accepting."""
+        """Refuse further connections and end a waiting ``accept``."""
         self.closed = True
         self._come.put(None)
 
@@ -203,7 +203,7 @@ class SimWriter:
         return self
 
     def write(self, data: bytes) -> None:
-        """Send bytes."""
+        """Send bytes as one message."""
         self._stream.send(self._end, data)
 
     def writelines(self, data: Iterable[bytes]) -> None:

@@ -46,7 +46,7 @@ IN_ROUND = (Stage.FORMING, Stage.RESTORING, Stage.TRAINING)
 
 @dataclass(slots=True, eq=False)
 class Stepper(SimWorker):
-    """A worker process."""
+    """A simulated worker process that trains step by step and commits at step boundaries."""
 
     stage: Stage = Stage.BOOTING
     crew: Crew | None = None

@@ -26,7 +26,7 @@ class _TimelineClock:
         self._timeline = timeline
 
     def now_s(self) -> float:
-        """The timeline's time."""
+        """Virtual time in seconds."""
         return self._timeline.now_s
 
 
@@ -203,7 +203,7 @@ class StoreClient:
             self._store.watches.pop(changed, None)
 
     async def grant_lease(self, ttl_s: float) -> int:
-        """Create a lease."""
+        """Create a lease; returns its id."""
         return await self._ask(lambda memory: memory.grant_now(ttl_s))
 
     async def renew_lease(self, lease: int) -> float:
@@ -218,4 +218,4 @@ class StoreClient:
         await self._ask(lambda memory: memory.revoke_now(lease))
 
     async def close(self) -> None:
-        """Does nothing."""
+        """Does nothing: there is no connection to close."""

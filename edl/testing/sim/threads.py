@@ -215,7 +215,7 @@ class SimLock:
 
 
 class SimCondition:
-    """``edl.threads.ThreadCondition``."""
+    """Implements ``edl.threads.ThreadCondition`` in virtual time."""
 
     def __init__(self, threads: SimThreads, lock: SimLock) -> None:
         self._lock = lock
@@ -241,7 +241,7 @@ class SimCondition:
 
 
 class SimEvent:
-    """``edl.threads.ThreadEvent``."""
+    """Implements ``edl.threads.ThreadEvent`` in virtual time."""
 
     def __init__(self, threads: SimThreads) -> None:
         self._threads, self._set = threads, False
@@ -257,7 +257,7 @@ class SimEvent:
         self._waiting.wake_all()
 
     def clear(self) -> None:
-        """Reset the event."""
+        """Reset the event, so that ``wait`` blocks again."""
         self._set = False
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -266,7 +266,7 @@ class SimEvent:
 
 
 class SimQueue:
-    """``edl.threads.ThreadQueue``."""
+    """Implements ``edl.threads.ThreadQueue`` in virtual time."""
 
     def __init__(self, threads: SimThreads) -> None:
         self._items: deque[Any] = deque()
@@ -344,7 +344,7 @@ class SimThreads:
         return _WaitQueue(self).wait(seconds)
 
     def start(self, target: Callable[..., object], *arguments: Any, name: str) -> SimThread:
-        """Start a thread."""
+        """Create a thread and let it run soon; after the death of the process it never runs."""
         thread = SimThread(self, target, arguments, name)
         if not self.dead:
             self.alive[thread] = None
@@ -352,7 +352,7 @@ class SimThreads:
         return thread
 
     def current(self) -> object:
-        """The running thread."""
+        """The simulated thread that runs now."""
         return self.running
 
     def lock(self) -> SimLock:
@@ -360,7 +360,7 @@ class SimThreads:
         return SimLock(self, again=False)
 
     def rlock(self) -> SimLock:
-        """A reentrant lock."""
+        """A new reentrant lock."""
         return SimLock(self, again=True)
 
     def condition(self, lock: Any = None) -> SimCondition:
@@ -372,5 +372,5 @@ class SimThreads:
         return SimEvent(self)
 
     def queue(self) -> SimQueue:
-        """An empty queue."""
+        """A new, empty queue without a size limit."""
         return SimQueue(self)

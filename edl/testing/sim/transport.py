@@ -54,7 +54,7 @@ class SimServer:
         self.hang_up()
 
     def hang_up(self) -> None:
-        """Close all streams."""
+        """Close the streams of all clients."""
         for stream, end in self._ends:
             stream.close(end)
 

@@ -72,13 +72,13 @@ class Watcher(Protocol):
         ...
 
     def fail(self, text: str) -> None:
-        """Report a violation."""
+        """Report a violated invariant and raise it."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class SimWorker:
-    """A worker process."""
+    """A simulated worker process, as its agent and the other workers see it."""
 
     parent: Parent
     node: NodeId

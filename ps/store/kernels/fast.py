@@ -1,12 +1,12 @@
 """The kernels compiled by numba.
 
 A shard table's index is an open-addressing hash table of 32-bit entries: slot plus one, above seven more bits of the
-key's hash; 0 is empty. The full key is compared in the row's counters, which are needed anyway. A shard table's
-addresses and sizes are in a block of ``FIELDS`` numbers; a table's 64 blocks form one array, so one call covers many
-shards. All functions release the GIL and take addresses only: each has one signature, compiled before any request
-waits.
+key's hash; 0 means empty. A lookup compares the full key, which is stored with the row's counters: a pull needs that
+cache line anyway. A shard table's addresses and sizes are in a block of ``FIELDS`` numbers; a table's 64 blocks form
+one array, so one call covers many shards. All functions release the GIL and take only numbers and addresses, so each
+has one signature, which is compiled before the first request.
 
-Loops over keys are pipelined: several stages work on keys some distance apart, and each prefetches the memory that the
+Loops over keys are pipelined: the stages work on keys some distance apart, and each one prefetches the memory that the
 next one needs.
 """
 
@@ -33,12 +33,14 @@ from ps.store.slabs import zeros
 
 NAME = "numba"
 LOAD = 0.7
+"""Most rows per index entry."""
 FEWEST = 64
+"""Fewest entries of an index that is not empty."""
 STEP = 2**0.5
-"""An index grows by this factor, so that 50 to 70 % of it are in use."""
+"""An index grows by this factor, so that 50 to 70 % of its entries are in use."""
 EARLY, LARGE = 0.66, 1 << 14
-"""From this load on, the next index of a shard table with at least this many entries is filled incrementally: at once
-it would take 8 ms for 300,000 rows, and more for larger ones."""
+"""If an index has at least ``LARGE`` entries, the next one is filled incrementally from load ``EARLY`` on. In one go it
+would take 8 ms for 300,000 rows, and longer for more."""
 Floats = NDArray[np.float32]
 
 
@@ -59,7 +61,7 @@ class FastShardTable(ShardTable):
         self._next, self._entered = np.zeros(0, np.uint32), 0
         """The next index, and the number of leading slots already entered into it."""
         self._free = np.zeros(0, np.int32)
-        # Shards grow at different sizes; otherwise a table with evenly spread keys would grow in all of them at once.
+        # Shards grow at different sizes: with evenly spread keys all of them would otherwise grow at the same time.
         self._uneven = STEP ** (int(f"{number:06b}"[::-1], 2) / SHARDS)
 
     def adopt(self, other: ShardTable) -> None:
@@ -85,28 +87,28 @@ class FastShardTable(ShardTable):
 
     @property
     def rows(self) -> int:
-        """Number of rows."""
+        """Number of rows in the shard table."""
         return int(self._block[USED])
 
     def _capacity(self, rows: int) -> int:
-        """Capacity of an index for this many rows."""
+        """Entries of the smallest index that holds this many rows."""
         wanted = max(rows / LOAD, 1.0)
         steps = np.ceil(np.log(max(wanted / (FEWEST * self._uneven), 1.0)) / np.log(STEP))
         return int(FEWEST * self._uneven * STEP**steps) + 1
 
     def room(self, more: int) -> None:
-        """Make room for ``more`` rows, in the index as well."""
+        """Make room for ``more`` rows, in memory and in the index."""
         super().room(more)
         block = self._block
         block[ROWS] = self._rows.address
         if self.vacant:
-            self._next = np.zeros(0, np.uint32)  # removed rows may be in it, and slots in it will be reused
+            self._next = np.zeros(0, np.uint32)  # it may contain removed rows, whose slots will be reused
         size = self._next_size(more)
         if size:
             self._enter(size, more)
 
     def _next_size(self, more: int) -> int:
-        """Entries of the next index if it must be filled for this many more rows; 0 if not."""
+        """Entries of the next index if it must be filled before ``more`` rows are added; otherwise 0."""
         needed, fits = self.rows + more, LOAD * len(self._map)
         ahead = len(self._map) >= LARGE and not self.vacant
         if needed <= (EARLY * len(self._map) if ahead else fits):
@@ -114,7 +116,7 @@ class FastShardTable(ShardTable):
         return self._capacity(max(needed, int(fits) + 1))
 
     def _enter(self, size: int, more: int) -> None:
-        """Enter some slots into the next index, so that it is complete when the present one is full; then switch."""
+        """Enter some slots into the next index, so that it is complete when the current one is full; then switch."""
         if len(self._next) < size:
             self._next, self._entered = zeros(size, np.uint32), 0
         left, behind = LOAD * len(self._map) - self.rows, self.top - self._entered
@@ -144,13 +146,13 @@ class FastShardTable(ShardTable):
         return slots
 
     def count(self, slots: Slots, times: NDArray[np.uint32] | None, step: int) -> None:
-        """Count a pull of these rows, which may repeat, in this step. ``times``: occurrences; None: 1 each."""
+        """Count a pull of these rows in this step. Slots may repeat. ``times``: occurrences of each; None: 1."""
         slots = np.ascontiguousarray(slots, np.int64)
         often = None if times is None else np.ascontiguousarray(times, np.uint32)
         loops.count(self._at, len(slots), at(slots), 0 if often is None else at(often), step)
 
     def remove(self, slots: Slots) -> None:
-        """Remove these rows."""
+        """Remove the rows in these slots; the slots will be reused."""
         needed = self.vacant + len(slots)
         if needed > len(self._free):
             larger = np.empty(max(needed, 2 * len(self._free)), np.int32)
@@ -170,7 +172,7 @@ class FastShardTable(ShardTable):
         return self._rows.bytes(self.top) + self._map.nbytes + self._next.nbytes + self._free.nbytes
 
     def bytes_for(self, more: int) -> int:
-        """Upper bound of the bytes that ``more`` rows take."""
+        """Upper bound of the memory for ``more`` rows, in bytes."""
         index = max(0, 4 * self._next_size(more) - self._next.nbytes)
         return self._rows.bytes_for(self.top, max(0, more - self.vacant)) + index
 
@@ -185,13 +187,13 @@ class FastShardTables(ShardTables):
 
 
 class ScratchBuffer(threading.local):
-    """Reusable scratch memory of a thread."""
+    """Scratch memory of a thread, in three areas that are reused by later calls."""
 
     def __init__(self) -> None:
         self._bytes = [np.zeros(0, np.uint8) for _ in range(3)]
 
     def take(self, which: int, size: int) -> int:
-        """Address of at least ``size`` bytes of undefined content, aligned to a cache line."""
+        """Address of ``size`` bytes in area ``which`` (0 .. 2), aligned to a cache line, with undefined content."""
         if len(self._bytes[which]) < size + LINE:
             self._bytes[which] = np.empty(size + size // 4 + LINE, np.uint8)
         return -(-at(self._bytes[which]) // LINE) * LINE
@@ -201,7 +203,7 @@ _arena = ScratchBuffer()
 
 
 def warm() -> None:
-    """Run everything once; it was compiled when this module was imported.
+    """Run the main functions once; they were compiled when this module was imported.
 
     numba leaves 100,000 objects behind. They are frozen, because the garbage collector would otherwise spend 60 to 140
     ms on them from time to time.
@@ -221,7 +223,7 @@ def shard_tables(layout: TableLayout) -> ShardTables:
 
 
 def adopt(shard_tables: ShardTables) -> ShardTables:
-    """Take over rows, keeping their slots."""
+    """New shard tables with the rows of others, in the same slots."""
     found = FastShardTables(shard_tables.layout)
     for mine, other in zip(found.all, shard_tables.all, strict=True):
         if other.top and isinstance(mine, FastShardTable):
@@ -230,7 +232,7 @@ def adopt(shard_tables: ShardTables) -> ShardTables:
 
 
 def split(keys: NDArray[np.int64], parts: int = SHARDS) -> Split:
-    """Group keys into ranges of shards."""
+    """Group keys by shard range; ``parts``, a power of two up to 64, is the number of ranges."""
     count = len(keys)
     found = Split(
         np.empty(count, np.int64),
@@ -246,7 +248,7 @@ def split(keys: NDArray[np.int64], parts: int = SHARDS) -> Split:
 
 
 def find(shard_tables: ShardTables, split: Split, first: int, last: int) -> int:
-    """Fill ``split.slots``; return the number of keys without a row."""
+    """Fill ``split.slots`` for the ranges ``first .. last-1``; return the number of keys without a row."""
     low, high = int(split.starts[first]), int(split.starts[last])
     return int(loops.find(_blocks(shard_tables), low, high, at(split.keys), at(split.slots)))
 
@@ -254,7 +256,8 @@ def find(shard_tables: ShardTables, split: Split, first: int, last: int) -> int:
 def pull(
     shard_tables: ShardTables, split: Split, part: int, out: Floats, step: int, times: NDArray[np.uint32] | None
 ) -> int:
-    """Fill ``split.slots``, and copy rows or initial weights to the keys' original places."""
+    """Fill ``split.slots`` for one range, and copy rows, or initial weights for keys without one, to ``out`` at the
+    keys' original places. The pull is counted unless ``step`` is negative. Returns the number of keys without a row."""
     layout, counts = shard_tables.layout, 0 if times is None else at(times)
     return int(
         loops.pull(
@@ -274,7 +277,8 @@ def apply(
     shard_tables: ShardTables, split: Split, first: int, last: int, values: Floats, rule: int, numbers:
     NDArray[np.float64], nesterov: bool, step: int, mark: int,
 ) -> tuple[list[Slots], int]:  # fmt: skip
-    """Sum the values of each row and apply the rule."""
+    """Sum the values of each row in the ranges ``first .. last-1``, and apply the optimizer's rule once per row.
+    Returns the touched slots by range, and the number of damaged values."""
     layout = shard_tables.layout
     starts = split.starts[first : last + 1]
     longest = int(np.diff(starts).max())
@@ -291,7 +295,7 @@ def apply(
 
 
 def first(layout: TableLayout, keys: NDArray[np.int64]) -> Floats:
-    """Initial weights of keys."""
+    """Initial weights of keys, as an array (keys, dim)."""
     keys = _straight(keys)
     out = np.empty((len(keys), layout.dim), np.float32)
     loops.first(len(keys), at(keys), at(out), layout.dim, layout.start, layout.scale, _seed(layout))

@@ -1,6 +1,6 @@
-"""The compiled functions behind ``fast`` that find, create and copy rows: plain loops over addresses.
+"""The compiled functions that ``fast`` uses to find, create and copy rows: plain loops over addresses.
 
-numba uses int64 by default, and mixing it with uint64 yields floats, so every hash constant is a uint64.
+In numba an int64 combined with a uint64 yields a float, so every constant used in hashing is a uint64.
 """
 
 # mypy: allow-untyped-defs, allow-untyped-calls
@@ -34,23 +34,23 @@ from ps.store.kernels.pointers import (
 # Fields of a shard table's block.
 MAP, CAP, ROWS, STRIDE, TOP, FREE_AT, VACANT, USED = range(8)
 HEAD = 24
-"""Bytes of a row's counters; weights follow, then state."""
+"""Bytes of a row's key and counters; the weights follow, then the optimizer state."""
 FREQUENCY, UPDATES, SEEN, CHANGED = 2, 3, 4, 5
-"""Indices of a row's counters as uint32; the first two are the key."""
+"""Indices of the counters in a row read as uint32; the key takes the first two."""
 FIELDS = 16
 EXAMPLE = TableSpec("example", 8)
 AHEAD = 24
-"""Distance of a lookup's stages, in keys."""
+"""Distance between the stages of ``rebuild``, in slots."""
 TOGETHER = 16
-"""Keys per batch of a pull's stage."""
+"""Keys per batch in each stage of a pull."""
 NEAR = 10
 """Distance between prefetching an index entry and writing it, in keys."""
 FLYING = 40
-"""Cache lines prefetched ahead of their use."""
+"""Cache lines in flight: prefetched and not used yet."""
 TAG_BITS = 7
 TAGS = (1 << TAG_BITS) - 1
 IN_SHARD = 48
-"""Bits of a place or slot; the shard's number is above them."""
+"""Number of bits for a place or slot; the shard's number is in the bits above."""
 
 _U = np.uint64
 _GOLDEN, _R32, _R40 = _U(GOLDEN), _U(32), _U(40)
@@ -175,7 +175,7 @@ def split(keys, count, parts, sorted_keys, order, starts, counts, scratch):
 
 @compiled(forceinline=True)
 def _probe(block, key):
-    """Place of a key's index entry; without one, -1 minus the place where it belongs."""
+    """Place of a key's index entry; if there is none, -1 minus the place where it belongs."""
     entry, capacity, rows, stride = words(block[MAP]), block[CAP], block[ROWS], block[STRIDE]
     mixed = mix(np.uint64(key))
     place, tag = _home(mixed, capacity), _tag(mixed)
@@ -192,7 +192,7 @@ def _probe(block, key):
 
 @compiled(forceinline=True)
 def _guess(index, capacity, place, tag):
-    """The first slot from ``place`` on with the right tag, which is nearly always correct; -1 if there is none."""
+    """Slot of the first entry from ``place`` on with this tag: nearly always the right one. -1 if no entry matches."""
     entry = words(index)
     found = np.int64(entry[place])
     while found != 0 and (found & TAGS) != tag:
@@ -205,7 +205,7 @@ def _guess(index, capacity, place, tag):
 
 @compiled(forceinline=True)
 def _sure(block, guess, key):
-    """Verify a guessed slot and search if it is wrong; -1 if the key has none."""
+    """Verify a guessed slot, and search for the right one if it is wrong; -1 if the key has none."""
     if guess < 0 or longs(block[ROWS] + block[STRIDE] * guess)[0] == key:
         return guess
     place = _probe(block, key)
@@ -223,7 +223,7 @@ def seek(block_at, count, keys, slots):
 
 @compiled("void(int64,int64,int64,int64,int64)")
 def rebuild(block_at, index, capacity, begin, end):
-    """Enter the slots ``begin .. end-1`` into a larger index that already has those before."""
+    """Enter the slots ``begin .. end-1`` into a larger index that already contains the slots before ``begin``."""
     block = longs(block_at)
     entry, rows, stride = words(index), block[ROWS], block[STRIDE]
     for i in range(begin, end + AHEAD):
@@ -242,7 +242,7 @@ def rebuild(block_at, index, capacity, begin, end):
 
 @compiled("void(int64,int64,int64,int64,int64,int64,int64,int64,int64,float64,int64,int64,float64)")
 def insert(block_at, count, keys, slots, mark, step, dim, state_dim, start, scale, seed, accumulated, accumulator):
-    """The slots of keys, with new rows for those that have none. There must be room."""
+    """Find the slots of keys; keys without a row get a new one. The caller must have made room."""
     block = longs(block_at)
     key, slot, free = longs(keys), longs(slots), integers(block[FREE_AT])
     entry, capacity = words(block[MAP]), block[CAP]
@@ -275,7 +275,7 @@ def insert(block_at, count, keys, slots, mark, step, dim, state_dim, start, scal
 
 @compiled("void(int64,int64,int64)")
 def remove(block_at, count, slots):
-    """Remove rows; later index entries of the same chain move up so that no search ends too early."""
+    """Remove rows; later index entries of the same probe chain move up, so that no search ends too early."""
     block = longs(block_at)
     slot, free = longs(slots), integers(block[FREE_AT])
     entry, capacity = words(block[MAP]), block[CAP]
@@ -304,7 +304,7 @@ def remove(block_at, count, slots):
 
 @compiled("int64(int64,int64,int64)")
 def within(block_at, buckets, slots):
-    """Collect the slots of rows in the given buckets; return their number."""
+    """Write the slots of the rows in the given buckets to ``slots``; return their number."""
     block = longs(block_at)
     wanted, slot = octets(buckets), longs(slots)
     rows, stride = block[ROWS], block[STRIDE]
@@ -332,7 +332,7 @@ def _mixed(blocks, low, high, key, slot):
 
 @compiled(forceinline=True)
 def _guessed(blocks, low, high, slot, size):
-    """Turn hashes into shards and guessed slots (plus one), and prefetch ``size`` bytes of each row."""
+    """Replace hashes by shard and guessed slot plus one (0: none), and prefetch ``size`` bytes of each row."""
     for i in range(low, high):
         mixed = np.uint64(slot[i])
         shard = np.int64(mixed >> _SHARD)
@@ -349,7 +349,7 @@ def _guessed(blocks, low, high, slot, size):
 
 @compiled("int64(int64,int64,int64,int64,int64)")
 def find(blocks, low, high, keys, slots):
-    """Find the slots of ``keys[low:high]`` in any shards; return the number of keys without one. Pipelined like
+    """Find the slots of ``keys[low:high]`` in all shards; return the number of keys without one. Pipelined like
     ``pull``."""
     key, slot, missing = longs(keys), longs(slots), 0
     for begin in range(low, high + 2 * TOGETHER, TOGETHER):
@@ -364,10 +364,11 @@ def find(blocks, low, high, keys, slots):
 
 @compiled("int64(int64,int64,int64,int64,int64,int64,int64,int64,int64,int64,int64,float64,int64)")
 def pull(blocks, low, high, keys, order, slots, out, step, times, dim, start, scale, seed):
-    """Find rows in any shards and copy them, or initial weights, to the keys' original places; count the pulls unless
-    ``step`` is negative. Keys are processed in their original order, so ``out`` is written almost sequentially.
+    """Find the rows of ``keys[low:high]`` in all shards and copy them, or initial weights, to the keys' original
+    places; count the pulls unless ``step`` is negative. Returns the number of keys without a row. Keys are processed in
+    their original order, so ``out`` is written almost sequentially.
 
-    A batch of keys goes through a stage while the memory for other batches is being fetched: three short loops keep
+    Each stage processes a batch of keys while the memory for other batches is being fetched: three short loops keep
     more fetches in flight than one loop with three stages.
     """
     key, place, slot = longs(keys), longs(order), longs(slots)
@@ -397,7 +398,7 @@ def pull(blocks, low, high, keys, order, slots, out, step, times, dim, start, sc
 
 @compiled("void(int64,int64,int64,int64,int64)")
 def count(block_at, number, slots, times, step):
-    """Count pulls of rows, which may repeat."""
+    """Count pulls of rows. Slots may repeat. ``times``: occurrences as uint32; 0: one each."""
     block, slot = longs(block_at), longs(slots)
     for i in range(number):
         counter = words(block[ROWS] + block[STRIDE] * slot[i])

@@ -42,7 +42,7 @@ class PlainShardTable(ShardTable):
 
     @property
     def rows(self) -> int:
-        """Number of rows."""
+        """Number of rows in the shard table."""
         return len(self._index)
 
     def find(self, keys: NDArray[np.int64]) -> Slots:
@@ -77,7 +77,7 @@ class PlainShardTable(ShardTable):
         return self._top - 1
 
     def remove(self, slots: Slots) -> None:
-        """Remove these rows."""
+        """Remove the rows in these slots; the slots will be reused."""
         for key in self.keys[slots].tolist():
             del self._index[key]
         self.meta[slots, CHANGED] = rules.FREE

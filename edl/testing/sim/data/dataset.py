@@ -70,7 +70,7 @@ class SimDataSet:
 
     @staticmethod
     def key(path: str, begin: int) -> str:
-        """Identifies a shard."""
+        """Name of the shard of ``path`` whose first record is ``begin``."""
         return f"{path}@{begin}"
 
     def _shard_places(self) -> Iterable[tuple[str, int]]:
@@ -125,7 +125,7 @@ class SimTable:
 
     @property
     def num_rows(self) -> int:
-        """Number of records."""
+        """Number of records in this range."""
         return len(self.records)
 
     def columns(self) -> dict[str, Any]:

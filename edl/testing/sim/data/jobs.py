@@ -76,7 +76,7 @@ class Readers:
             self.timeline.after(DELIVERY_S, reader.hear, body)
 
     def close(self) -> None:
-        """End all threads."""
+        """End the threads of all readers."""
         for reader in self.by_worker.values():
             reader.kill()
 

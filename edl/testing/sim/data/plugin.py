@@ -150,7 +150,7 @@ class DataPlugin(Plugin):
         self._depose_on_keep = False
 
     def fail(self, text: str) -> None:
-        """Report a violation."""
+        """Report a violation found by the data checks and raise it."""
         self._checks.fail(f"data: {text}")
 
     # --- Plugin -------------------------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ class DataPlugin(Plugin):
     _readers: Readers
 
     def start(self, world: SimWorld) -> None:
-        """Plan the faults."""
+        """Schedule the planned faults in virtual time."""
         for fault in self.faults:
             world.timeline.at(fault.at_s, self._strike, fault)
 
@@ -197,7 +197,7 @@ class DataPlugin(Plugin):
             server.stalled_until_s = 0.0
 
     def close(self) -> None:
-        """End all threads."""
+        """End the threads of all simulated readers."""
         self._readers.close()
 
     # --- faults -------------------------------------------------------------------------------------------------------
@@ -297,7 +297,7 @@ class DataPlugin(Plugin):
         """The data position in a commit."""
         found = self.states.get(version)
         if found is None:
-            self.fail(f"workers restore {version}, whose position nobody has committed")
+            self.fail(f"workers restore {version}, whose position was not committed")
         assert found is not None  # noqa: S101 - as above
         return found.state
 

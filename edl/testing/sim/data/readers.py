@@ -174,7 +174,7 @@ class SimContext:
         return StepSizes(plan.sizes(place.rank), worker.boundary.settings.number), plan
 
     def environment(self) -> Mapping[str, str]:
-        """Always empty."""
+        """The variables of the process: always none."""
         return {}
 
     def anew(self) -> bool:
@@ -411,7 +411,7 @@ class DataReader:
 
     @property
     def client(self) -> LeaseClient | None:
-        """Its lease client."""
+        """The lease client of its loader; None before there is a loader."""
         return self.loader._client if self.loader is not None else None
 
     def hear(self, body: str | None) -> None:
@@ -436,5 +436,5 @@ class DataReader:
         self.home.go_on()
 
     def kill(self) -> None:
-        """End the process."""
+        """End the threads of the simulated process, as SIGKILL would."""
         self.threads.end()

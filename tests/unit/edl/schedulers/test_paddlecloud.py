@@ -17,7 +17,7 @@ from edl.ports import Delete, Put
 from edl.schedulers import paddlecloud
 from edl.schedulers.deps import SchedulerDeps
 from edl.schedulers.paddlecloud import PaddleCloud, check, key_of, make, read_nodes
-from edl.schedulers.port import Doomed, Observation, SchedulerSize, Sized
+from edl.schedulers.port import Disruption, Observation, SchedulerSize, Sized
 from edl.testing.clock import FakeClock
 from edl.testing.memory_store import MemoryStore
 from edl.types import JobId
@@ -154,7 +154,7 @@ class Pods:
 
 def test_the_master_writes_and_a_paddlejob_makes_the_pods() -> None:
     pods = Pods()
-    pods.observations = (Sized(SchedulerSize(9)), Doomed("train-worker-1", "evicted"))
+    pods.observations = (Sized(SchedulerSize(9)), Disruption("train-worker-1", "evicted"))
 
     async def scenario(setup: Setup) -> None:
         await setup.cloud.request(3, "more")
@@ -171,7 +171,7 @@ def test_the_master_writes_and_a_paddlejob_makes_the_pods() -> None:
         assert setup.value == b"2"
         watch = setup.cloud.watch()
         seen = [await watch.__anext__() for _ in range(2)]
-        assert Doomed("train-worker-1", "evicted") in seen and Sized(SchedulerSize(2)) in seen
+        assert Disruption("train-worker-1", "evicted") in seen and Sized(SchedulerSize(2)) in seen
         await watch.aclose()  # type: ignore[attr-defined]
         await setup.cloud.close()
 

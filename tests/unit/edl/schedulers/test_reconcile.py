@@ -9,7 +9,7 @@ import pytest
 from edl.job_records import SizeOwner
 from edl.schedulers import reconcile as rc
 from edl.schedulers.plan import JobSummary, Node, release_plan, target_of
-from edl.schedulers.port import Doomed, Observation, SchedulerSize, Sized
+from edl.schedulers.port import Disruption, Observation, SchedulerSize, Sized
 from edl.wire.scale_requests import Drain, Granted, Resize, Verdict
 
 
@@ -184,13 +184,13 @@ class TestShrinking:
         assert rc.ReleaseNodes((), 2, "2 nodes are wanted") in bench(rc.CallSucceeded(SchedulerSize(5)))
 
 
-class TestDoomed:
+class TestDisruption:
     def test_all_of_them_leave_together_with_the_shortest_time(self) -> None:
         bench = Bench(SizeOwner.EXTERNAL)
         bench(rc.Looked(job("a", "b", "c")))
-        (told,) = bench(saw(Doomed("a", "spot", 120.0)))
-        bench(saw(Doomed("b", "spot", 90.0)))
-        bench(saw(Doomed("c", "taint", 30.0)))
+        (told,) = bench(saw(Disruption("a", "spot", 120.0)))
+        bench(saw(Disruption("b", "spot", 90.0)))
+        bench(saw(Disruption("c", "taint", 30.0)))
         assert told == rc.TellMaster(Drain(("a",), "it", "spot", 120.0))
         (told,) = bench(rc.Replied(OK))
         assert told == rc.TellMaster(Drain(("b", "c"), "it", "spot; taint", 30.0))
@@ -198,26 +198,26 @@ class TestDoomed:
     def test_it_does_not_wait_for_a_silent_scheduler(self) -> None:
         bench = Bench()
         assert bench(rc.Looked(job("a", "b"))) == [rc.Current()]  # and no answer
-        assert [type(effect) for effect in bench(saw(Doomed("a", "spot")))] == [rc.TellMaster]
+        assert [type(effect) for effect in bench(saw(Disruption("a", "spot")))] == [rc.TellMaster]
 
     def test_the_same_news_again_and_unknown_nodes_say_nothing(self) -> None:
         bench = Bench(SizeOwner.EXTERNAL)
         bench(rc.Looked(job("a", "b", "c")))
-        bench(saw(Doomed("a", "spot")))
+        bench(saw(Disruption("a", "spot")))
         bench(rc.Replied(OK))
-        assert bench(saw(Doomed("a", "spot"))) == []
-        assert bench(saw(Doomed("nobody", "spot"))) == []
+        assert bench(saw(Disruption("a", "spot"))) == []
+        assert bench(saw(Disruption("nobody", "spot"))) == []
 
     def test_a_host_is_known_by_its_name_or_address(self) -> None:
         bench = Bench(SizeOwner.EXTERNAL)
         nodes = (Node("h1-0a1b", host="10.0.0.1"), Node("h1", host="10.0.0.9"), Node("h12-0a1b", host="10.0.0.2"))
         bench(rc.Looked(job(nodes=nodes)))
-        (told,) = bench(saw(Doomed("h1", "gone")))
+        (told,) = bench(saw(Disruption("h1", "gone")))
         assert isinstance(told, rc.TellMaster)
         assert isinstance(told.request, Drain)
         assert told.request.nodes == ("h1", "h1-0a1b")
         bench(rc.Replied(OK))
-        (told,) = bench(saw(Doomed("10.0.0.2", "gone")))
+        (told,) = bench(saw(Disruption("10.0.0.2", "gone")))
         assert isinstance(told, rc.TellMaster)
         assert isinstance(told.request, Drain)
         assert told.request.nodes == ("h12-0a1b",)
@@ -226,24 +226,24 @@ class TestDoomed:
         bench = Bench(SizeOwner.EXTERNAL)
         bench(rc.Looked(job("a", "b", desired=2)))
         bench(rc.CallSucceeded(SchedulerSize(2)))
-        told = bench(saw(Doomed("a", "spot")))
+        told = bench(saw(Disruption("a", "spot")))
         no = Granted(Verdict.REFUSED, "leaves 1 node able to take part, at least 2 needed")
         assert bench(rc.Replied(no)) == [rc.LogMessage(f"it: {no.text}")]
         resize = rc.TellMaster(Resize(3, "it", "it has 3 nodes", external=True))
         assert bench(saw(Sized(SchedulerSize(3))), 1.0) == [resize], "other requests do not wait for it"
         bench(rc.Replied(OK))
         assert bench(rc.Looked(job("a", "b", spares=("c",))), 1.0) == []
-        assert bench(rc.Tick(), rc.DOOMED_AGAIN_S) == [*told, rc.Current()]
+        assert bench(rc.Tick(), rc.DRAIN_RETRY_S) == [*told, rc.Current()]
         bench(rc.Replied(OK))
         bench(rc.Looked(job("b", "c")))
-        assert not bench.state.doomed, "who comes under its name later is another one"
+        assert not bench.state.disruptions, "who comes under its name later is another one"
 
     def test_the_others_are_notified_although_one_has_left(self) -> None:
         bench = Bench(SizeOwner.EXTERNAL)
         bench(rc.Looked(job("a", "b", "c")))
-        bench(saw(Doomed("c", "spot")))
-        bench(saw(Doomed("a", "spot")))
-        bench(saw(Doomed("b", "spot")))
+        bench(saw(Disruption("c", "spot")))
+        bench(saw(Disruption("a", "spot")))
+        bench(saw(Disruption("b", "spot")))
         assert bench(rc.Replied(OK)) == [rc.TellMaster(Drain(("a", "b"), "it", "spot"))]
         bench(rc.Looked(job("b", "c")))
         assert bench(rc.Replied(Granted(Verdict.UNKNOWN, "no such node: a"))) == []
@@ -252,7 +252,7 @@ class TestDoomed:
     def test_while_the_store_is_away_nothing_is_forgotten(self) -> None:
         bench = Bench(SizeOwner.EXTERNAL)
         bench(rc.Looked(job("a", "b", "c")))
-        told = bench(saw(Doomed("a", "spot")))
+        told = bench(saw(Disruption("a", "spot")))
         assert bench(rc.Unheard("no answer")) == [rc.LogMessage("it: no answer")]
         assert bench(rc.Tick(), rc.UNHEARD_S) == told
         assert bench(rc.Unheard("no answer")) == [], "said once"

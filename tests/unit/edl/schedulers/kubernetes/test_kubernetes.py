@@ -202,7 +202,7 @@ def test_which_pods_are_placed() -> None:
     assert not pods.placed(pod(phase="Failed"))
 
 
-def test_which_pods_are_doomed() -> None:
+def test_which_pods_will_be_removed() -> None:
     assert pods.pending_removal(pod()) is None
     assert pods.pending_removal(pod(**GOING)) == ("the pod is being deleted", 30.0)
     assert pods.pending_removal(pod(phase="Succeeded", **GOING)) is None, "it has ended already"

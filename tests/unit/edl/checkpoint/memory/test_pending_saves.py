@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from edl.checkpoint.memory.copy_policy import Copying, needed
-from edl.checkpoint.memory.promised_saves import PendingSave
+from edl.checkpoint.memory.pending_saves import PendingSave
 from edl.ports import Lent
 from edl.testing.memory_copies import MemoryCopies
 from edl.wire.messages import Holding, Version
