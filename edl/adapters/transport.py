@@ -23,7 +23,8 @@ from edl.adapters.knocking import knock
 from edl.errors import PortInUse, ProtocolError, StoreError
 from edl.wire import codec
 from edl.wire.address import address
-from edl.wire.messages import AgentMessage, Asked, MasterMessage, Purpose
+from edl.wire.messages import AgentMessage, Asked, MasterMessage
+from edl.wire.purpose import Purpose
 from edl.wire.scale_requests import Granted, ScaleRequest
 from edl.wire.status import Answer, EventsRequest, HistoryEntry, JobStatus, Question
 

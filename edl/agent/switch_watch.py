@@ -14,7 +14,8 @@ from typing import Protocol
 from edl.agent.machine.events import Event, Report
 from edl.agent.machine.state import AgentPhase, AgentState
 from edl.types import Round
-from edl.wire.messages import NO_STATE, Asked, Purpose, Version
+from edl.wire.messages import NO_STATE, Asked, Version
+from edl.wire.purpose import Purpose
 
 
 class SwitchFiles(Protocol):

@@ -14,7 +14,8 @@ from edl.checkpoint.directory.failures import cannot_read, why
 from edl.errors import Killed
 from edl.ports import Files
 from edl.rendezvous.phrases import one_line
-from edl.wire.messages import Asked, Purpose
+from edl.wire.messages import Asked
+from edl.wire.purpose import Purpose
 
 NAMES = {Purpose.KILL: "KILL", Purpose.SAVE: "SAVE"}
 REASON_CHARACTERS = 200

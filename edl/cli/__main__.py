@@ -17,7 +17,7 @@ from edl.exit_codes import ExitCode
 from edl.wire.json_messages import to_plain
 
 if TYPE_CHECKING:
-    from edl.wire.messages import Purpose
+    from edl.wire.purpose import Purpose
 
 
 class _Commands(click.Group):
@@ -61,7 +61,7 @@ def events(as_json: bool, follow: bool, after: int, **where: str) -> None:
 @wait_option
 def checkpoint(as_json: bool, wait: bool, **where: str) -> None:
     """Write a checkpoint at the next step boundary and continue training. Prints the checkpoint's location."""
-    from edl.wire.messages import Purpose
+    from edl.wire.purpose import Purpose
 
     asyncio.run(_ask(where, as_json, Purpose.SAVE, wait))
 
@@ -72,7 +72,7 @@ def checkpoint(as_json: bool, wait: bool, **where: str) -> None:
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation. Without a terminal edl never asks.")
 def stop(as_json: bool, wait: bool, yes: bool, **where: str) -> None:
     """Write a checkpoint at the next step boundary and end the job."""
-    from edl.wire.messages import Purpose
+    from edl.wire.purpose import Purpose
 
     asyncio.run(_ask(where, as_json, Purpose.KILL, wait, sure=yes or as_json or not sys.stdin.isatty()))
 
@@ -84,7 +84,7 @@ def stop(as_json: bool, wait: bool, yes: bool, **where: str) -> None:
 def set_(as_json: bool, wait: bool, settings: tuple[str, ...], **where: str) -> None:
     """Change batch size and learning rate at the next step boundary, for all workers at once: global-batch,
     local-batch, lr-rule, lr-scale, lr-warmup, lr-reference."""
-    from edl.wire.messages import Purpose
+    from edl.wire.purpose import Purpose
 
     asyncio.run(_ask(where, as_json, Purpose.SET, wait, " ".join(settings)))
 

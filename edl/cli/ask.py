@@ -14,7 +14,8 @@ from edl.adapters.transport import MasterClient
 from edl.errors import CheckpointError, UsageError
 from edl.master.events import Kind
 from edl.master.view import changed, complete, saving, unwritten
-from edl.wire.messages import Asked, Purpose
+from edl.wire.messages import Asked
+from edl.wire.purpose import Purpose
 from edl.wire.status import HistoryEntry
 
 _ENDS_WAITING = (Kind.WORLD_STOPPED.value, Kind.WORLD_FORMED.value, Kind.BOUNDARY.value, Kind.JOB_ENDED.value)

@@ -42,7 +42,8 @@ async def _add(
     from edl.cli.find import master_of
     from edl.errors import DataError, UsageError
     from edl.wire.json_messages import to_plain
-    from edl.wire.messages import Asked, Purpose
+    from edl.wire.messages import Asked
+    from edl.wire.purpose import Purpose
 
     body = json.dumps({"dataset": dataset, "files": files, "when": when})
     by = f"edl data add ({who_asks()})" + (f": {reason}" if reason else "")

@@ -28,11 +28,11 @@ from edl.wire.messages import (
     Leaving,
     NotKept,
     NotLogged,
-    Purpose,
     Switch,
     Underway,
     Version,
 )
+from edl.wire.purpose import Purpose
 from edl.wire.scale_requests import DrainMode
 
 _WEIGHT = {Purpose.SET: 0, Purpose.SAVE: 1, Purpose.SWITCH: 2, Purpose.KILL: 3}

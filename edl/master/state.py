@@ -18,11 +18,11 @@ from edl.wire.messages import (
     Finish,
     Holding,
     NodeInfo,
-    Purpose,
     Settings,
     Version,
     World,
 )
+from edl.wire.purpose import Purpose
 
 
 class Phase(enum.Enum):

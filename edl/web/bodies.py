@@ -15,7 +15,8 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from edl.rendezvous.phrases import one_line
 from edl.web.refusal import Refusal
 from edl.wire import json_messages
-from edl.wire.messages import Asked, Purpose
+from edl.wire.messages import Asked
+from edl.wire.purpose import Purpose
 from edl.wire.scale_requests import Cordon, Drain, DrainMode, Resize, SetBounds, Suspend
 from edl.wire.status import JobStatus
 

@@ -28,7 +28,8 @@ from edl.web.front import Authority, Web
 from edl.web.refusal import Refusal
 from edl.web.routes import ROUTES, Route
 from edl.wire import json_messages
-from edl.wire.messages import Asked, Purpose
+from edl.wire.messages import Asked
+from edl.wire.purpose import Purpose
 from edl.wire.scale_requests import Granted, ScaleRequest, Verdict
 from edl.wire.status import EventsRequest, HistoryEntry
 

@@ -3,10 +3,10 @@ converts each to and from the protobuf message of the same name in ``edl.proto``
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass
 
 from edl.types import Incarnation, NodeId, Rank, Round
+from edl.wire.purpose import Purpose
 from edl.wire.scale_requests import DrainMode
 
 
@@ -321,21 +321,6 @@ class Kept:
     """Duration of the write in seconds."""
     sharded: bool = False
     """What was written is one part per worker; a world of any size can read it."""
-
-
-class Purpose(enum.Enum):
-    """The action to take at an agreed step boundary."""
-
-    SWITCH = "switch"
-    """Commit, park, join the next world."""
-    SAVE = "save"
-    """Commit, write it to the checkpoint directory, continue."""
-    KILL = "kill"
-    """Commit and park; the commit is written, then the job ends."""
-    SET = "set"
-    """Commit and continue under other settings."""
-    DATA = "data"
-    """Not at a boundary: a request to the data service (``edl data add``)."""
 
 
 @dataclass(frozen=True, slots=True)

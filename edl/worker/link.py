@@ -19,7 +19,8 @@ from edl.errors import CheckpointError, ProtocolError, StateError
 from edl.wire import json_messages, local
 from edl.wire.local import Seat
 from edl.wire.memory_file import LARGEST_BYTES, read_memory, write_memory
-from edl.wire.messages import Purpose, Settings
+from edl.wire.messages import Settings
+from edl.wire.purpose import Purpose
 from edl.worker.boundary import BoundaryAction, RoundOver, StepBoundaries
 from edl.worker.framework import Communicator
 from edl.worker.prefault import prefault_in_thread

@@ -32,7 +32,7 @@ from edl.testing.sim.checks import Checks
 from edl.testing.sim.stepping import Script
 from edl.testing.sim.world import SimWorld
 from edl.types import JobId, NodeId
-from edl.wire.messages import Purpose
+from edl.wire.purpose import Purpose
 from edl.wire.scale_requests import Resize
 
 RULE = "----"

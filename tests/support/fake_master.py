@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from edl.errors import FencedOut
-from edl.wire.messages import Asked, Purpose, Version
+from edl.wire.messages import Asked, Version
+from edl.wire.purpose import Purpose
 from edl.wire.scale_requests import Cordon, Drain, Granted, Resize, ScaleRequest, ScaleView, SetBounds, Suspend, Verdict
 from edl.wire.status import Answer, EventsRequest, HistoryEntry, JobStatus, NodeView
 

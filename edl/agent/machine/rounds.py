@@ -20,7 +20,6 @@ from edl.wire.messages import (
     Hold,
     Member,
     Preparing,
-    Purpose,
     StopRound,
     Switch,
     Underway,
@@ -28,6 +27,7 @@ from edl.wire.messages import (
     WorkersDone,
     World,
 )
+from edl.wire.purpose import Purpose
 
 IN_PROCESS = "in process"
 

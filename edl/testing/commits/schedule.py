@@ -22,7 +22,7 @@ from edl.testing.commits.models import FrameworkModel, PlainFramework, PlainMode
 from edl.testing.commits.moments import moments
 from edl.wire import local
 from edl.wire.local import OWN, STATE, Seat
-from edl.wire.messages import Purpose
+from edl.wire.purpose import Purpose
 from edl.worker import loop
 from edl.worker.framework import Framework
 from edl.worker.link import Link

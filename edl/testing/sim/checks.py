@@ -28,13 +28,13 @@ from edl.wire.messages import (
     Dismissed,
     Expelled,
     Finish,
-    Purpose,
     Settings,
     StartRound,
     StopRound,
     Version,
     World,
 )
+from edl.wire.purpose import Purpose
 
 REPORT_S = 2.0
 """Seconds until the Master must know of a node's copy."""

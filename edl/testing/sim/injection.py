@@ -15,7 +15,7 @@ from edl.testing.sim.network import STORE
 from edl.testing.sim.stepping import Stepper
 from edl.testing.sim.workers import SimWorker
 from edl.testing.sim.world import SimWorld
-from edl.wire.messages import Purpose
+from edl.wire.purpose import Purpose
 from edl.wire.scale_requests import Cordon, Drain, DrainMode, Resize, SetBounds, Suspend
 
 T = TypeVar("T")

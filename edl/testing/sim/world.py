@@ -33,7 +33,8 @@ from edl.testing.sim.store import SimStore
 from edl.testing.sim.timeline import Timeline
 from edl.testing.sim.workers import SIGKILL, Job, PlainJob, SimWorker
 from edl.types import Incarnation, NodeId, Round
-from edl.wire.messages import NO_STATE, Asked, Hanging, NodeInfo, Purpose, Version, World
+from edl.wire.messages import NO_STATE, Asked, Hanging, NodeInfo, Version, World
+from edl.wire.purpose import Purpose
 from edl.wire.scale_requests import Cordon, Drain, Granted, ScaleRequest, Suspend
 
 LOOK_EVERY_S = 0.5
@@ -479,8 +480,7 @@ class SimWorld:
         unseen = record.observed < record.sizing.generation and not record.departing
         if unseen or previous > (requested or bounds.highest):
             return False
-        elastic = self.spec.fault_tolerance is FaultTolerance.ELASTIC
-        return previous >= size or not (elastic or requested)
+        return previous >= size or not (requested or self.spec.fault_tolerance is FaultTolerance.ELASTIC)
 
     def _all_settled(self) -> bool:
         return self.settled() and self.plugin.settled()

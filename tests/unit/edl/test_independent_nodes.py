@@ -25,7 +25,6 @@ from edl.wire.messages import (
     Leaving,
     Member,
     NodeInfo,
-    Purpose,
     Ready,
     StartRound,
     StopRound,
@@ -34,6 +33,7 @@ from edl.wire.messages import (
     World,
 )
 from edl.wire.process_events import ForkServerLost
+from edl.wire.purpose import Purpose
 from tests.unit.edl.agent.machine.test_machine import INFO, SIGKILL, SIGTERM, Node, ended, world
 
 

@@ -37,7 +37,8 @@ from edl.testing.sim.stepping import Script
 from edl.testing.sim.workers import Job
 from edl.testing.sim.world import SimWorld
 from edl.types import Rank
-from edl.wire.messages import NO_STATE, Asked, Purpose, Version, World
+from edl.wire.messages import NO_STATE, Asked, Version, World
+from edl.wire.purpose import Purpose
 
 STOPPED_S = 60.0
 """Seconds; longer than a worker may leave its shards without a message."""

@@ -13,7 +13,8 @@ from edl.adapters import transport
 from edl.adapters.admission import SMALL_BYTES
 from edl.adapters.transport import SERVICE, MasterServer
 from edl.wire import codec
-from edl.wire.messages import Asked, Purpose
+from edl.wire.messages import Asked
+from edl.wire.purpose import Purpose
 
 TOKEN = "right"
 ANYTHING = b"\x0a\x00" * 1000

@@ -13,7 +13,8 @@ from edl.agent.machine.state import AgentPhase, AgentState, Worker
 from edl.agent.switch_watch import SwitchWatch
 from edl.config import Timeouts
 from edl.types import Incarnation, NodeId, Rank, Round
-from edl.wire.messages import Asked, Member, NodeInfo, Purpose, Version, World
+from edl.wire.messages import Asked, Member, NodeInfo, Version, World
+from edl.wire.purpose import Purpose
 
 SAVE = Asked(Purpose.SAVE, "the file SAVE")
 KILL = Asked(Purpose.KILL, "the file KILL")

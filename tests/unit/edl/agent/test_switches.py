@@ -10,7 +10,8 @@ from edl.adapters.files import PlainFiles
 from edl.agent.switches import Switches, SwitchFile, asked, reason_in
 from edl.errors import CheckpointError, Killed
 from edl.exit_codes import ExitCode
-from edl.wire.messages import Asked, Purpose
+from edl.wire.messages import Asked
+from edl.wire.purpose import Purpose
 
 PATHS = {Purpose.KILL: "/d/KILL", Purpose.SAVE: "/d/SAVE"}
 

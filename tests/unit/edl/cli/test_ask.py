@@ -32,7 +32,6 @@ from edl.wire.messages import (
     Hold,
     Kept,
     MasterMessage,
-    Purpose,
     Ready,
     StartRound,
     StopRound,
@@ -41,6 +40,7 @@ from edl.wire.messages import (
     Version,
     WorkerFailed,
 )
+from edl.wire.purpose import Purpose
 from edl.wire.status import Answer, HistoryEntry, JobStatus, NodeView
 from tests.support.master_fixture import JOB, SPEC, Agent, Bench, play
 

@@ -24,7 +24,6 @@ from edl.wire.messages import (
     Holding,
     Member,
     NodeInfo,
-    Purpose,
     Ready,
     StartRound,
     StopRound,
@@ -34,6 +33,7 @@ from edl.wire.messages import (
     WorkersDone,
     World,
 )
+from edl.wire.purpose import Purpose
 from edl.wire.scale_requests import Cordon, Verdict
 from tests.unit.edl.agent.machine.test_machine import Node
 from tests.unit.edl.agent.machine.test_rounds import entered, parked, underway

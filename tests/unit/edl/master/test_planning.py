@@ -24,7 +24,6 @@ from edl.wire.messages import (
     LoadState,
     Preparing,
     Prestart,
-    Purpose,
     Ready,
     StartRound,
     StopRound,
@@ -32,6 +31,7 @@ from edl.wire.messages import (
     Underway,
     Version,
 )
+from edl.wire.purpose import Purpose
 from tests.unit.edl.master.test_machine import Rule, info
 
 

@@ -26,7 +26,6 @@ from edl.wire.messages import (
     Leaving,
     Pace,
     Prestart,
-    Purpose,
     Ready,
     StartRound,
     StopRound,
@@ -34,6 +33,7 @@ from edl.wire.messages import (
     Underway,
     Version,
 )
+from edl.wire.purpose import Purpose
 from edl.wire.scale_requests import (
     Cordon,
     Drain,

@@ -30,13 +30,13 @@ from edl.wire.messages import (
     Hold,
     KeepWith,
     Leaving,
-    Purpose,
     Settings,
     StartRound,
     Switch,
     Version,
     World,
 )
+from edl.wire.purpose import Purpose
 from edl.worker import hyper, session
 from edl.worker.context import Context
 from edl.worker.link import _read_seat

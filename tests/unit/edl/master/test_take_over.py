@@ -21,7 +21,6 @@ from edl.wire.messages import (
     Kept,
     Leaving,
     Pace,
-    Purpose,
     Ready,
     StartRound,
     StopRound,
@@ -29,6 +28,7 @@ from edl.wire.messages import (
     Underway,
     Version,
 )
+from edl.wire.purpose import Purpose
 from edl.wire.scale_requests import Drain, Resize
 from tests.unit.edl.master.test_machine import info
 from tests.unit.edl.master.test_resizing import Resizable, training

@@ -12,7 +12,7 @@ import pytest
 from edl.errors import FencedOut
 from edl.web.routes import ROUTES, Route
 from edl.web.settings import HttpLimits
-from edl.wire.messages import Purpose
+from edl.wire.purpose import Purpose
 from edl.wire.scale_requests import Cordon, Drain, DrainMode, Resize, SetBounds, Suspend
 from tests.support.fake_master import JOB
 from tests.support.web_fixture import TOKEN, Setup, head, play

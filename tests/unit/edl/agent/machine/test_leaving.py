@@ -21,12 +21,12 @@ from edl.wire.messages import (
     Leaving,
     Preparing,
     Prestart,
-    Purpose,
     StartRound,
     StopRound,
     Switch,
     Version,
 )
+from edl.wire.purpose import Purpose
 from edl.wire.scale_requests import DrainMode
 from tests.unit.edl.agent.machine.test_machine import SIGINT, SIGKILL, SIGTERM, Node, ended, idle, running, world
 from tests.unit.edl.agent.machine.test_rounds import entered, parked, phase, told, training

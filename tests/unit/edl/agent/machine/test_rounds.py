@@ -6,8 +6,9 @@ from edl.agent.machine import events as ev
 from edl.agent.machine.state import AgentPhase, WorkerStatus
 from edl.types import Round
 from edl.wire import local
-from edl.wire.messages import Boundary, Dismissed, Hold, Leaving, Prestart, Purpose, StartRound, StopRound, Switch
+from edl.wire.messages import Boundary, Dismissed, Hold, Leaving, Prestart, StartRound, StopRound, Switch
 from edl.wire.process_events import ForkServerLost
+from edl.wire.purpose import Purpose
 from tests.unit.edl.agent.machine.test_machine import SIGKILL, SIGTERM, Node, ended, idle, running, world
 
 
