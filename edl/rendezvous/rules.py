@@ -28,7 +28,8 @@ def next_size(bounds: NodeRange, level: FaultTolerance, previous: int, available
     """
     if previous and level is FaultTolerance.RECOVER:
         return _recover(bounds, previous, available, requested)
-    usable = min(available, previous) if previous and level is FaultTolerance.SHRINK and not requested else available
+    keeps = previous and level is FaultTolerance.SHRINK and not requested
+    usable = min(available, max(previous, bounds.lowest)) if keeps else available  # the minimum may have been raised
     nodes = bounds.fit(min(usable, requested) if requested else usable)
     if nodes == 0:
         return NextSize(0, f"{count(available)} ready, at least {bounds.lowest} needed (--nnodes={bounds})")

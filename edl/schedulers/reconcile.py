@@ -273,7 +273,7 @@ class _Turn:
             self._sized(size)
         elif isinstance(call, Ask | ReleaseNodes):
             self._set(look_s=self._now_s, surplus=frozenset() if isinstance(call, ReleaseNodes) else self.state.surplus)
-            if self._ended:
+            if _is_last(call):
                 self._set(finished=True)
 
     def _recovered(self) -> None:
@@ -282,16 +282,31 @@ class _Turn:
         self._set(errors=0, trouble="", trouble_of=None)
 
     def _failed(self, text: str, retry: bool) -> None:
+        if self._ended:
+            self._failed_at_end(text, retry)
+            return
         errors = self.state.errors + 1
         pause_s = min(LAST_RETRY_S, FIRST_RETRY_S * 2.0 ** min(errors - 1, 16)) if retry else REFUSED_S
-        if self._ended:
-            pause_s = END_RETRY_S
-            self._set(finished=not retry or errors >= END_TRIES)
         if not self.state.trouble or (errors > 1 and text != self.state.trouble and not retry):
             again = "retrying" if retry else f"retrying every {REFUSED_S:g} s"
             self._note(f"{text} ({again}; the job continues with the nodes that it has)")
         self._set(call=None, errors=errors, trouble=text, trouble_of=self.state.call)
         self._set(resume_s=self._now_s + pause_s)
+
+    def _failed_at_end(self, text: str, retry: bool) -> None:
+        """Repeat the release of all nodes a few times. A call that began before the job ended is not one of them."""
+        call = self.state.call
+        self._set(call=None)
+        if not _is_last(call):
+            return
+        errors = self.state.errors + 1
+        self._set(errors=errors, trouble=text, trouble_of=call, resume_s=self._now_s + END_RETRY_S)
+        self._set(finished=not retry or errors >= END_TRIES)
+        name = self.state.about.name
+        if self.state.finished:
+            self._note(f"{text} (given up: scale {name} to 0 nodes, or it starts the nodes of the ended job again)")
+        elif errors == 1:
+            self._note(f"{text} (retrying to scale {name} to 0 nodes, because the job has ended)")
 
     def _sized(self, size: SchedulerSize) -> None:
         state, last = self.state, self.state.last
@@ -491,3 +506,8 @@ class _Turn:
         due_s = min((at_s for at_s in times if at_s > self._now_s), default=None)
         if due_s is not None:
             self.effects.append(WakeAt(due_s))
+
+
+def _is_last(call: Call | None) -> bool:
+    """Whether this is the call that scales an ended job to 0 nodes, the only one for so few."""
+    return isinstance(call, ReleaseNodes) and call.nodes == 0

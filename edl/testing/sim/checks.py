@@ -59,7 +59,7 @@ def succession_violations(before: World, after: World, spec: JobSpec, sizing: Si
         yield f"round {before.round} is followed by {after.round}"
     if level is FaultTolerance.RECOVER and new not in (kept, requested):
         yield f"round {after.round} has {new} nodes after {old} with --fault-tolerance=recover"
-    if level is FaultTolerance.SHRINK and new > (requested or old):
+    if level is FaultTolerance.SHRINK and new > (requested or max(old, bounds.lowest)):
         yield f"round {after.round} has {new} nodes after {old} with --fault-tolerance=shrink"
     if before.members and before.master_port == after.master_port and before.master_host == after.master_host:
         yield f"round {after.round} has the master address of the one before"

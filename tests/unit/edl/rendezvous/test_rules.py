@@ -83,6 +83,9 @@ REQUESTED = [
     (NodeRange(1, 6), FaultTolerance.RECOVER, 4, 1, 2, 0),
     (NodeRange(1, 3), FaultTolerance.RECOVER, 4, 3, 0, 3),
     (NodeRange(3, 6), FaultTolerance.RECOVER, 2, 3, 0, 3),
+    (NodeRange(3, 6), FaultTolerance.SHRINK, 2, 5, 0, 3),
+    (NodeRange(3, 6), FaultTolerance.SHRINK, 2, 2, 0, 0),
+    (NodeRange(3, 6, 2), FaultTolerance.SHRINK, 2, 5, 0, 4),
     (NodeRange(1, 6), FaultTolerance.RECOVER, 0, 6, 2, 2),
 ]
 

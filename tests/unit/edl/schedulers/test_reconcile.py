@@ -130,6 +130,25 @@ class TestCalls:
         bench(rc.CallFailed("it: 403", retry=False))
         assert rc.ReleaseNodes(("a",), 0, "the job has ended") in bench(rc.Looked(job("a", ended=True)), 1.0)
 
+    @pytest.mark.parametrize(
+        "outcome", [rc.CallFailed("it: 403", retry=False), rc.CallSucceeded(SchedulerSize(1)), rc.CallSucceeded()]
+    )
+    def test_a_call_that_began_before_the_end_is_not_the_last_one(self, outcome: rc.Event) -> None:
+        bench = Bench(at_end=True)
+        bench(rc.Looked(job("a", desired=3)))
+        if outcome == rc.CallSucceeded():
+            assert rc.Ask(3, "the job wants 3 nodes") in bench(rc.CallSucceeded(SchedulerSize(1)))
+        bench(rc.Looked(job("a", ended=True)))
+        assert rc.ReleaseNodes(("a",), 0, "the job has ended") in bench(outcome)
+
+    def test_a_refused_end_says_what_is_left_to_do(self) -> None:
+        bench = Bench(at_end=True)
+        bench(rc.Looked(job("a", ended=True)))
+        effects = bench(rc.CallFailed("it: 403", retry=False))
+        assert effects[-1] == rc.Finished()
+        text = "it: 403 (given up: scale it to 0 nodes, or it starts the nodes of the ended job again)"
+        assert rc.LogMessage(text) in effects
+
 
 class TestShrinking:
     def bench(self, *members: str, spares: tuple[str, ...] = (), size: int = 4, desired: int = 2) -> Bench:
