@@ -23,7 +23,7 @@ from edl.launch.registration import JobEnded, Registration
 from edl.launch.settings import LeaveSettings
 from edl.master.candidate import Candidate
 from edl.master.history import KEPT
-from edl.master.shell import MasterShell
+from edl.master.shell import COMPANIONS_S, MasterShell
 from edl.ports import ChangeKind, Clock, Store
 from edl.tasks import Backoff, end
 from edl.types import Incarnation, JobId
@@ -293,10 +293,11 @@ class Launcher:
 
     async def _let_master_finish(self, shell: MasterShell | None) -> None:
         """If this launcher is the Master and the job has ended, wait until the other nodes know, at most
-        ``FAREWELL_S``."""
+        ``FAREWELL_S``, and then until the Master's companions have finished: a scheduler may take long to answer."""
         if shell is not None and shell.ended:
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(shell.concluded.wait(), FAREWELL_S)
+                await asyncio.wait_for(shell.announced.wait(), FAREWELL_S)
+                await asyncio.wait_for(shell.concluded.wait(), COMPANIONS_S)
 
     async def _say_farewell(self, *, ended: bool) -> None:
         """Unregister and stop what this launcher runs. ``ended``: the job has ended. The store member stops last,

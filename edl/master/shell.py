@@ -148,7 +148,10 @@ class MasterShell:
         """A companion's explanation for the status."""
         self._over = False
         """Whether this Master has stepped down."""
+        self.announced = asyncio.Event()
+        """Set once an ended job's outcome is in the store."""
         self.concluded = asyncio.Event()
+        """Set once the companions have finished after that."""
         """Set once the job has ended and nothing is left to do."""
 
     @property
@@ -359,6 +362,7 @@ class MasterShell:
             revision = await self._deps.store.write(operations, [self._guard.condition()])
             await self._leave_names(lease, ModifiedAt(keys.farewell, revision or 0))
         self._notifier.notify()
+        self.announced.set()
         await self._companions.settled(COMPANIONS_S)
         self.concluded.set()
 

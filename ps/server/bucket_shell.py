@@ -8,6 +8,7 @@ each follower's ``live``) changes only under the lock of the bucket's shard; wha
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -74,6 +75,16 @@ class BucketShellDeps(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ServedBuckets:
+    """The buckets that are served, until the next reset: it clears ``mask`` for good and begins another one. A request
+    keeps the one that it began with, so what it waits for never becomes a row of a later history."""
+
+    history: int = 0
+    mask: Mask = field(default_factory=lambda: np.zeros(BUCKETS, np.uint8))
+    """1 where requests are served."""
+
+
 @dataclass(slots=True, eq=False)
 class FollowerStream:
     """The stream to one follower, and what goes into it, by bucket."""
@@ -111,8 +122,8 @@ class BucketShell:
         clock: Clock,
         threads: Threads = SYSTEM_THREADS,
     ) -> None:
-        self.served: Mask = np.zeros(BUCKETS, np.uint8)
-        """1 where requests are served."""
+        self.serving = ServedBuckets()
+        """Replaced under ``changed``."""
         self.stops: NDArray[np.uint32] = np.zeros(BUCKETS, np.uint32)
         """Number of times that each bucket was stopped."""
         self.changed = threads.condition()
@@ -128,6 +139,8 @@ class BucketShell:
         self._taken: NDArray[np.int64] = np.full(BUCKETS, -1, np.int64)
         """By bucket: the turn in which its content was last accepted from another pserver."""
         self._to_followers: dict[int, FollowerStream] = {}
+        self._refusals: Counter[int] = Counter()
+        """By follower: refusals that the machine has not handled yet."""
         self._events: ThreadQueue[h.Event | None] = threads.queue()
 
     def start(self) -> None:
@@ -145,6 +158,11 @@ class BucketShell:
         self._events.put(event)
 
     # --- for requests ------------------------------------------------------------------------------------------------
+
+    @property
+    def served(self) -> Mask:
+        """1 where requests are served."""
+        return self.serving.mask
 
     def sent(self) -> Sent:
         """Start tracking a push that is about to be applied."""
@@ -192,10 +210,9 @@ class BucketShell:
         for number, to_follower in self._to_followers.items():
             wanted = buckets[to_follower.wait[buckets] != 0]
             if len(wanted):
-                if not to_follower.stream.up or not to_follower.to[wanted].all():
+                if not to_follower.to[wanted].all() or not to_follower.stream.has(sent.marks.get(to_follower)):
                     return number
-                mark = sent.marks.get(to_follower)
-                if mark is not None and not to_follower.stream.has(*mark):
+                if self._refusals[number]:  # after ``has``: a refusal is reported before it counts as acknowledged
                     return number
             elif (
                 lag_s is not None
@@ -207,8 +224,8 @@ class BucketShell:
         return 0
 
     def _lacks(self, to_follower: FollowerStream, lag_s: float) -> bool:
-        """True if a replica may lack more than allowed. Evaluated in this order because ``fenced`` is reported before
-        refused content counts as arrived."""
+        """True if a replica may lack more than allowed. In this order, as in ``waits_for``. What it has refused one
+        bucket for may concern others."""
         return to_follower.stream.behind(lag_s) or to_follower.refused > self._carried
 
     def fullest(self, most: int, buckets: NDArray[np.uint16]) -> int:
@@ -277,9 +294,11 @@ class BucketShell:
 
     def fenced(self, follower: int, version: int, buckets: Sequence[int]) -> None:
         """The follower, whose newest orders are ``version``, has refused these buckets."""
-        to_follower = self._to_followers.get(follower)
-        if to_follower is not None:
-            to_follower.refused = max(to_follower.refused, version)
+        with self.changed:
+            self._refusals[follower] += 1
+            to_follower = self._to_followers.get(follower)
+            if to_follower is not None:
+                to_follower.refused = max(to_follower.refused, version)
         self.stops[np.asarray(buckets, np.int64)] += np.uint32(1)
         self.post(h.FollowerFenced(follower, version, tuple(buckets)))
 
@@ -335,6 +354,8 @@ class BucketShell:
         with self.changed:
             self._carry(effects)
             self._carried = self.version
+            if isinstance(event, h.FollowerFenced):
+                self._refusals[event.follower] -= 1
             self.changed.notify_all()
         for effect in effects:
             if isinstance(effect, h.Drop):
@@ -428,6 +449,7 @@ class BucketShell:
             self.served[some] = 0
             self.stops[some] += np.uint32(1)
             self._store.drop(some[self._taken[some] < self._turns])
+        self.serving = ServedBuckets(history)
         self._deps.reset(number, history)
 
     def _drop(self, buckets: Sequence[int], turn: int) -> None:

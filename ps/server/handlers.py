@@ -29,7 +29,7 @@ from ps.protocol.handshake import TRAINER
 from ps.protocol.requests import InvalidRequest, Wanted, read_pull, read_push, rows_bytes
 from ps.rows import Pushed, ShardChange, TablePush, TrainerPush, encode
 from ps.rows import RowOp as Does
-from ps.server.bucket_shell import BucketShell, Sent
+from ps.server.bucket_shell import BucketShell, Sent, ServedBuckets
 from ps.server.step_barrier_shell import BarrierTimeout, Revoked, StepBarrierShell
 from ps.spec import BUCKETS, TableSpec
 from ps.store.budget import Full
@@ -136,6 +136,7 @@ class _Asked:
 
     head: dict[str, Any]
     view: View
+    serving: ServedBuckets
     trainer: int
     until_s: float
 
@@ -220,21 +221,28 @@ class RequestHandlers:
         trainer = peer.number if peer.role == TRAINER else 0
         if frame.op is FrameOp.PUSH and head.get("trainer", trainer) != trainer and peer.role == TRAINER:
             raise InvalidRequest("word", f"trainer {trainer} must not push as {head.get('trainer')!r}")
-        history = head.get("history", view.history)
         with self._bucket_shell.changed:
-            while history > view.history:
+            while True:
+                view, serving = self.view or view, self._bucket_shell.serving
+                history = head.get("history", serving.history)
+                if history <= serving.history == view.history:  # the view is replaced shortly after the rows
+                    break
                 if self._now_s() >= until_s:
                     raise Waited(
                         FrameOp.WAIT, text="the pserver's orders are older than the trainer's", **{"for": "release"}
                     )
                 self._bucket_shell.changed.wait(until_s - self._now_s())
-                view = self.view or view
-        if history < view.history:
-            text = "the parameters were rolled back to a checkpoint; restart the process"
-            raise Waited(FrameOp.ROLLED_BACK, history=view.history, text=text)
+        self._check_history(history)
         if trainer in view.revoked:
             raise Revoked
-        return _Asked(head, view, trainer, until_s)
+        return _Asked(head, view, serving, trainer, until_s)
+
+    def _check_history(self, history: int) -> None:
+        """Raise ``Waited`` if the rows have a later history than a request's."""
+        current = self._bucket_shell.serving.history
+        if history < current:
+            text = "the parameters were rolled back to a checkpoint; restart the process"
+            raise Waited(FrameOp.ROLLED_BACK, history=current, text=text)
 
     def _no(self, op: FrameOp, head: dict[str, Any], view: View | None, **content: Any) -> FrameReply:
         if op is FrameOp.MOVED and view is not None:
@@ -261,13 +269,14 @@ class RequestHandlers:
             return self._no(FrameOp.BUSY, head, view, after_s=FULL_S, text=f"{text} (rows are being evicted)")
         return self._no(FrameOp.REFUSED, head, view, kind="memory", text=text)
 
-    def _await_served(self, buckets: NDArray[np.uint16], until_s: float) -> None:
-        """Wait until all of these buckets are served here. Raises ``Waited``."""
-        bucket_shell = self._bucket_shell
+    def _await_served(self, buckets: NDArray[np.uint16], asked: _Asked) -> None:
+        """Wait until all of these buckets are served here. Raises ``Waited``, also if all rows are dropped."""
+        bucket_shell, served, until_s = self._bucket_shell, asked.serving.mask, asked.until_s
         with bucket_shell.changed:
-            while not bucket_shell.served[buckets].all():
-                missing = buckets[bucket_shell.served[buckets] == 0].tolist()
-                if not bucket_shell.waiting(missing):
+            while not served[buckets].all():
+                missing = buckets[served[buckets] == 0].tolist()
+                self._check_history(asked.serving.history)
+                if asked.serving is not bucket_shell.serving or not bucket_shell.waiting(missing):
                     raise Waited(FrameOp.MOVED, text=f"bucket {missing[0]} is not on pserver {self._name}")
                 if self._now_s() >= until_s:
                     text = f"bucket {missing[0]} is moving to pserver {self._name}"
@@ -286,7 +295,7 @@ class RequestHandlers:
         at = 0
         for one in parts:
             size = rows_bytes(len(one.keys), one.dim, one.dtype)
-            self._rows(one, room[at : at + size], step, insert, asked.until_s)
+            self._rows(one, room[at : at + size], step, insert, asked)
             at += size
         counts = self.counts
         with counts.lock:
@@ -294,7 +303,7 @@ class RequestHandlers:
             counts.keys += sum(len(one.keys) for one in parts)
         return self._ok(asked, [room[:at]])
 
-    def _rows(self, one: Wanted, room: memoryview, step: int, insert: bool, until_s: float) -> None:
+    def _rows(self, one: Wanted, room: memoryview, step: int, insert: bool, asked: _Asked) -> None:
         count, dim = len(one.keys), one.dim
         if not count:
             return
@@ -302,10 +311,10 @@ class RequestHandlers:
             out = np.frombuffer(room, np.float32, count * dim).reshape(count, dim)
         else:
             out = np.empty((count, dim), np.float32)
-        served = self._bucket_shell.served
+        served = asked.serving.mask
         while self._store.pull(one.table, one.keys, out, step=step, insert=insert, allowed=served, counts=one.counts):
-            self._await_served(_buckets([one]), until_s)
-            if self._now_s() >= until_s:
+            self._await_served(_buckets([one]), asked)
+            if self._now_s() >= asked.until_s:
                 raise Waited(
                     FrameOp.WAIT, text=f"buckets keep moving to and from pserver {self._name}", **{"for": "release"}
                 )
@@ -326,7 +335,7 @@ class RequestHandlers:
         push, step = TrainerPush(*number, parts), asked.step
         buckets = _buckets(parts)
         self._await_room(buckets, asked.until_s)
-        self._await_served(buckets, asked.until_s)
+        self._await_served(buckets, asked)
         if any(part.op != Does.GRAD for part in parts):
             if any(part.op == Does.GRAD for part in parts):
                 raise InvalidRequest("word", "one push cannot contain both gradients and other values")
@@ -336,12 +345,17 @@ class RequestHandlers:
             def apply(pushes: Sequence[TrainerPush], at: int, scale: float) -> tuple[float, _Done]:
                 return scale, self._apply(pushes, at, scale, asked, base)
 
-            found = self.barrier.push(push, step, apply, asked.until_s, head.get("complete") is True, trainer)
+            complete, history = head.get("complete") is True, asked.serving.history
+            try:
+                found = self.barrier.push(push, step, apply, asked.until_s, complete, trainer, history)
+            except Revoked:
+                self._check_history(history)
+                raise
             step = found.step
             scale, done = found.result
         counts = [done.pushed.fresh, done.pushed.skipped, done.pushed.damaged]
         while done.pushed.refused:
-            self._await_served(buckets, asked.until_s)
+            self._await_served(buckets, asked)
             done = self._apply([push], step, scale, asked, base)
         self._await_copies(done, buckets, asked)
         if counts[0] or not counts[1]:
@@ -367,7 +381,7 @@ class RequestHandlers:
         found = []
         for one, size in zip(wanted, sizes, strict=True):
             room = memoryview(bytearray(size))
-            self._rows(one, room, asked.step, False, asked.until_s)
+            self._rows(one, room, asked.step, False, asked)
             found.append(room)
         return found
 
@@ -383,7 +397,7 @@ class RequestHandlers:
             step=step,
             lr=view.rates(step, divisor),
             scale=scale,
-            allowed=self._bucket_shell.served,
+            allowed=asked.serving.mask,
             each=lambda piece: self._bucket_shell.spread(piece, sent),
             needed=self._bucket_shell.feeds,
         )
@@ -412,12 +426,11 @@ class RequestHandlers:
             sent = bucket_shell.behind(sent, buckets)
         with bucket_shell.changed:
             while True:
-                follower = bucket_shell.waits_for(sent, buckets, lag_s)
-                # After ``waits_for``: what a replica refuses also counts as received, and stops the bucket before.
                 if bucket_shell.stopped(sent, buckets):
                     raise Waited(
                         FrameOp.MOVED, text=f"a bucket has left pserver {self._name} meanwhile; repeat this push"
                     )
+                follower = bucket_shell.waits_for(sent, buckets, lag_s)
                 if not follower:
                     return
                 if self._now_s() >= asked.until_s:
@@ -444,10 +457,10 @@ class RequestHandlers:
         found: Intent | None = None
         sent = self._bucket_shell.sent()
         while found is None:
-            self._await_served(buckets, asked.until_s)
+            self._await_served(buckets, asked)
             sent = self._bucket_shell.sent()
             with self._store.lock(bucket):
-                if self._bucket_shell.served[bucket]:
+                if asked.serving.mask[bucket]:
                     found = intents.fence(of) if fence else intents.declare(of, seq, str(body, "utf-8"))
                     self._bucket_shell.spread(ShardChange(shard, (), buckets, intents={of: found}), sent)
         self._await_copies(_Done(Pushed(), sent), buckets, asked)
@@ -462,7 +475,7 @@ class RequestHandlers:
             raise InvalidRequest("table", f"there is no table {str(table)[:100]!r}")
         if type(bucket) is not int or not 0 <= bucket < BUCKETS:
             raise InvalidRequest("word", f"bucket {bucket!r} must be an integer from 0 to {BUCKETS - 1}")
-        self._await_served(np.array([bucket], np.uint16), asked.until_s)
+        self._await_served(np.array([bucket], np.uint16), asked)
         rows = self._store.image(bucket).rows.get(str(table))
         parts = encode(rows) if rows is not None else []
         size = sum(memoryview(part).nbytes for part in parts)

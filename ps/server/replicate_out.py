@@ -204,10 +204,12 @@ class ReplicationStream:
         with self._lock:
             return self.life, self._number
 
-    def has(self, life: int, number: int) -> bool:
-        """True if the follower has acknowledged this item. Also true for an earlier connection: then the follower has
-        it by image, or not at all."""
-        return life != self.life or self._acked >= number
+    def has(self, mark: tuple[int, int] | None) -> bool:
+        """True if content is accepted for sending and the follower has acknowledged the item with this ``mark``, a
+        result of ``put`` or ``tail``; ``None``: no item. An item of an earlier connection counts as acknowledged: the
+        follower has it by image, or not at all."""
+        with self._lock:  # otherwise the stream could break after it was found to be up
+            return self.up and (mark is None or mark[0] != self.life or self._acked >= mark[1])
 
     @property
     def queued_bytes(self) -> int:
@@ -218,12 +220,16 @@ class ReplicationStream:
     def lag_s(self) -> float:
         """Age of the oldest unacknowledged item, in seconds."""
         with self._lock:
-            oldest = self._sent[0].items[0] if self._sent else self._queue[0] if self._queue else None
+            return self._age_s()
+
+    def _age_s(self) -> float:
+        oldest = self._sent[0].items[0] if self._sent else self._queue[0] if self._queue else None
         return 0.0 if oldest is None else self._clock.now_s() - oldest.at_s
 
     def behind(self, lag_s: float) -> bool:
         """True if the follower lags by more than ``lag_s`` seconds, or is unreachable."""
-        return not self.up or self.lag_s > lag_s
+        with self._lock:
+            return not self.up or self._age_s() > lag_s
 
     @property
     def up(self) -> bool:

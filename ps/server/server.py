@@ -307,7 +307,7 @@ class ParameterServer:
         log.info("Parameter server %s restarts without rows as number %d in history %d",
                  self._setup.name, number, history)  # fmt: skip
         self.checkpoint_task.reset()
-        self.handlers.barrier.reset()
+        self.handlers.barrier.reset(history)
         for peer in self.endpoint.peers:
             if peer.role == TRAINER:
                 peer.farewell = True  # its disconnecting does not mean that the trainer is lost

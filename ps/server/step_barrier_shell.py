@@ -70,6 +70,7 @@ class StepBarrierShell:
         self._barrier = StepBarrier(training)
         self._threads = threads
         self._changed = threads.condition()
+        self._history = 0
         self._waiters: dict[int, _Waiter] = {}
         self._tags = 0
 
@@ -79,9 +80,10 @@ class StepBarrierShell:
             self._verdicts(self._barrier.orders(epoch, members, revoked, training))
             self._changed.notify_all()
 
-    def reset(self) -> None:
-        """Start a new history."""
+    def reset(self, history: int) -> None:
+        """Start a new history. Pushes of another one are refused from now on."""
         with self._changed:
+            self._history = history
             self._verdicts(self._barrier.reset())
             self._changed.notify_all()
 
@@ -100,14 +102,18 @@ class StepBarrierShell:
                 self._changed.wait(left_s)
 
     def push(
-        self, push: TrainerPush, step: int, apply: ApplyPushes, until_s: float, complete: bool = False, trainer: int = 0
-    ) -> Applied:
+        self, push: TrainerPush, step: int, apply: ApplyPushes, until_s: float, complete: bool = False,
+        trainer: int = 0, history: int = 0,
+    ) -> Applied:  # fmt: skip
         """Apply a push when the barrier allows it, possibly on another push's thread.
 
-        ``complete``: see ``StepBarrier.push``. ``trainer``: the sender, if it repeats another trainer's push. Raises
-        ``BarrierTimeout``, ``Revoked`` and whatever ``apply`` raises.
+        ``complete``: see ``StepBarrier.push``. ``trainer``: the sender, if it repeats another trainer's push.
+        ``history``: the one that the push belongs to. Raises ``BarrierTimeout``, ``Revoked``, also if this is another
+        history by now, and whatever ``apply`` raises.
         """
         with self._changed:
+            if history != self._history:
+                raise Revoked
             self._tags += 1
             tag = self._tags
             waiter = self._waiters[tag] = _Waiter(push)

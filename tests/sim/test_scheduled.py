@@ -22,13 +22,18 @@ from edl.types import JobId
 from edl.wire.scale_requests import Resize, Suspend
 from tests.sim import scheduler_bugs
 
+KNOWN = [
+    9109,  # a minimum raised above the size of a job that never grows
+    9183,  # a query refused for good after the end of the job took the place of the last call
+    10313,  # the Master's launcher did not wait for a slow query, after which the set is scaled to zero
+]
 SEEDS = 20
 MORE_SEEDS = 2000
 MOST = 40
 """Schedules that a planted bug gets, after the one that is known to find it."""
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", [*KNOWN, *range(SEEDS)])
 def test_schedules(seed: int) -> None:
     assert not play(Schedule.scheduled(seed)).violation
 

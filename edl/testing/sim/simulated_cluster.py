@@ -73,6 +73,8 @@ class SimCluster:
         """Whether calls are slow and fail."""
         self.taken: Callable[[str], None] = lambda name: None
         """Called before a node is removed on request."""
+        self.answers_s = 0.0
+        """Time at which all calls so far will have been answered."""
         self.watchers: list[Callable[[Observation], None]] = []
         self._coming: set[str] = set()
         self._names: dict[str, int] = {}
@@ -257,7 +259,9 @@ class SimScheduler:
             self._launcher.run(give)
 
         slowest_s = traits.slow_s if cluster.troubled else CALM_CALL_S
-        cluster.world.timeline.after(cluster.rng.uniform(0.01, max(0.02, slowest_s)), arrive)
+        takes_s = cluster.rng.uniform(0.01, max(0.02, slowest_s))
+        cluster.answers_s = max(cluster.answers_s, cluster.world.timeline.now_s + takes_s)
+        cluster.world.timeline.after(takes_s, arrive)
         try:
             return await answer
         finally:

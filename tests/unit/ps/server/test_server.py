@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -411,6 +411,31 @@ def test_a_trainer_of_an_earlier_history(made: Made) -> None:
     answer = trainer.push(2, COUNTS, [1], history=1)
     assert (answer.op, answer.head["history"]) == (FrameOp.ROLLED_BACK, 2)
     assert trainer.push(2, COUNTS, [1], history=3, wait_s=2.0).op is FrameOp.WAIT
+    assert trainer.pull(COUNTS, [1], history=2)[0, 0] == 0
+
+
+def test_a_push_that_waited_through_the_end_of_its_history_is_not_applied(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = server()
+    plan = Plan({1: place(one), 2: At("b", "127.0.0.1", 1)}, {1: ALL}, giver={2: ALL})
+    boss, trainer = Boss(place(one)), Trainer(place(one))
+    waiting, waits = one.bucket_shell.waiting, threading.Event()
+
+    def seen(buckets: Iterable[int]) -> bool:
+        waits.set()
+        return waiting(buckets)
+
+    monkeypatch.setattr(one.bucket_shell, "waiting", seen)
+    boss.say(plan.orders(1))
+    results: list[Any] = []
+    pushed = threading.Thread(target=lambda: results.append(trainer.push(1, COUNTS, [1], history=1)))
+    pushed.start()
+    assert waits.wait(30)
+    rolled_back = plan.next(history=2, changed=ALL)
+    rolled_back.places = {1: place(one)}
+    boss.say(rolled_back.orders(1))
+    pushed.join(30)
+    assert results[0].op is FrameOp.ROLLED_BACK
+    assert results[0].head["history"] == 2
     assert trainer.pull(COUNTS, [1], history=2)[0, 0] == 0
 
 
