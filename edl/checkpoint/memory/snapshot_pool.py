@@ -153,20 +153,28 @@ class MemorySnapshotPool:
             if any(held.holding == label.holding for own in self._shared() for held in self._buffer_table.held(own)):
                 return None  # this node's own workers made the same commit
             newest = self._buffer_table.newest(stream)
-        if newest is not None and newest.holding.version >= label.holding.version:
-            if newest.holding == label.holding:
-                return None
-            raise CheckpointError(f"node {self._node} has {newest.holding.version} of node {label.owner} already")
-        return self.incoming(stream, label)
+            if newest is not None and newest.holding.version >= label.holding.version:
+                if newest.holding == label.holding:
+                    return None
+                raise CheckpointError(f"node {self._node} has {newest.holding.version} of node {label.owner} already")
+            self._reserve(stream, label)  # at once, so that no newer copy can come before this one
+        return self._incoming(stream, label)
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
     def incoming(self, stream: SnapshotStream, label: Label) -> IncomingCopy:
         """Memory for the next snapshot of this stream. Raises ``CheckpointError``."""
         with self._lock:
-            if stream in self._arriving:
-                raise CheckpointError(f"another copy of shard {label.holding.shard} is already arriving from there")
-            self._arriving.add(stream)
+            self._reserve(stream, label)
+        return self._incoming(stream, label)
+
+    def _reserve(self, stream: SnapshotStream, label: Label) -> None:
+        """Let no other copy of this stream arrive until ``arrived``. Requires the lock. Raises ``CheckpointError``."""
+        if stream in self._arriving:
+            raise CheckpointError(f"another copy of shard {label.holding.shard} is already arriving from there")
+        self._arriving.add(stream)
+
+    def _incoming(self, stream: SnapshotStream, label: Label) -> IncomingCopy:
         try:
             room = self.room(stream, label.size, keep_previous=label.holding.shards > 1)
             if isinstance(room, BufferRefusal):
