@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from edl.config import JobSpec
-from edl.master import autoscaling, dropping, planning, resizing
+from edl.master import autoscaling, away, dropping, planning, resizing
 from edl.master.events import (
     Decision,
     Event,
@@ -83,7 +83,8 @@ def take_over(spec: JobSpec, record: Record | None, nodes: Sequence[NodeInfo], n
     Nodes are assumed to be as recorded until they attach or are proven dead.
     """
     # formed_at_s: members of a running world get time to report that they are underway.
-    turn = MasterTurn(MasterState(spec, record or Record(), forming_since_s=now_s, formed_at_s=now_s), now_s)
+    known = record or Record()
+    turn = MasterTurn(MasterState(spec, known, began_s=now_s, forming_since_s=now_s, formed_at_s=now_s), now_s)
     sizing, observed = turn.record.sizing, turn.record.observed
     turn.resizing = sizing.generation > observed
     turn.cooling_until_s = now_s + spec.cooldown_s if observed else 0.0  # the elapsed part of the cool-down is unknown
@@ -108,10 +109,12 @@ def _handle_lost_members(turn: MasterTurn) -> None:
     """Handle members whose leases ended while the job had no Master."""
     members = turn.record.world.members if turn.record.world else ()
     alive = {entry.info.incarnation for entry in turn.nodes.values()}
-    gone = [m.node for m in members if m.incarnation not in alive and m.node not in turn.finished]
+    gone = [m for m in members if m.incarnation not in alive and m.node not in turn.finished]
     if not gone:
         return
-    how = f"{', '.join(gone)} lost while the job had no Master"
+    for member in gone:
+        away.remember(turn, member.node, member.incarnation, since_s=None)
+    how = f"{', '.join(member.node for member in gone)} lost while the job had no Master"
     if turn.record.phase is Phase.RUNNING:
         stop_world(turn, how)
     else:
@@ -280,6 +283,7 @@ def _lost(turn: MasterTurn, entry: NodeEntry, how: str) -> None:
     if entry.status is NodeStatus.LEAVING:
         _replan_without_source(turn)
         return
+    away.remember(turn, node, entry.info.incarnation, since_s=turn.now_s)
     turn.note(Kind.NODE_LOST, f"node {node} lost: {how}", node)
     if turn.member(entry) is None or node in turn.finished:
         _replan_without_source(turn)
@@ -398,8 +402,11 @@ def _ready(turn: MasterTurn, entry: NodeEntry, ready: Ready) -> None:
         prestart(turn, entry)
     elif newcomer:
         waits = ", its workers wait" if ready.parked else ""
-        slots = count(entry.info.slots, "slot")
-        turn.note(Kind.NODE_JOINED, f"node {entry.info.node} is ready with {slots}{waits}", entry.info.node)
+        text = f"node {entry.info.node} is ready with {count(entry.info.slots, 'slot')}{waits}"
+        if away_for := away.returned(turn, entry):
+            turn.note(Kind.NODE_RETURNED, f"{text}; it was away for {away_for}", entry.info.node)
+        else:
+            turn.note(Kind.NODE_JOINED, text, entry.info.node)
 
 
 def _preparing(turn: MasterTurn, entry: NodeEntry, preparing: Preparing) -> None:
@@ -494,6 +501,7 @@ def _leaving(turn: MasterTurn, entry: NodeEntry, leaving: Leaving) -> None:
     turn.tell(entry, Dismissed("nothing to wait for", needed=resizing.is_missed(turn, entry)))
     known = entry.draining
     turn.update(entry, status=NodeStatus.LEAVING)
+    away.remember(turn, node, entry.info.incarnation, since_s=turn.now_s)
     if not known:
         turn.note(Kind.NODE_LEAVING, f"node {node} leaves: {reason}", node)
     if turn.member(entry) is None or node in turn.finished:
