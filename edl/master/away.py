@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from edl.master.state import Away, NodeEntry
+from edl.master.state import Away, NodeEntry, Phase
 from edl.master.turn import MasterTurn
 from edl.types import Incarnation, NodeId
 
@@ -19,6 +19,8 @@ KEPT = 100
 def remember(turn: MasterTurn, node: NodeId, incarnation: Incarnation, *, since_s: float | None) -> None:
     """A node takes no part any more: it is lost, or was dismissed. ``since_s``: the time of that; None: before this
     Master took over."""
+    if turn.record.phase is Phase.ENDED:
+        return  # the record of an ended job does not change
     others = [one for one in turn.record.away if one.node != node]
     kept = (*others, Away(node, incarnation))[-KEPT:]
     turn.write(away=kept)

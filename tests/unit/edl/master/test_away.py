@@ -5,6 +5,7 @@ from __future__ import annotations
 from edl.config import NodeRange
 from edl.master import events as ev
 from edl.master.away import KEPT
+from edl.master.state import Phase
 from edl.types import NodeId, Round
 from edl.wire.messages import Dismissed, Leaving, Ready
 from edl.wire.scale_requests import Suspend
@@ -131,6 +132,18 @@ def test_the_members_of_a_world_are_not_away() -> None:
     rule.submit(Suspend(False, "me"))
     assert rule.members == "ab"
     assert not rule.state.record.away
+
+
+def test_the_record_of_an_ended_job_does_not_change() -> None:
+    rule = pair(restarts=0)
+    rule.feed(ev.NodeRegistered(info("c")))
+    rule.fail("a")
+    for name in "ab":
+        rule.ready(name, seen=1)
+    assert rule.state.record.phase is Phase.ENDED
+    record = rule.state.record
+    rule.lose("c")
+    assert rule.state.record == record
 
 
 def test_only_the_latest_are_remembered() -> None:
