@@ -131,7 +131,7 @@ def step_all(state: MasterState, events: Iterable[Event], now_s: float) -> Decis
     event would be quadratic in the number of nodes."""
     turn = MasterTurn(state, now_s)
     for event in events:
-        handler: Callable[[MasterTurn, Any], None] = _HANDLERS[type(event)]
+        handler: Callable[[MasterTurn, Any], None] = EVENT_HANDLERS[type(event)]
         handler(turn, event)
     _apply_rules(turn)
     return turn.decision()
@@ -329,32 +329,8 @@ def _said(turn: MasterTurn, event: NodeSaid) -> None:
     # Once the job has ended, only the outcome of its last checkpoint matters.
     if entry is None or (turn.record.phase is Phase.ENDED and not isinstance(event.message, Kept)):
         return
-    match event.message:
-        case Ready() as ready:
-            _ready(turn, entry, ready)
-        case Preparing() as preparing:
-            _preparing(turn, entry, preparing)
-        case Underway() as message:
-            planning.underway(turn, entry, message)
-        case Boundary() as answer:
-            planning.answered(turn, entry, answer)
-        case Kept() as kept:
-            planning.kept(turn, entry, kept)
-        case Asked() as asked:
-            planning.asked(turn, asked)
-        case Pace() as pace:
-            autoscaling.paced(turn, turn.update(entry, step_s=pace.step_s), pace)
-        case Hanging() as hanging:
-            _hanging(turn, entry, hanging)
-        case WorkerFailed(failure):
-            _worker_failed(turn, entry, failure)
-        case WorkersDone(round=number, saving=saving, unsaved=unsaved):
-            if turn.record.phase is Phase.RUNNING and number == turn.record.round:
-                _done(turn, entry, saving, unsaved)
-        case NotKept() | NotLogged() as message:
-            planning.not_kept(turn, entry, message)
-        case Leaving() as leaving:
-            _leaving(turn, entry, leaving)
+    handler: Callable[[MasterTurn, NodeEntry, Any], None] = MESSAGE_HANDLERS[type(event.message)]
+    handler(turn, entry, event.message)
 
 
 def _is_outdated(turn: MasterTurn, entry: NodeEntry, seen_round: Round) -> bool:
@@ -439,8 +415,8 @@ def _hanging(turn: MasterTurn, entry: NodeEntry, hanging: Hanging) -> None:
     stop_world(turn, what, dump=True)
 
 
-def _worker_failed(turn: MasterTurn, entry: NodeEntry, failure: Failure) -> None:
-    record = turn.record
+def _worker_failed(turn: MasterTurn, entry: NodeEntry, message: WorkerFailed) -> None:
+    record, failure = turn.record, message.failure
     if failure.round != record.round or turn.member(entry) is None:
         return
     if record.phase is Phase.FORMING:
@@ -473,6 +449,11 @@ def _kept(failures: tuple[Failure, ...]) -> tuple[Failure, ...]:
 def _describe(failure: Failure) -> str:
     cause = f": {failure.exception}" if failure.exception else ""
     return f"worker {failure.rank} on {failure.node} {failure.what}{cause}"
+
+
+def _workers_done(turn: MasterTurn, entry: NodeEntry, message: WorkersDone) -> None:
+    if turn.record.phase is Phase.RUNNING and message.round == turn.record.round:
+        _done(turn, entry, message.saving, message.unsaved)
 
 
 def _done(turn: MasterTurn, entry: NodeEntry, saving: bool, unsaved: str) -> None:
@@ -513,6 +494,10 @@ def _leaving(turn: MasterTurn, entry: NodeEntry, leaving: Leaving) -> None:
         _refund_if_consequence(turn, entry, f"leaves: {reason}")
 
 
+def _asked(turn: MasterTurn, entry: NodeEntry, message: Asked) -> None:
+    planning.asked(turn, message)
+
+
 def _request_received(turn: MasterTurn, event: OperatorRequest) -> None:
     planning.asked(turn, event.asked)
 
@@ -541,7 +526,7 @@ def _tick(turn: MasterTurn, event: Tick) -> None:
     """Do nothing: ``_apply_rules`` checks all deadlines."""
 
 
-_HANDLERS: dict[type, Callable[[MasterTurn, Any], None]] = {
+EVENT_HANDLERS: dict[type, Callable[[MasterTurn, Any], None]] = {
     NodeRegistered: _registered,
     NodeAttached: _attached,
     NodeDetached: _detached,
@@ -555,3 +540,21 @@ _HANDLERS: dict[type, Callable[[MasterTurn, Any], None]] = {
     Failed: _failed,
     Tick: _tick,
 }
+"""What handles each event. ``CONTRIBUTING.md`` lists it, with what has happened."""
+
+MESSAGE_HANDLERS: dict[type, Callable[[MasterTurn, NodeEntry, Any], None]] = {
+    Ready: _ready,
+    Preparing: _preparing,
+    Underway: planning.underway,
+    Boundary: planning.answered,
+    Kept: planning.kept,
+    Asked: _asked,
+    Pace: autoscaling.paced,
+    Hanging: _hanging,
+    WorkerFailed: _worker_failed,
+    WorkersDone: _workers_done,
+    NotKept: planning.not_kept,
+    NotLogged: planning.not_kept,
+    Leaving: _leaving,
+}
+"""What handles each message in ``NodeSaid``."""
