@@ -1,4 +1,8 @@
-"""The command line ``python -m edl.launch``, also installed as ``edl-run``."""
+"""The command line ``python -m edl.launch``, also installed as ``edl-run``; start reading here.
+
+``run`` resolves the options, ``settings_of`` (``cli.py``) makes settings of them, and ``compose.launch`` runs the
+launcher.
+"""
 
 from __future__ import annotations
 

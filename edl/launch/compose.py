@@ -1,5 +1,5 @@
-"""The main path of a launcher; start reading here. With ``store_opening`` and ``node_checkpoints`` it chooses the
-adapters.
+"""The main path of a launcher, once ``__main__`` and ``cli`` have made its settings. With ``store_opening`` and
+``node_checkpoints`` it chooses the adapters.
 
 A launcher
 

@@ -14,8 +14,8 @@ from edl.agent.workers.paddle_environment import ScriptPlaces
 from edl.errors import SettingError, UsageError
 from edl.launch import torchrun_store
 from edl.launch.accelerators import visible_devices
-from edl.launch.binding import cores_of_slots
 from edl.launch.dropin_table import Fate
+from edl.launch.numa_binding import cores_of_slots
 from edl.launch.options import BY_NAME, BY_SPELLING, is_default, record, value
 from edl.launch.options.workers import TORCH_LAUNCH
 from edl.launch.resolved_options import OptionSource, ResolvedOptions

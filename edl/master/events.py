@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass
 
 from edl import machine
@@ -12,6 +11,7 @@ from edl.master.state import MasterState
 from edl.types import Incarnation, NodeId
 from edl.wire.messages import AgentMessage, Asked, Attach, MasterMessage, NodeInfo
 from edl.wire.scale_requests import ScaleRequest, Verdict
+from edl.wire.status import Kind as Kind
 
 # --- events ----------------------------------------------------------------------------------------------------------
 
@@ -153,26 +153,6 @@ class Grant:
 
     verdict: Verdict
     text: str
-
-
-class Kind(enum.Enum):
-    """Kinds of history entries, for people and for filters."""
-
-    NODE_JOINED = "node-joined"
-    NODE_LOST = "node-lost"
-    NODE_LEAVING = "node-leaving"
-    WORKER_FAILED = "worker-failed"
-    WORLD_STOPPED = "world-stopped"
-    WORLD_FORMED = "world-formed"
-    WORLD_UNDERWAY = "world-underway"
-    BOUNDARY = "boundary"
-    STATE = "state"
-    SETTINGS = "settings"
-    SCALE = "scale"
-    SLOT = "slot"
-    SERVICE = "service"
-    WAITING = "waiting"
-    JOB_ENDED = "job-ended"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from edl.config import FaultTolerance
 from edl.exit_codes import ExitCode
-from edl.master import dropping, hyper
+from edl.master import away, dropping, hyper
 from edl.master.events import Kind
 from edl.master.restoring import Load, Restore, Unusable, choose, newest_in_memory, size_of_newest
 from edl.master.state import NodeEntry, NodeStatus, Phase
@@ -377,6 +377,7 @@ def _form(turn: MasterTurn, entries: Sequence[NodeEntry], restore: Restore, why:
     _note_state(turn, restore)
     turn.write(phase=Phase.RUNNING, round=world.round, world=world, done=(), charged=False, reason=why, era=era)
     turn.write(judged=False, saving=(), flaws=tuple(one for one in turn.record.flaws if one.name != UNSAVED))
+    away.forget(turn, {member.node for member in members})
     turn.note(Kind.WORLD_FORMED, f"round {world.round}: {count(len(members))}, {count(world.size, 'worker')} ({why})")
     turn.grace_until_s = None
     turn.at_boundary = False
@@ -442,6 +443,7 @@ def dismiss(turn: MasterTurn, reason: str, *, needed: bool = False, only: NodeEn
             if entry.hurried and not needed:
                 turn.write(owed=f"node {entry.info.node} left without time for a checkpoint")
             entry = turn.update(entry, status=NodeStatus.LEAVING)
+            away.remember(turn, entry.info.node, entry.info.incarnation, since_s=turn.now_s)
             turn.tell(entry, Dismissed(reason, needed, save=needed or not entry.hurried))
 
 

@@ -17,13 +17,17 @@ KEPT = 500
 FOLDED = 8
 """Number of nodes that are named individually in one write, per kind of entry. Further ones are only counted, so that
 a thousand joining nodes do not push older entries out of the history."""
-_FOLDS = {Kind.NODE_JOINED: "are ready", Kind.NODE_LOST: "were lost"}
+_FOLDS = {
+    Kind.NODE_JOINED: "are ready",
+    Kind.NODE_RETURNED: "are ready again",
+    Kind.NODE_LOST: "were lost",
+}
 """Kinds whose entries in one write are combined, and what the combined entry says. Entries of different writes are not
 combined, because each has its time and its node; checkpoints are the exception (see ``JobHistory``)."""
 
 
 def folded(notes: Sequence[HistoryNote]) -> list[HistoryNote]:
-    """The notes of one write; more than ``FOLDED`` about joined or lost nodes are combined into one."""
+    """The notes of one write; more than ``FOLDED`` of one kind in ``_FOLDS`` are combined into one."""
     counts = collections.Counter(note.kind for note in notes)
     many = {kind for kind in _FOLDS if counts[kind] > FOLDED}
     found: list[HistoryNote] = []

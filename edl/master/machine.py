@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from edl.config import JobSpec
-from edl.master import autoscaling, dropping, planning, resizing
+from edl.master import autoscaling, away, dropping, planning, resizing
 from edl.master.events import (
     Decision,
     Event,
@@ -83,7 +83,8 @@ def take_over(spec: JobSpec, record: Record | None, nodes: Sequence[NodeInfo], n
     Nodes are assumed to be as recorded until they attach or are proven dead.
     """
     # formed_at_s: members of a running world get time to report that they are underway.
-    turn = MasterTurn(MasterState(spec, record or Record(), forming_since_s=now_s, formed_at_s=now_s), now_s)
+    known = record or Record()
+    turn = MasterTurn(MasterState(spec, known, began_s=now_s, forming_since_s=now_s, formed_at_s=now_s), now_s)
     sizing, observed = turn.record.sizing, turn.record.observed
     turn.resizing = sizing.generation > observed
     turn.cooling_until_s = now_s + spec.cooldown_s if observed else 0.0  # the elapsed part of the cool-down is unknown
@@ -108,10 +109,12 @@ def _handle_lost_members(turn: MasterTurn) -> None:
     """Handle members whose leases ended while the job had no Master."""
     members = turn.record.world.members if turn.record.world else ()
     alive = {entry.info.incarnation for entry in turn.nodes.values()}
-    gone = [m.node for m in members if m.incarnation not in alive and m.node not in turn.finished]
+    gone = [m for m in members if m.incarnation not in alive and m.node not in turn.finished]
     if not gone:
         return
-    how = f"{', '.join(gone)} lost while the job had no Master"
+    for member in gone:
+        away.remember(turn, member.node, member.incarnation, since_s=None)
+    how = f"{', '.join(member.node for member in gone)} lost while the job had no Master"
     if turn.record.phase is Phase.RUNNING:
         stop_world(turn, how)
     else:
@@ -128,7 +131,7 @@ def step_all(state: MasterState, events: Iterable[Event], now_s: float) -> Decis
     event would be quadratic in the number of nodes."""
     turn = MasterTurn(state, now_s)
     for event in events:
-        handler: Callable[[MasterTurn, Any], None] = _HANDLERS[type(event)]
+        handler: Callable[[MasterTurn, Any], None] = EVENT_HANDLERS[type(event)]
         handler(turn, event)
     _apply_rules(turn)
     return turn.decision()
@@ -280,6 +283,7 @@ def _lost(turn: MasterTurn, entry: NodeEntry, how: str) -> None:
     if entry.status is NodeStatus.LEAVING:
         _replan_without_source(turn)
         return
+    away.remember(turn, node, entry.info.incarnation, since_s=turn.now_s)
     turn.note(Kind.NODE_LOST, f"node {node} lost: {how}", node)
     if turn.member(entry) is None or node in turn.finished:
         _replan_without_source(turn)
@@ -325,32 +329,8 @@ def _said(turn: MasterTurn, event: NodeSaid) -> None:
     # Once the job has ended, only the outcome of its last checkpoint matters.
     if entry is None or (turn.record.phase is Phase.ENDED and not isinstance(event.message, Kept)):
         return
-    match event.message:
-        case Ready() as ready:
-            _ready(turn, entry, ready)
-        case Preparing() as preparing:
-            _preparing(turn, entry, preparing)
-        case Underway() as message:
-            planning.underway(turn, entry, message)
-        case Boundary() as answer:
-            planning.answered(turn, entry, answer)
-        case Kept() as kept:
-            planning.kept(turn, entry, kept)
-        case Asked() as asked:
-            planning.asked(turn, asked)
-        case Pace() as pace:
-            autoscaling.paced(turn, turn.update(entry, step_s=pace.step_s), pace)
-        case Hanging() as hanging:
-            _hanging(turn, entry, hanging)
-        case WorkerFailed(failure):
-            _worker_failed(turn, entry, failure)
-        case WorkersDone(round=number, saving=saving, unsaved=unsaved):
-            if turn.record.phase is Phase.RUNNING and number == turn.record.round:
-                _done(turn, entry, saving, unsaved)
-        case NotKept() | NotLogged() as message:
-            planning.not_kept(turn, entry, message)
-        case Leaving() as leaving:
-            _leaving(turn, entry, leaving)
+    handler: Callable[[MasterTurn, NodeEntry, Any], None] = MESSAGE_HANDLERS[type(event.message)]
+    handler(turn, entry, event.message)
 
 
 def _is_outdated(turn: MasterTurn, entry: NodeEntry, seen_round: Round) -> bool:
@@ -398,8 +378,11 @@ def _ready(turn: MasterTurn, entry: NodeEntry, ready: Ready) -> None:
         prestart(turn, entry)
     elif newcomer:
         waits = ", its workers wait" if ready.parked else ""
-        slots = count(entry.info.slots, "slot")
-        turn.note(Kind.NODE_JOINED, f"node {entry.info.node} is ready with {slots}{waits}", entry.info.node)
+        text = f"node {entry.info.node} is ready with {count(entry.info.slots, 'slot')}{waits}"
+        if away_for := away.returned(turn, entry):
+            turn.note(Kind.NODE_RETURNED, f"{text}; it was away for {away_for}", entry.info.node)
+        else:
+            turn.note(Kind.NODE_JOINED, text, entry.info.node)
 
 
 def _preparing(turn: MasterTurn, entry: NodeEntry, preparing: Preparing) -> None:
@@ -432,8 +415,8 @@ def _hanging(turn: MasterTurn, entry: NodeEntry, hanging: Hanging) -> None:
     stop_world(turn, what, dump=True)
 
 
-def _worker_failed(turn: MasterTurn, entry: NodeEntry, failure: Failure) -> None:
-    record = turn.record
+def _worker_failed(turn: MasterTurn, entry: NodeEntry, message: WorkerFailed) -> None:
+    record, failure = turn.record, message.failure
     if failure.round != record.round or turn.member(entry) is None:
         return
     if record.phase is Phase.FORMING:
@@ -468,6 +451,11 @@ def _describe(failure: Failure) -> str:
     return f"worker {failure.rank} on {failure.node} {failure.what}{cause}"
 
 
+def _workers_done(turn: MasterTurn, entry: NodeEntry, message: WorkersDone) -> None:
+    if turn.record.phase is Phase.RUNNING and message.round == turn.record.round:
+        _done(turn, entry, message.saving, message.unsaved)
+
+
 def _done(turn: MasterTurn, entry: NodeEntry, saving: bool, unsaved: str) -> None:
     node, record = entry.info.node, turn.record
     if turn.member(entry) is None or node in turn.finished:
@@ -494,6 +482,7 @@ def _leaving(turn: MasterTurn, entry: NodeEntry, leaving: Leaving) -> None:
     turn.tell(entry, Dismissed("nothing to wait for", needed=resizing.is_missed(turn, entry)))
     known = entry.draining
     turn.update(entry, status=NodeStatus.LEAVING)
+    away.remember(turn, node, entry.info.incarnation, since_s=turn.now_s)
     if not known:
         turn.note(Kind.NODE_LEAVING, f"node {node} leaves: {reason}", node)
     if turn.member(entry) is None or node in turn.finished:
@@ -503,6 +492,10 @@ def _leaving(turn: MasterTurn, entry: NodeEntry, leaving: Leaving) -> None:
     else:
         interrupt(turn)
         _refund_if_consequence(turn, entry, f"leaves: {reason}")
+
+
+def _asked(turn: MasterTurn, entry: NodeEntry, message: Asked) -> None:
+    planning.asked(turn, message)
 
 
 def _request_received(turn: MasterTurn, event: OperatorRequest) -> None:
@@ -533,7 +526,7 @@ def _tick(turn: MasterTurn, event: Tick) -> None:
     """Do nothing: ``_apply_rules`` checks all deadlines."""
 
 
-_HANDLERS: dict[type, Callable[[MasterTurn, Any], None]] = {
+EVENT_HANDLERS: dict[type, Callable[[MasterTurn, Any], None]] = {
     NodeRegistered: _registered,
     NodeAttached: _attached,
     NodeDetached: _detached,
@@ -547,3 +540,21 @@ _HANDLERS: dict[type, Callable[[MasterTurn, Any], None]] = {
     Failed: _failed,
     Tick: _tick,
 }
+"""What handles each event. ``CONTRIBUTING.md`` lists it, with what has happened."""
+
+MESSAGE_HANDLERS: dict[type, Callable[[MasterTurn, NodeEntry, Any], None]] = {
+    Ready: _ready,
+    Preparing: _preparing,
+    Underway: planning.underway,
+    Boundary: planning.answered,
+    Kept: planning.kept,
+    Asked: _asked,
+    Pace: autoscaling.paced,
+    Hanging: _hanging,
+    WorkerFailed: _worker_failed,
+    WorkersDone: _workers_done,
+    NotKept: planning.not_kept,
+    NotLogged: planning.not_kept,
+    Leaving: _leaving,
+}
+"""What handles each message in ``NodeSaid``."""

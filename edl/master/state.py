@@ -90,6 +90,14 @@ class Flaw:
 
 
 @dataclass(frozen=True, slots=True)
+class Away:
+    """A node that was lost or has left. It returns as another incarnation."""
+
+    node: NodeId
+    incarnation: Incarnation
+
+
+@dataclass(frozen=True, slots=True)
 class Record:
     """The state that the next Master needs. Written to the store, guarded by the fencing token, before any message is
     sent."""
@@ -150,6 +158,8 @@ class Record:
     """Dropped slots of all nodes."""
     judged: bool = False
     """Whether the last world's end has been taken into account for strikes."""
+    away: tuple[Away, ...] = ()
+    """Nodes that were lost or have left, and have not returned; the latest last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +244,10 @@ class MasterState:
     """Incarnations that this Master knows to be dead; they are expelled if they attach."""
     arrivals: int = 0
     """Number of nodes that this Master has seen so far."""
+    began_s: float = 0.0
+    """Time at which this Master took over."""
+    away_s: Mapping[NodeId, float] = field(default_factory=dict)
+    """Times at which the nodes of ``record.away`` were lost or dismissed, as far as this Master knows."""
     forming_since_s: float = 0.0
     """Time at which the current change of the world began."""
     grace_until_s: float | None = None

@@ -27,6 +27,8 @@ class MasterTurn:
         self.nodes: dict[NodeId, NodeEntry] = dict(state.nodes)
         self.dead = state.dead
         self.arrivals = state.arrivals
+        self.began_s = state.began_s
+        self.away_s = state.away_s
         self.forming_since_s = state.forming_since_s
         self.grace_until_s = state.grace_until_s
         self.ended_at_s = state.ended_at_s
@@ -58,6 +60,8 @@ class MasterTurn:
             nodes=self.nodes,
             dead=self.dead,
             arrivals=self.arrivals,
+            began_s=self.began_s,
+            away_s=self.away_s,
             forming_since_s=self.forming_since_s,
             grace_until_s=self.grace_until_s,
             ended_at_s=self.ended_at_s,

@@ -6,10 +6,10 @@ next Master gives the same answer. If the history does not reach back far enough
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from edl.wire.status import HistoryEntry, JobStatus
+from edl.wire.status import HistoryEntry, JobStatus, Kind
 
 TYPES = ("Available", "Progressing", "Suspended", "Degraded", "Stopping", "Ended")
 
@@ -118,19 +118,27 @@ def _nodes(status: JobStatus) -> int:
     return status.scale.nodes or sum(node.position >= 0 for node in status.nodes)
 
 
-_WORLD = {"world-formed": True, "world-stopped": False, "job-ended": False}
-_MOVING = {"node-joined": True, "node-lost": True, "world-stopped": True, "boundary": True, "world-formed": False}
-_FEWER = {"node-lost": True, "world-stopped": True, "world-formed": False}
+_WORLD = {Kind.WORLD_FORMED: True, Kind.WORLD_STOPPED: False, Kind.JOB_ENDED: False}
+_MOVING = {
+    Kind.NODE_JOINED: True,
+    Kind.NODE_RETURNED: True,
+    Kind.NODE_LOST: True,
+    Kind.WORLD_STOPPED: True,
+    Kind.BOUNDARY: True,
+    Kind.WORLD_FORMED: False,
+}
+_FEWER = {Kind.NODE_LOST: True, Kind.WORLD_STOPPED: True, Kind.WORLD_FORMED: False}
 
 
-def _by_kind(table: dict[str, bool]) -> Transition:
+def _by_kind(table: Mapping[Kind, bool]) -> Transition:
     """A transition that depends only on the kind of the entry."""
-    return lambda entry: table.get(entry.kind)
+    by_value = {kind.value: after for kind, after in table.items()}
+    return lambda entry: by_value.get(entry.kind)
 
 
 def _suspension(entry: HistoryEntry) -> bool | None:
     """The transition of ``Suspended``: entries are recognised by the texts of ``edl.master.sizing``."""
-    if entry.kind != "scale":
+    if entry.kind != Kind.SCALE.value:
         return None
     return True if entry.text.startswith("job suspended") else False if entry.text.startswith("job resumed") else None
 
@@ -141,5 +149,5 @@ _RULES: tuple[tuple[str, Callable[[JobStatus], Evaluation], Transition], ...] = 
     ("Suspended", _suspended, _suspension),
     ("Degraded", _degraded, _by_kind(_FEWER)),
     ("Stopping", _stopping, lambda entry: None),
-    ("Ended", _ended, _by_kind({"job-ended": True})),
+    ("Ended", _ended, _by_kind({Kind.JOB_ENDED: True})),
 )

@@ -2,10 +2,32 @@
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 
 from edl.wire.messages import NO_SETTINGS, NO_STATE, Failure, Settings, Version
 from edl.wire.scale_requests import NO_SCALE, ScaleView
+
+
+class Kind(enum.Enum):
+    """Kinds of history entries, for people and for filters."""
+
+    NODE_JOINED = "node-joined"
+    NODE_RETURNED = "node-returned"
+    NODE_LOST = "node-lost"
+    NODE_LEAVING = "node-leaving"
+    WORKER_FAILED = "worker-failed"
+    WORLD_STOPPED = "world-stopped"
+    WORLD_FORMED = "world-formed"
+    WORLD_UNDERWAY = "world-underway"
+    BOUNDARY = "boundary"
+    STATE = "state"
+    SETTINGS = "settings"
+    SCALE = "scale"
+    SLOT = "slot"
+    SERVICE = "service"
+    WAITING = "waiting"
+    JOB_ENDED = "job-ended"
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +39,7 @@ class HistoryEntry:
     at_s: float
     """Wall clock of the Master's host, seconds since 1970; for display only, never compared."""
     kind: str
+    """The value of a ``Kind``, or one that only a newer Master knows."""
     text: str
     node: str = ""
     round: int = 0

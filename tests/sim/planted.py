@@ -26,7 +26,7 @@ from edl.ports import CreatedAt, Guard
 from edl.testing.sim.node import SimProcesses
 from edl.testing.sim.schedules import Schedule, play
 from edl.types import Rank
-from edl.wire.messages import StartRound
+from edl.wire.messages import Leaving, StartRound
 from edl.worker.boundary import StepBoundaries
 from tests.sim import refusals
 
@@ -98,7 +98,7 @@ def exit_closes_the_job() -> contextlib.AbstractContextManager[Any]:
         if turn.record.phase is not Phase.ENDED:
             forming._end(turn, ExitCode.OK, "a node has left")
 
-    return mock.patch.object(machine, "_leaving", leaving)
+    return mock.patch.dict(machine.MESSAGE_HANDLERS, {Leaving: leaving})
 
 
 @contextlib.contextmanager

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import ModuleType
+from typing import get_args
 
 import click
 import pytest
 
+import edl.launch
+import edl.master
 import edl.paddle
 import edl.torch
 from edl.agent.switches import NAMES
@@ -21,14 +26,15 @@ from edl.launch.data_option import data_sets
 from edl.launch.options import launcher_options
 from edl.launch.pservers import environment_of
 from edl.launch.settings import CONF_KEYS, ServerSettings
-from edl.master.events import Kind
+from edl.master.events import Event
 from edl.master.hyper import NAMES as SETTINGS
+from edl.master.machine import EVENT_HANDLERS, MESSAGE_HANDLERS
 from edl.master.state import NodeStatus, Phase
 from edl.types import Incarnation, JobId, NodeId, Rank, Round
-from edl.wire.messages import Failure, Member, Settings, World
+from edl.wire.messages import AgentMessage, Attach, Failure, Member, ServiceFromWorker, Settings, World
 from edl.wire.scale_requests import ScaleView
 from edl.wire.snapshot import FILE_NAME
-from edl.wire.status import HistoryEntry, JobStatus, NodeView
+from edl.wire.status import HistoryEntry, JobStatus, Kind, NodeView
 from edl.worker.context import Context
 from edl.worker.hyper import SettingsView
 
@@ -70,6 +76,39 @@ def names_of(kind: type) -> set[str]:
 
 def in_backticks(text: str) -> set[str]:
     return set(re.findall(r"`([^`\n]+)`", text))
+
+
+# --- where things are ------------------------------------------------------------------------------------------------
+
+
+def handler_rows(table: Mapping[type, Callable[..., None]]) -> set[tuple[str, str]]:
+    return {
+        (kind.__name__, f"{handler.__module__.removeprefix('edl.master.')}.{handler.__name__}")
+        for kind, handler in table.items()
+    }
+
+
+def test_every_event_and_message_of_the_master_is_listed_with_its_handler() -> None:
+    text = section((ROOT / "CONTRIBUTING.md").read_text(), "## Change a decision of the Master")
+    listed = re.findall(r"^\| [^|]+ \| `([^`|]+)` \| `([^`|]+)` \|$", text, re.MULTILINE)
+    assert len(listed) == len(set(listed))
+    assert set(listed) == handler_rows(EVENT_HANDLERS) | handler_rows(MESSAGE_HANDLERS)
+
+
+def test_every_event_and_message_has_a_handler() -> None:
+    assert set(EVENT_HANDLERS) == set(get_args(Event))
+    by_streams = {Attach, ServiceFromWorker}
+    """``edl.master.streams`` turns them into events, or passes them to a service."""
+    assert set(MESSAGE_HANDLERS) == set(get_args(AgentMessage)) - by_streams
+
+
+@pytest.mark.parametrize("package", [edl.launch, edl.master], ids=lambda package: str(package.__name__))
+def test_a_package_lists_its_modules(package: ModuleType) -> None:
+    there = {
+        path.stem for path in Path(str(package.__file__)).parent.iterdir() if path.suffix == ".py" or path.is_dir()
+    }
+    named = set(re.findall(r"``(\w+)``", package.__doc__ or ""))
+    assert named == there - {"__init__", "__pycache__"}
 
 
 # --- the launcher's options ------------------------------------------------------------------------------------------

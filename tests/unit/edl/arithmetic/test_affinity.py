@@ -8,8 +8,8 @@ import pytest
 
 from edl.arithmetic.affinity import Topology, bind, numbers, topology
 from edl.errors import SettingError, UsageError
-from edl.launch import binding
-from edl.launch.binding import Host, cores_of_slots
+from edl.launch import numa_binding
+from edl.launch.numa_binding import Host, cores_of_slots
 
 ONE_NODE = {"node/node0/cpulist": "0-3\n"}
 
@@ -146,7 +146,7 @@ def test_what_cannot_be_is_said(mode: str, files: dict[str, str], near: tuple[in
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
     """Two nodes, and a GPU at each: the first one on the bus at node 1."""
-    monkeypatch.setattr(binding, "gpu_uuids", lambda: ("GPU-aaaa", "GPU-bbbb"))
+    monkeypatch.setattr(numa_binding, "gpu_uuids", lambda: ("GPU-aaaa", "GPU-bbbb"))
     for path, text in host(nodes=2, cores=2, threads=1).items():
         (tmp_path / "system" / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "system" / path).write_text(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from edl.master import events as ev
 from edl.master.invariants import state_violations, step_violations
 from edl.master.machine import absent, step, take_over
 from edl.master.state import MasterState, Phase, Record
+from edl.master.turn import MasterTurn
 from edl.types import Incarnation, JobId, NodeId, Rank, Round
 from edl.wire.messages import (
     AgentMessage,
@@ -105,6 +107,13 @@ def pair(restarts: int = 1, level: FaultTolerance = FaultTolerance.ELASTIC) -> R
     rule.join("a", "b")
     assert rule.members == "ab"
     return rule
+
+
+def test_a_step_carries_every_field_of_the_state() -> None:
+    """A field that ``MasterTurn`` forgets would get its default after each step."""
+    fields: dict[str, Any] = {one.name: object() for one in dataclasses.fields(MasterState)}
+    state = MasterState(**{**fields, "nodes": {}})
+    assert MasterTurn(state, 100.0).decision().state == state
 
 
 def test_first_world_forms_at_once_when_full() -> None:

@@ -114,6 +114,12 @@ class TestFolding:
         assert [note.kind for note in found] == [Kind.WAITING, Kind.NODE_JOINED, Kind.NODE_LOST]
         assert found[1].text == "10 nodes are ready: n0, n1, n2, n3, n4, n5, n6, n7 and 2 more"
 
+    def test_those_that_return_are_told_from_those_that_are_new(self) -> None:
+        kinds = (Kind.NODE_JOINED, Kind.NODE_RETURNED)
+        notes = [HistoryNote(kind, "ready", f"{kind.value}-{one}") for one in range(FOLDED + 1) for kind in kinds]
+        begins = [note.text.partition(":")[0] for note in folded(notes)]
+        assert begins == ["9 nodes are ready", "9 nodes are ready again"]
+
     def test_a_few_are_named_one_by_one(self) -> None:
         joins = [HistoryNote(Kind.NODE_JOINED, f"node n{one} is ready", f"n{one}") for one in range(FOLDED)]
         assert folded(joins) == joins

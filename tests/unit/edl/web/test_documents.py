@@ -81,6 +81,12 @@ def test_since_when_a_condition_holds_is_read_from_the_history() -> None:
     assert since(changed(phase="ended"), line(4, "world-formed"), line(5, "job-ended"))["Ended"] == 5
 
 
+def test_a_node_that_returns_begins_a_change_like_a_new_one() -> None:
+    moving = scaled(generation=5)
+    for kind in ("node-joined", "node-returned"):
+        assert since(moving, line(1, "world-formed"), line(2, kind), line(3, "state"))["Progressing"] == 2
+
+
 def test_a_history_that_is_cut_off_gives_its_oldest_line() -> None:
     assert since(STATUS, line(300, "state"), line(301, "state"))["Available"] == 300
     assert since(STATUS, line(300, "world-stopped"))["Available"] == 300, "newer than what was written down"

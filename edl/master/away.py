@@ -1,0 +1,47 @@
+"""Remembers the nodes that were lost or have left, and recognises them when a later launcher of the same name is ready.
+
+The names are in the record. The times are not, because each Master has a clock of its own: of a node that went under an
+earlier Master only the least time is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from edl.master.state import Away, NodeEntry, Phase
+from edl.master.turn import MasterTurn
+from edl.types import Incarnation, NodeId
+
+KEPT = 100
+"""Most nodes remembered, so that replacements with names of their own do not make the record grow without end."""
+
+
+def remember(turn: MasterTurn, node: NodeId, incarnation: Incarnation, *, since_s: float | None) -> None:
+    """A node takes no part any more: it is lost, or was dismissed. ``since_s``: the time of that; None: before this
+    Master took over."""
+    if turn.record.phase is Phase.ENDED:
+        return  # the record of an ended job does not change
+    others = [one for one in turn.record.away if one.node != node]
+    kept = (*others, Away(node, incarnation))[-KEPT:]
+    turn.write(away=kept)
+    times = {**turn.away_s, node: since_s}
+    turn.away_s = {one.node: at_s for one in kept if (at_s := times.get(one.node)) is not None}
+
+
+def returned(turn: MasterTurn, entry: NodeEntry) -> str:
+    """How long a node that is ready was away, for messages; empty: it was not. The node is then forgotten."""
+    info = entry.info
+    if not any(one.node == info.node and one.incarnation != info.incarnation for one in turn.record.away):
+        return ""
+    since_s = turn.away_s.get(info.node)
+    least = "at least " if since_s is None else ""
+    away_s = turn.now_s - (turn.began_s if since_s is None else since_s)
+    forget(turn, {info.node})
+    return f"{least}{away_s:.1f} s"
+
+
+def forget(turn: MasterTurn, nodes: Collection[NodeId]) -> None:
+    """These nodes take part."""
+    if any(one.node in nodes for one in turn.record.away):
+        turn.write(away=tuple(one for one in turn.record.away if one.node not in nodes))
+        turn.away_s = {node: at_s for node, at_s in turn.away_s.items() if node not in nodes}
