@@ -194,7 +194,7 @@ class PserverRegistry:
             if any(site.active for site in sites):
                 Planner(state.grid, sites, state.copies, 0).place(lost, giver)
             else:
-                self._begin_anew()
+                self._start_over()
             turn.change(PLACEMENT)
         self._checkpoints.server_gone(turn, server.number, server.name)
 
@@ -212,7 +212,7 @@ class PserverRegistry:
                 del self._silent[number]
                 self.bury(turn, server, "it does not respond, and other pservers hold all its data")
 
-    def _begin_anew(self) -> None:
+    def _start_over(self) -> None:
         """No bucket has an owner. The next placement begins a new history: a pserver that has looked for checkpoints
         once does so again only in another one."""
         state = self._state
@@ -227,7 +227,7 @@ class PserverRegistry:
         state = self._state
         turn.note(f"{why}: rolling all parameters back to the last complete checkpoint")
         self._checkpoints.give_up(turn, why)
-        self._begin_anew()
+        self._start_over()
         state.reason, state.opened = why, False
         turn.change(PLACEMENT)
         self._people.rolled_back(turn)
@@ -267,7 +267,7 @@ class PserverRegistry:
     def _place(self, turn: PlacementTurn) -> None:
         state = self._state
         if not any(site.active for site in state.sites()):
-            self._begin_anew()
+            self._start_over()
             return
         if state.found:
             self._people.compare(turn, state.found[0].tables)
@@ -311,7 +311,7 @@ class PserverRegistry:
             turn.wake(self._orphans_s)
         self._bury_silent(turn)
         if state.stage == "finding" and not state.servers:
-            self._begin_anew()
+            self._start_over()
         if state.stage == "new":
             self._first(turn)
         elif state.stage == "placed":

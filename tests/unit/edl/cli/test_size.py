@@ -226,7 +226,7 @@ def test_somebody_asks_for_the_contrary_meanwhile() -> None:
         assert "meanwhile kim has requested that" in result.text
 
 
-def test_a_node_comes_anew_under_its_name() -> None:
+def test_a_node_joins_again_under_its_name() -> None:
     result, lines = reach(wi.gone(("node-a",), 2), status(generation=2, observed=1), status(generation=2, observed=2))
     assert (result.ok, result.text) == (True, "node-a: have left; node-a joined again")
     assert lines == ["waiting: node-a is running; round 2"]

@@ -186,7 +186,7 @@ def test_others_go_on_without_a_member_whose_worker_died() -> None:
     assert (rule.members, world.restore) == ("a", Version(1, 6))
 
 
-def test_where_all_start_anew_all_are_waited_for() -> None:
+def test_where_all_start_again_all_are_waited_for() -> None:
     rule = trained()
     rule.fail("b")
     for name in "ab":

@@ -205,13 +205,13 @@ def test_what_is_being_restored_when_the_rows_go_is_nothing_to_those_that_come()
     checkpoint = CheckpointOrder(3, "restore", "there")
     orders = Orders(0, 1, PlacementMap(), 0, (), Training(), ())
 
-    def begins_anew() -> None:
+    def starts_over() -> None:
         store.drop([bucket])
         checkpoint_task.reset()
         push(1)
         push(2)
 
-    checkpoint_task._opened = lambda number: Reading(Loaded(bucket >> 6, (bucket,), rows), begins_anew)  # type: ignore[assignment, method-assign, return-value]
+    checkpoint_task._opened = lambda number: Reading(Loaded(bucket >> 6, (bucket,), rows), starts_over)  # type: ignore[assignment, method-assign, return-value]
     checkpoint_task.restore(orders, checkpoint, (bucket,))
     checkpoint_task.restore(orders, checkpoint, (bucket,))  # not begun when the rows go
     checkpoint_task.stop()
