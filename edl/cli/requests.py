@@ -153,7 +153,7 @@ def gone(names: tuple[str, ...], generation: int) -> Goal:
         if not left:
             return RequestProgress(True, f"{listed(names)} {'has' if len(names) == 1 else 'have'} left")
         if status.scale.observed >= generation:
-            stays = _stays(status)
+            stays = _stays(status, names)
             if stays:
                 return RequestProgress(True, stays, ok=False)
             return RequestProgress(True, f"{listed(names)}: have left; {listed([n.node for n in left])} joined again")
@@ -163,12 +163,15 @@ def gone(names: tuple[str, ...], generation: int) -> Goal:
     return lambda status: _ended(status) or progress(status)
 
 
-def _stays(status: JobStatus) -> str:
-    """The history's line about a node that stays after all (``edl.master.planning``), unless a later drain was
-    accepted; empty: none."""
-    lines = [line.text for line in status.history if line.kind == Kind.SCALE.value]
-    newest = next((line for line in reversed(lines) if " stays: " in line or " sent away" in line), "")
-    return newest if " stays: " in newest else ""
+def _stays(status: JobStatus, names: tuple[str, ...]) -> str:
+    """The history's line about one of these nodes that stays after all, unless a later drain was accepted; empty:
+    none."""
+    for entry in reversed(status.history):
+        if entry.kind == Kind.DRAIN.value:
+            break
+        if entry.kind == Kind.DRAIN_FAILED.value and (entry.node in names or not entry.node):
+            return entry.text  # without a node: several stay, named in the text
+    return ""
 
 
 def cordoned(name: str, generation: int, *, wanted: bool) -> Goal:

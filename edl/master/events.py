@@ -169,6 +169,8 @@ class Kind(enum.Enum):
     STATE = "state"
     SETTINGS = "settings"
     SCALE = "scale"
+    DRAIN = "drain"
+    DRAIN_FAILED = "drain-failed"
     SLOT = "slot"
     SERVICE = "service"
     WAITING = "waiting"

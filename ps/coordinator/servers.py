@@ -10,7 +10,7 @@ from ps.coordinator.checkpoints import CheckpointCoordinator
 from ps.coordinator.placement import Planner
 from ps.coordinator.state import LR, PEOPLE, PLACEMENT, SERVERS, TABLES, PlacementState, PlacementTurn, Pserver, listed
 from ps.protocol import messages
-from ps.protocol.messages import NOBODY, RESTORE
+from ps.protocol.messages import NO_PSERVER, RESTORE
 from ps.spec import TableSpec
 
 MOST_HEAT = 4096
@@ -123,7 +123,7 @@ class PserverRegistry:
         if name not in self.keys:
             return
         if server is not None:
-            other = message.number != server.number and (message.number != NOBODY or server.confirmed)
+            other = message.number != server.number and (message.number != NO_PSERVER or server.confirmed)
             if other or (server.confirmed and not message.version):
                 self.bury(turn, server, "another process has registered with its name")
                 server = None
@@ -189,7 +189,7 @@ class PserverRegistry:
             count = f"{len(lost)} of {state.grid.buckets} buckets"
             self._roll_back(turn, f"pserver {server.name} was the only holder of {count}")
         elif lost:
-            giver = RESTORE if state.found else NOBODY
+            giver = RESTORE if state.found else NO_PSERVER
             sites = state.sites()
             if any(site.active for site in sites):
                 Planner(state.grid, sites, state.copies, 0).place(lost, giver)
@@ -237,7 +237,7 @@ class PserverRegistry:
     @property
     def finder(self) -> int:
         """Number of the pserver that looks for a checkpoint."""
-        return min(self._state.servers, default=NOBODY) if self._state.stage == "finding" else NOBODY
+        return min(self._state.servers, default=NO_PSERVER) if self._state.stage == "finding" else NO_PSERVER
 
     def order(self, number: int) -> messages.CheckpointOrder | None:
         """The order for one pserver about the checkpoint to start from, if any."""
@@ -274,7 +274,7 @@ class PserverRegistry:
             state.top_step = state.found[0].step
             turn.change(TABLES)
             turn.note(f"restoring the parameters from {state.found[0].run}")
-        Planner(state.grid, state.sites(), state.copies, 0).place_all(RESTORE if state.found else NOBODY)
+        Planner(state.grid, state.sites(), state.copies, 0).place_all(RESTORE if state.found else NO_PSERVER)
         state.stage = "placed"
         turn.change(PLACEMENT)
 

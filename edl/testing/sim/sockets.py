@@ -211,7 +211,7 @@ class SimWriter:
         self.write(b"".join(data))
 
     def close(self) -> None:
-        """Close the connection at once; bytes on their way to this end are lost. Also ``abort``."""
+        """Close the connection and tell its reader at this end. ``abort`` does the same."""
         self._stream.close(self._end)
         self._end.broke()
 

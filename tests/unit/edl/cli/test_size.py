@@ -233,13 +233,28 @@ def test_a_node_joins_again_under_its_name() -> None:
 
 
 def test_a_node_stays_since_nothing_could_be_saved() -> None:
-    away = HistoryEntry(7, 0.0, "scale", "node-a sent away by me")
-    stays = HistoryEntry(8, 0.0, "scale", "node-a stays: the checkpoint could not be written (disk full)")
+    away = HistoryEntry(7, 0.0, "drain", "drain of node-a requested by me")
+    stays = HistoryEntry(
+        8, 0.0, "drain-failed", "node-a stays: the checkpoint could not be written (disk full)", "node-a"
+    )
     done = status(generation=2, observed=2)
     result, _ = reach(wi.gone(("node-a",), 2), dataclasses.replace(done, history=(away, stays)))
     assert (result.ok, result.text) == (False, stays.text)
-    again = HistoryEntry(9, 0.0, "scale", "node-a sent away by me")
+    again = HistoryEntry(9, 0.0, "drain", "drain of node-a requested by me")
     assert reach(wi.gone(("node-a",), 2), dataclasses.replace(done, history=(stays, again)))[0].ok
+    both = HistoryEntry(8, 0.0, "drain-failed", "node-a, node-b stay: the checkpoint could not be written (disk full)")
+    assert reach(wi.gone(("node-a",), 2), dataclasses.replace(done, history=(away, both)))[0].text == both.text
+
+
+def test_another_node_that_stays_is_none_of_ones_own() -> None:
+    other = HistoryEntry(
+        8, 0.0, "drain-failed", "node-b stays: the checkpoint could not be written (disk full)", "node-b"
+    )
+    told = HistoryEntry(9, 0.0, "scale", "4 nodes wanted by drain of node-a requested")
+    for history in ((other,), (told,)):
+        assert reach(wi.gone(("node-a",), 2), dataclasses.replace(status(generation=2, observed=2), history=history))[
+            0
+        ].ok
 
 
 def test_the_job_ends_meanwhile() -> None:
