@@ -131,7 +131,7 @@ def size_is(nodes: int, generation: int) -> Goal:
             return RequestProgress(False, "the Master has not confirmed the request yet")
         if nodes and scale.desired != nodes:
             return RequestProgress(
-                True, f"meanwhile {scale.by or 'another user'} has requested {scale.desired} nodes", ok=False
+                True, f"superseded: {scale.by or 'another user'} has requested {scale.desired} nodes since", ok=False
             )
         if scale.suspended:
             return RequestProgress(True, f"{scale.desired} nodes will train when the job is resumed (edl resume)")
@@ -156,7 +156,7 @@ def gone(names: tuple[str, ...], generation: int) -> Goal:
             stays = _stays(status, names)
             if stays:
                 return RequestProgress(True, stays, ok=False)
-            return RequestProgress(True, f"{listed(names)}: have left; {listed([n.node for n in left])} joined again")
+            return RequestProgress(True, f"{listed(names)} left, and {listed([n.node for n in left])} joined again")
         states = ", ".join(f"{node.node} is {'draining' if node.draining else node.state}" for node in left)
         return RequestProgress(False, f"{states}; {status.boundary or status.reason}")
 
@@ -239,4 +239,4 @@ def _contradicted(scale: ScaleView, generation: int, how: str) -> RequestProgres
     confirmed it yet. ``how``: the contradiction."""
     if scale.generation < generation:
         return RequestProgress(False, "the Master has not confirmed the request yet")
-    return RequestProgress(True, f"{how}: meanwhile {scale.by or 'another user'} has requested that", ok=False)
+    return RequestProgress(True, f"{how}: {scale.by or 'another user'} has requested that since", ok=False)

@@ -99,7 +99,7 @@ def test_waiting_for_a_size() -> None:
 
 def test_somebody_else_asks_meanwhile() -> None:
     result, _ = reach(wi.size_is(4, 2), status(generation=3, desired=2, by="kim"))
-    assert (result.ok, result.text) == (False, "meanwhile kim has requested 2 nodes")
+    assert (result.ok, result.text) == (False, "superseded: kim has requested 2 nodes since")
     result, _ = reach(wi.size_is(0, 2), status(generation=3, observed=3, desired=2, nodes=2))
     assert result.ok, "with other bounds any size will do"
 
@@ -151,7 +151,7 @@ def test_waiting_for_a_slot() -> None:
     assert (result.ok, result.text) == (True, "slot 1 of node-a may take part again")
     assert lines == ["waiting: slot 1 of node-a takes part"]
     result, _ = reach(back, seen(trains, slot, generation=3, by="you"))
-    assert (result.ok, result.text) == (False, "slot 1 of node-a is dropped: meanwhile you has requested that")
+    assert (result.ok, result.text) == (False, "slot 1 of node-a is dropped: you has requested that since")
 
 
 def test_a_slot_is_named_by_its_number_or_its_device(run: Callable[..., tuple[Client, Result]]) -> None:
@@ -223,12 +223,12 @@ def test_somebody_asks_for_the_contrary_meanwhile() -> None:
     ):
         result, lines = reach(goal, status(generation=3, by="kim", **scale))
         assert (result.ok, result.done, lines) == (False, False, [])
-        assert "meanwhile kim has requested that" in result.text
+        assert "kim has requested that since" in result.text
 
 
 def test_a_node_joins_again_under_its_name() -> None:
     result, lines = reach(wi.gone(("node-a",), 2), status(generation=2, observed=1), status(generation=2, observed=2))
-    assert (result.ok, result.text) == (True, "node-a: have left; node-a joined again")
+    assert (result.ok, result.text) == (True, "node-a left, and node-a joined again")
     assert lines == ["waiting: node-a is running; round 2"]
 
 
@@ -428,7 +428,7 @@ def test_the_size_in_the_status() -> None:
             "2 to 8",
             "units of 2",
             "kim: night",
-            "Request 5, 4 reached",
+            "Request 5, 4 in effect",
             "edl resume",
             "node-d",
             "slurm",
