@@ -287,9 +287,9 @@ def asked(turn: MasterTurn, message: Asked) -> None:
             turn.note(Kind.BOUNDARY, f"{_stop_reason(turn)}: the job ends once its workers have stopped")
     elif message.purpose is Purpose.SAVE:
         if turn.underway:
-            agree(turn, Purpose.SAVE, f"checkpoint asked for by {message.by}")
+            agree(turn, Purpose.SAVE, f"checkpoint requested by {message.by}")
         else:
-            turn.note(Kind.BOUNDARY, f"checkpoint asked for by {message.by}: no world with edl.State is in training")
+            turn.note(Kind.BOUNDARY, f"checkpoint requested by {message.by}: no world with edl.State is in training")
     elif message.purpose is Purpose.SET:
         hyper.asked(turn, message)
 

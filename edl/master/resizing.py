@@ -318,7 +318,7 @@ def observe(turn: MasterTurn) -> None:
     if not sizing.suspended and world is not None:
         what = f"{count(len(world.members))} in round {world.round}"
     more = f" ({found.waiting})" if found.waiting else ""
-    turn.note(Kind.SCALE, f"{what}, as wanted by {sizing.by}{more}")
+    turn.note(Kind.SCALE, f"{what}, as requested by {sizing.by or UNNAMED}{more}")
 
 
 def standing(turn: MasterTurn) -> Standing:

@@ -229,10 +229,10 @@ def _resize(sizing: Sizing, request: Resize, facts: Facts) -> Judged:
         return _refused(sizing, problem)
     by_hand = dataclasses.replace(sizing, desired=request.nodes, automatic=False)
     if sizing == by_hand:
-        return _known(sizing, f"{count(request.nodes)} asked for")
+        return _known(sizing, f"{count(request.nodes)} requested")
     if facts.bound_to and request.nodes != facts.bound_to:
         return _refused(sizing, f"{_only_fits(facts)}: any other size needs a --checkpoint-dir")
-    return _accepted(by_hand, f"{count(request.nodes)} asked for")
+    return _accepted(by_hand, f"{count(request.nodes)} requested")
 
 
 def _only_fits(facts: Facts) -> str:

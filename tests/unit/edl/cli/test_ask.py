@@ -198,7 +198,7 @@ class TestCheckpoint:
             await job.underway()
             asked = job.ask(Purpose.SAVE)
             await job.heard(Hold)
-            assert "save: checkpoint asked for by edl test" in job.shell.status().boundary
+            assert "save: checkpoint requested by edl test" in job.shell.status().boundary
             job.bench.clock.advance(1.0)
             outcome = await asked
             assert not outcome.ok
@@ -370,7 +370,7 @@ def call(monkeypatch: pytest.MonkeyPatch, client: FakeClient, *words: str) -> in
     return 0
 
 
-SAVING = HistoryEntry(8, 0.0, "boundary", "checkpoint asked for by x: saving commit 6")
+SAVING = HistoryEntry(8, 0.0, "boundary", "checkpoint requested by x: saving commit 6")
 SAVED = HistoryEntry(9, 0.0, "state", "commit 6 is complete in /ckpt/6")
 LOST = HistoryEntry(9, 0.0, "state", "commit 6 could not be written: disk full")
 

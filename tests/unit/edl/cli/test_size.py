@@ -29,7 +29,7 @@ from edl.wire.status import DroppedSlot, HistoryEntry, JobStatus, NodeView
 from tests.support.fake_master import FakeMaster
 
 STATUS = FakeMaster().status()
-GRANTED = Granted(Verdict.ACCEPTED, "2 nodes asked for", 43, 2)
+GRANTED = Granted(Verdict.ACCEPTED, "2 nodes requested", 43, 2)
 
 
 def status(phase: str = "running", there: tuple[NodeView, ...] = STATUS.nodes, **scale: object) -> JobStatus:

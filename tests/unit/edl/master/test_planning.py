@@ -162,7 +162,7 @@ def test_a_checkpoint_that_is_not_agreed_on_lets_all_go_on() -> None:
     rule.feed(ev.OperatorRequest(Asked(Purpose.SAVE, "me")))
     rule.answer("a", 1, 7)
     rule.wait(60.0)
-    assert rule.told() == {name: Switch(Round(1), 1, 0, Purpose.SAVE, "checkpoint asked for by me") for name in "ab"}
+    assert rule.told() == {name: Switch(Round(1), 1, 0, Purpose.SAVE, "checkpoint requested by me") for name in "ab"}
     assert rule.phase is Phase.RUNNING
 
 

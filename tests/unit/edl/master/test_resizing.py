@@ -121,11 +121,11 @@ class TestSize:
     def test_fewer_at_one_boundary_whoever_came_last_goes_first(self) -> None:
         rule = training("abcd")
         assert rule.submit(Resize(2, "me", "quiet")) is Verdict.ACCEPTED
-        assert rule.notes == ["2 nodes asked for by me: quiet"]
+        assert rule.notes == ["2 nodes requested by me: quiet"]
         assert {type(m) for m in rule.told().values()} == {Hold}
         rule.change()
         assert (rule.members, rule.scale.observed, rule.scale.waiting) == ("ab", 1, "")
-        assert rule.notes == ["2 nodes in round 2, as wanted by me"]
+        assert rule.notes == ["2 nodes in round 2, as requested by me"]
         world = rule.state.record.world
         assert world is not None
         assert world.restore == Version(1, 9)

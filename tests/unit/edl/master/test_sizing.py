@@ -41,7 +41,7 @@ STORED: dict[str, Any] = {"store_members": frozenset("ab"), "members": 3}
 """One of three members is on a node that is gone."""
 
 CASES: dict[str, tuple[ScaleRequest, Sizing, dict[str, Any], Verdict, str]] = {
-    "a size": (Resize(4, "me"), NO_SIZING, {}, ACCEPTED, "4 nodes asked for"),
+    "a size": (Resize(4, "me"), NO_SIZING, {}, ACCEPTED, "4 nodes requested"),
     "the same again": (Resize(4, "me"), sized(desired=4), {}, KNOWN, "already"),
     "none": (Resize(0, "me"), NO_SIZING, {}, REFUSED, "edl suspend"),
     "fewer than none": (Resize(-2, "me"), NO_SIZING, {}, REFUSED, "needs at least one"),
