@@ -96,11 +96,6 @@ class Resizable(Aware):
     def notes(self) -> list[str]:
         return [e.text for e in self.effects if isinstance(e, ev.HistoryNote) and e.kind is ev.Kind.SCALE]
 
-    @property
-    def drain_notes(self) -> list[ev.HistoryNote]:
-        kinds = (ev.Kind.DRAIN, ev.Kind.DRAIN_FAILED)
-        return [e for e in self.effects if isinstance(e, ev.HistoryNote) and e.kind in kinds]
-
 
 def training(
     names: str = "abc", bounds: NodeRange = UP_TO_FOUR, level: FaultTolerance = FaultTolerance.ELASTIC, **more: Any
@@ -417,25 +412,6 @@ class TestDrain:
         rule.say("a", Kept(Version(1, 9), "dir", took_s=2.0))
         assert isinstance(rule.sent("c")[0], Depart)
         assert rule.state.agreement is not None
-
-    def test_with_care_and_a_checkpoint_that_fails_they_stay(self) -> None:
-        rule = training("abc")
-        rule.submit(Drain(("c",), "me", mode=DrainMode.MUST))
-        assert rule.drain_notes == [ev.HistoryNote(ev.Kind.DRAIN, "drain of c requested by me")]
-        rule.boundary(9)
-        rule.say("a", Kept(Version(1, 9), "dir", error="disk full"))
-        text = "c stays: the checkpoint could not be written (disk full)"
-        assert rule.drain_notes == [ev.HistoryNote(ev.Kind.DRAIN_FAILED, text, "c")]
-        assert (rule.state.record.departing, rule.state.agreement) == ((), None)
-
-    def test_several_that_stay_share_a_note(self) -> None:
-        rule = training("abcd")
-        rule.submit(Drain(("c", "d"), "", mode=DrainMode.MUST))
-        assert rule.drain_notes[0].text == "drain of c, d requested by a client that gave no name"
-        rule.boundary(9)
-        rule.say("a", Kept(Version(1, 9), "dir", error="disk full"))
-        text = "c, d stay: the checkpoint could not be written (disk full)"
-        assert rule.drain_notes == [ev.HistoryNote(ev.Kind.DRAIN_FAILED, text)]
 
     def test_the_newest_request_about_a_node_counts(self) -> None:
         rule = training("abc")
