@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 
-BEGIN_ANEW = 75
+START_OVER = 75
 """A worker of a job with parameter servers exits with this status (EX_TEMPFAIL) when its in-memory state is no longer
 valid. It is started again; this does not count as a failure. No launcher exits with this status."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edl.errors import PsError
-from edl.exit_codes import BEGIN_ANEW
+from edl.exit_codes import START_OVER
 
 
 class Unreachable(PsError):
@@ -39,4 +39,4 @@ class RolledBack(PsError):
     """The parameters are older than what this trainer has seen, or it has been replaced: its process must restart. The
     launcher restarts it when it exits with this error."""
 
-    worker_status = BEGIN_ANEW
+    worker_status = START_OVER

@@ -36,7 +36,7 @@ LAUNCHER_PREFIXES = ("EDL_", "PET_", "TORCHELASTIC_", "PADDLE_")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--soak", action="store_true", help="run the fault tests of hours in full length")
-    parser.addoption("--rewrite", action="store_true", help="write tests/sim/golden anew from what the machines do")
+    parser.addoption("--rewrite", action="store_true", help="rewrite tests/sim/golden from what the machines do")
 
 
 def pytest_configure(config: pytest.Config) -> None:

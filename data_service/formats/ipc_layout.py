@@ -97,7 +97,7 @@ def _message(read_at: ReadAt, offset: int) -> Message | None:
 
 @dataclass(frozen=True, slots=True)
 class _FlatTable:
-    """A flatbuffers table."""
+    """A flatbuffers table at offset ``at`` of ``data``; ``number`` is a field's position in the schema, from 0."""
 
     data: bytes
     at: int

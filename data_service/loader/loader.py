@@ -218,7 +218,7 @@ class Loader(IndependentLoader):
             if not self.held:
                 self.done()
             if self._lasting:
-                self._end_prefetcher(wait=True)  # a shard leased after this worker has left would be nobody's
+                self._end_prefetcher(wait=True)  # a shard leased after this worker has left would never be read
                 client.gone().done.wait(GONE_S)
                 self._restored = True
         self._detach(wait=True)
@@ -250,7 +250,7 @@ class Loader(IndependentLoader):
             raise DataError(f"the position belongs to the data set {state['dataset']!r}, this one is {self._name!r}")
         ledger = None if state["ledger"] is None else Ledger.load(state["ledger"])
         options = self._settle().options
-        if self._context.anew():
+        if self._context.restart_leases():
             self._opened = None
         elif self._place is not None and not self._context.over(self._place.round):
             where = f"in round {self._place.round}, in which it has been used already"

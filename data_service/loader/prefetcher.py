@@ -413,7 +413,7 @@ class Prefetcher:
             reason = f"cannot replay a push of shard {leased}: {reason}"
         self.troubles.append(reason)
         if leased in self.held.announced:
-            # It has been read before and is divided anew. The Master may count it as done and would not grant it again.
+            # All workers know this shard already. The Master may count it as done, and would not grant it again.
             raise DataError(f"{reason}; it was already announced to all workers") from error
         with self._changed:
             self.held.leases.pop(leased, None)

@@ -61,7 +61,7 @@ class WorkerContext(Protocol):
         """The environment variables of this process."""
         ...
 
-    def anew(self) -> bool:
+    def restart_leases(self) -> bool:
         """Restart the in-process lease machine, if this process has its own. Return whether it has."""
         ...
 
@@ -134,7 +134,7 @@ class SessionContext:
         """The environment variables of the session."""
         return sessions.current().environment
 
-    def anew(self) -> bool:
+    def restart_leases(self) -> bool:
         """Restart the lease machine of a script without a launcher."""
         self._local = None
         return sessions.current().link is None
@@ -207,10 +207,10 @@ class IndependentContext:
         """The environment variables of the session."""
         return sessions.current().environment
 
-    def anew(self) -> bool:
+    def restart_leases(self) -> bool:
         """Restart the lease machine of a script without a launcher."""
         self._transport = None
-        return self._inner.anew() if self._inner is not None else sessions.current().link is None
+        return self._inner.restart_leases() if self._inner is not None else sessions.current().link is None
 
     def independent(self) -> WorkerContext:
         """Return this context, which is one already."""

@@ -48,7 +48,7 @@ class Reader(Protocol):
         ...
 
     def history_ended(self, why: str) -> RequestOutcome:
-        """The outcome if the history ends. ``why``: the reason, such as "the Master has gone"."""
+        """The outcome if the history ends. ``why``: the reason, such as "the Master is gone"."""
         ...
 
 
@@ -127,7 +127,7 @@ class SetReader:
             if entry.text.startswith(self._who):
                 return RequestOutcome(": refused, " not in entry.text, entry.text)
         if entry.kind == Kind.JOB_ENDED.value:
-            return RequestOutcome(False, f"the job has ended before it was changed: {entry.text}")
+            return RequestOutcome(False, f"the job ended before the settings were changed: {entry.text}")
         return None
 
     def history_ended(self, why: str) -> RequestOutcome:
@@ -146,7 +146,7 @@ class OrderReader:
         if entry.kind == Kind.SERVICE.value and entry.text.startswith(self._begin):
             return RequestOutcome(": nothing is added: " not in entry.text or _LISTED in entry.text, entry.text)
         if entry.kind == Kind.JOB_ENDED.value:
-            return RequestOutcome(False, f"the job has ended before a worker checked the files: {entry.text}")
+            return RequestOutcome(False, f"the job ended before a worker checked the files: {entry.text}")
         return None
 
     def history_ended(self, why: str) -> RequestOutcome:
@@ -179,7 +179,7 @@ async def ask(
 
 async def follow(history: AsyncIterator[HistoryEntry], reader: Reader) -> RequestOutcome:
     """Read the history until the outcome is known."""
-    why = "the Master has gone"
+    why = "the Master is gone"
     try:
         async for entry in history:
             outcome = reader.take(entry)

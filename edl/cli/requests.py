@@ -131,7 +131,7 @@ def size_is(nodes: int, generation: int) -> Goal:
             return RequestProgress(False, "the Master has not confirmed the request yet")
         if nodes and scale.desired != nodes:
             return RequestProgress(
-                True, f"meanwhile {scale.by or 'another user'} has requested {scale.desired} nodes", ok=False
+                True, f"superseded: {scale.by or 'another user'} has requested {scale.desired} nodes since", ok=False
             )
         if scale.suspended:
             return RequestProgress(True, f"{scale.desired} nodes will train when the job is resumed (edl resume)")
@@ -153,22 +153,25 @@ def gone(names: tuple[str, ...], generation: int) -> Goal:
         if not left:
             return RequestProgress(True, f"{listed(names)} {'has' if len(names) == 1 else 'have'} left")
         if status.scale.observed >= generation:
-            stays = _stays(status)
+            stays = _stays(status, names)
             if stays:
                 return RequestProgress(True, stays, ok=False)
-            return RequestProgress(True, f"{listed(names)}: have left; {listed([n.node for n in left])} joined again")
+            return RequestProgress(True, f"{listed(names)} left, and {listed([n.node for n in left])} joined again")
         states = ", ".join(f"{node.node} is {'draining' if node.draining else node.state}" for node in left)
         return RequestProgress(False, f"{states}; {status.boundary or status.reason}")
 
     return lambda status: _ended(status) or progress(status)
 
 
-def _stays(status: JobStatus) -> str:
-    """The history's line about a node that stays after all (``edl.master.planning``), unless a later drain was
-    accepted; empty: none."""
-    lines = [line.text for line in status.history if line.kind == Kind.SCALE.value]
-    newest = next((line for line in reversed(lines) if " stays: " in line or " sent away" in line), "")
-    return newest if " stays: " in newest else ""
+def _stays(status: JobStatus, names: tuple[str, ...]) -> str:
+    """The history's line about one of these nodes that stays after all, unless a later drain was accepted; empty:
+    none."""
+    for entry in reversed(status.history):
+        if entry.kind == Kind.DRAIN.value:
+            break
+        if entry.kind == Kind.DRAIN_FAILED.value and (entry.node in names or not entry.node):
+            return entry.text  # without a node: several stay, named in the text
+    return ""
 
 
 def cordoned(name: str, generation: int, *, wanted: bool) -> Goal:
@@ -236,4 +239,4 @@ def _contradicted(scale: ScaleView, generation: int, how: str) -> RequestProgres
     confirmed it yet. ``how``: the contradiction."""
     if scale.generation < generation:
         return RequestProgress(False, "the Master has not confirmed the request yet")
-    return RequestProgress(True, f"{how}: meanwhile {scale.by or 'another user'} has requested that", ok=False)
+    return RequestProgress(True, f"{how}: {scale.by or 'another user'} has requested that since", ok=False)

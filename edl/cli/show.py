@@ -84,7 +84,8 @@ def _lines(status: JobStatus) -> list[str]:
 def _dropped(one: DroppedSlot) -> str:
     """One dropped slot: why it is not used, and how to use it again."""
     what = f"slot {one.slot} of {one.node}" + (f" ({one.device})" if one.device else "")
-    return f"Dropped: {what} after round {one.round}: {one.why}. Back with: edl uncordon {one.node} --device={one.slot}"
+    again = f"edl uncordon {one.node} --device={one.slot}"
+    return f"Dropped: {what} after round {one.round}: {one.why}. To use it again: {again}"
 
 
 def scale_lines(scale: ScaleView) -> list[str]:
@@ -99,18 +100,18 @@ def scale_lines(scale: ScaleView) -> list[str]:
         line += f", changed by {scale.by}{f': {scale.reason}' if scale.reason else ''}"
     lines = [line]
     if scale.generation:
-        held = "" if scale.observed >= scale.generation else f", {scale.observed} reached"
+        held = "" if scale.observed >= scale.generation else f", {scale.observed} in effect"
         lines.append(f"Request {scale.generation}{held}, revision {scale.revision}")
     if scale.suspended:
         lines.append("Suspended: no training until edl resume")
     if scale.waiting:
-        lines.append(f"Not yet: {scale.waiting}")
+        lines.append(f"Pending: {scale.waiting}")
     if scale.cordoned:
         lines.append(f"Cordoned: {', '.join(scale.cordoned)}")
     if scale.owner:
         lines.append(f"Scheduler: {scale.owner}")
     if scale.need_s:
-        lines.append(f"A node needs about {scale.need_s:.1f} s to leave gracefully (a step and twice a checkpoint)")
+        lines.append(f"A node needs about {scale.need_s:.1f} s to leave gracefully (one step and two checkpoints)")
     if scale.proposal:
         lines.append(f"Proposed: {scale.proposal} nodes ({scale.proposal_reason})")
     elif scale.proposal_reason:
@@ -123,8 +124,8 @@ def _commit(version: Version) -> str:
 
 
 def _kind(node: NodeView) -> str:
-    """The kind by which nodes are counted: state, leaving, attached."""
-    leaving = ", wants to leave" if node.draining else ""
+    """The kind by which nodes are counted: state, draining, attached."""
+    leaving = ", draining" if node.draining else ""
     return f"{node.state}{leaving}" if node.attached else f"{node.state}{leaving}, not attached"
 
 
@@ -149,7 +150,7 @@ def _table(status: JobStatus, nodes: Sequence[NodeView]) -> Table:
     table = Table(*names, *(("UNDERWAY",) if ways else ()), box=None, pad_edge=False)
     for node in nodes:
         ranks = _ranks(node.first_rank, len(node.places) or node.slots) if node.first_rank >= 0 else "-"
-        state = f"{node.state}, wants to leave" if node.draining else node.state
+        state = f"{node.state}, draining" if node.draining else node.state
         row = [node.node, state, ranks, _slots(node), node.host, "yes" if node.attached else "no"]
         table.add_row(*row, *((node.how or ("yes" if node.underway else "no"),) if ways else ()))
     return table

@@ -260,7 +260,7 @@ class Launcher:
     def _missed(self) -> None:
         if not self._store_down:
             self._store_down = True
-            self._deps.log("the store does not answer: training continues, changes of the world wait")
+            self._deps.log("the store does not answer: training continues, world changes wait")
         if self._deps.clock.now_s() - self._renewed_s >= self._deps.lease_ttl_s:
             self._deps.candidate.out_of_touch()
 

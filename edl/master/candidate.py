@@ -143,7 +143,7 @@ class Candidate:
         except FencedOut:
             self._events.put_nowait(el.FencedOff())
         except StoreError as error:
-            # It has lost track of the store, for example because its watch was compacted: another Master reads it anew.
+            # It has lost track of the store, for example because its watch was compacted: another Master reads it.
             self._deps.log(f"stepping down as Master: {error}")
             key = self._deps.keys.master
             try:

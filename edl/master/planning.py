@@ -287,9 +287,9 @@ def asked(turn: MasterTurn, message: Asked) -> None:
             turn.note(Kind.BOUNDARY, f"{_stop_reason(turn)}: the job ends once its workers have stopped")
     elif message.purpose is Purpose.SAVE:
         if turn.underway:
-            agree(turn, Purpose.SAVE, f"checkpoint asked for by {message.by}")
+            agree(turn, Purpose.SAVE, f"checkpoint requested by {message.by}")
         else:
-            turn.note(Kind.BOUNDARY, f"checkpoint asked for by {message.by}: no world with edl.State is in training")
+            turn.note(Kind.BOUNDARY, f"checkpoint requested by {message.by}: no world with edl.State is in training")
     elif message.purpose is Purpose.SET:
         hyper.asked(turn, message)
 
@@ -342,8 +342,9 @@ def _keep_those_that_wait(turn: MasterTurn, failed: Kept) -> None:
     if stay:
         left = tuple(one for one in turn.record.departing if one not in stay)
         turn.write(departing=left)
-        who = ", ".join(one.node for one in stay)
-        turn.note(Kind.SCALE, f"{who} stays: the checkpoint could not be written ({failed.error})")
+        who, stays = ", ".join(one.node for one in stay), "stays" if len(stay) == 1 else "stay"
+        text = f"{who} {stays}: the checkpoint could not be written ({failed.error})"
+        turn.note(Kind.DRAIN_FAILED, text, stay[0].node if len(stay) == 1 else "")
 
 
 def _was_ordered_to_leave(turn: MasterTurn, one: Departing) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from edl.master import dropping, planning
 from edl.master.events import Grant, Kind, ScaleRequested
 from edl.master.forming import names, stop_world
-from edl.master.sizing import Departing, Facts, Judged, judge, remember
+from edl.master.sizing import UNNAMED, Departing, Facts, Judged, judge, remember
 from edl.master.state import NodeEntry, NodeStatus, Phase
 from edl.master.turn import MasterTurn
 from edl.rendezvous.phrases import count
@@ -35,7 +35,7 @@ def handle_request(turn: MasterTurn, event: ScaleRequested) -> None:
     if judged.verdict is Verdict.ACCEPTED:
         _take_on(turn, request)
     if judged.said:
-        turn.note(Kind.SCALE, _line(request, judged))
+        turn.note(Kind.DRAIN if isinstance(request, Drain) else Kind.SCALE, _line(request, judged))
     turn.effects.append(Grant(judged.verdict, judged.text))
 
 
@@ -80,7 +80,7 @@ def _line(request: ScaleRequest, judged: Judged) -> str:
     if judged.verdict is not Verdict.ACCEPTED:
         return judged.said
     why = f": {judged.sizing.reason}" if judged.sizing.reason else ""
-    return f"{judged.said} by {request.by}{why}"
+    return f"{judged.said} by {request.by or UNNAMED}{why}"
 
 
 def _facts(turn: MasterTurn, event: ScaleRequested) -> Facts:
@@ -318,7 +318,7 @@ def observe(turn: MasterTurn) -> None:
     if not sizing.suspended and world is not None:
         what = f"{count(len(world.members))} in round {world.round}"
     more = f" ({found.waiting})" if found.waiting else ""
-    turn.note(Kind.SCALE, f"{what}, as wanted by {sizing.by}{more}")
+    turn.note(Kind.SCALE, f"{what}, as requested by {sizing.by or UNNAMED}{more}")
 
 
 def standing(turn: MasterTurn) -> Standing:

@@ -25,6 +25,8 @@ KEYS_KEPT = 32
 """Number of idempotency keys that are remembered with their answers."""
 SHOWN_NODES = 8
 """Number of nodes listed in the answer to a request that names an unknown node."""
+UNNAMED = "a client that gave no name"
+"""Requester of a request without one; edl's own clients always name themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,10 +229,10 @@ def _resize(sizing: Sizing, request: Resize, facts: Facts) -> Judged:
         return _refused(sizing, problem)
     by_hand = dataclasses.replace(sizing, desired=request.nodes, automatic=False)
     if sizing == by_hand:
-        return _known(sizing, f"{count(request.nodes)} asked for")
+        return _known(sizing, f"{count(request.nodes)} requested")
     if facts.bound_to and request.nodes != facts.bound_to:
         return _refused(sizing, f"{_only_fits(facts)}: any other size needs a --checkpoint-dir")
-    return _accepted(by_hand, f"{count(request.nodes)} asked for")
+    return _accepted(by_hand, f"{count(request.nodes)} requested")
 
 
 def _only_fits(facts: Facts) -> str:
@@ -298,7 +300,7 @@ def _drain(sizing: Sizing, request: Drain, facts: Facts) -> Judged:
     short = _short(sizing, facts, going) or _storeless(facts, going)
     if short:
         return _refused(sizing, f"draining {', '.join(request.nodes)} {short}")
-    return _accepted(sizing, f"{', '.join(request.nodes)} sent away")
+    return _accepted(sizing, f"drain of {', '.join(request.nodes)} requested")
 
 
 def _unknown(strangers: Sequence[str], facts: Facts) -> str:
@@ -391,7 +393,7 @@ def _uncordon_slots(sizing: Sizing, request: Cordon, facts: Facts) -> Judged:
 def _suspend(sizing: Sizing, request: Suspend, facts: Facts) -> Judged:
     if bool(sizing.suspended) == request.suspended:
         return _known(sizing, f"the job is {'' if request.suspended else 'not '}suspended")
-    changed = dataclasses.replace(sizing, suspended=request.by or "somebody" if request.suspended else "")
+    changed = dataclasses.replace(sizing, suspended=request.by or UNNAMED if request.suspended else "")
     if not request.suspended:
         needed, there = facts.lowest or sizing.bounds(facts.spec).lowest, len(facts.able)
         lacking = f": it waits for {count(needed - there, 'more node')}, {there} of at least {needed} are there"

@@ -1,4 +1,4 @@
-"""The Master's state. ``Record`` is in the store, for the next Master, which collects the rest anew."""
+"""The Master's state. ``Record`` is in the store, for the next Master, to which the agents report the rest."""
 
 from __future__ import annotations
 

@@ -200,7 +200,7 @@ def reply(state: MasterState, purpose: Purpose, checkpoint_dir: str | None, requ
         now = f"the job is {record.phase.value}: {state.reason or record.reason}"
         return Answer(f"no world with edl.State is in training, so there is nothing to save ({now})", ok=False)
     if checkpoint_dir == "":
-        return Answer(f"the job has been asked for a checkpoint, {keep}", ok=False)
+        return Answer(f"the job was asked for a checkpoint, {keep}", ok=False)
     if state.agreement is not None and state.agreement.purpose not in (Purpose.SAVE, Purpose.SET):
         return Answer(f"the world is being changed ({state.agreement.reason}). Retry in a few seconds", ok=False)
     return Answer("a checkpoint is written at the next step boundary", ok=True)

@@ -101,8 +101,8 @@ def _load_layer(layer: Any, plain: Any, owned: Callable[[Any], Any]) -> None:
 
 def _load_value(plain: Any, live: Any) -> Any:
     """The restored value, on the device of the existing one. A trained tensor (a leaf that requires a gradient) is
-    filled in place, since optimizers refer to it. Others are created anew, since the existing one may be part of
-    anything."""
+    filled in place, since optimizers refer to it. Others are replaced by new ones, since the existing one may be part
+    of anything."""
     if isinstance(plain, paddle.Tensor) and isinstance(live, paddle.Tensor):
         if live.is_leaf and not live.stop_gradient:
             if list(live.shape) != list(plain.shape):

@@ -237,8 +237,8 @@ def load_value(plain: Any, live: Any, owned: Owned) -> Any:
     them.
 
     A trained tensor (a leaf that requires a gradient) is filled in place, because optimizers refer to it. Others are
-    created anew, since the existing one may be part of anything, such as a data set. Raises ``ValueError`` for another
-    shape.
+    replaced by new ones, since the existing one may be part of anything, such as a data set. Raises ``ValueError`` for
+    another shape.
     """
     return _with_trained(_placed(owned(plain), live), live)
 

@@ -51,7 +51,7 @@ class ScaleBodyMetadata(Struct, rename="camel"):
 
 
 class ScaleBodySpec(Struct, forbid_unknown_fields=True):
-    """The requested size."""
+    """The size in nodes. Without ``replicas``: unchanged in a partial Scale, 0 in a complete one."""
 
     replicas: Nodes | UnsetType = UNSET
 
@@ -74,7 +74,7 @@ class ScalePatchBody(AskBody, kw_only=True):
 
 
 class ScaleBody(ScalePatchBody, kw_only=True):
-    """A complete Scale."""
+    """A Scale as PUT sends it: unlike in a partial one, ``spec`` is required."""
 
     spec: ScaleBodySpec
 
@@ -88,7 +88,7 @@ class BoundsBody(AskBody, kw_only=True):
 
 
 class DrainBody(AskBody, kw_only=True):
-    """Nodes to drain."""
+    """Nodes to drain, their deadline, and whether a checkpoint must come first."""
 
     nodes: Annotated[
         list[Annotated[str, Meta(pattern=NAME)]], Meta(min_length=1, max_length=1000, examples=[["node-a"]])

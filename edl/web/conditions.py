@@ -79,7 +79,7 @@ def _progressing(status: JobStatus) -> Evaluation:
     if scale.waiting:
         return True, "Waiting", scale.waiting
     if scale.observed < scale.generation:
-        return True, "Resizing", f"generation {scale.generation} is requested, {scale.observed} has been reached"
+        return True, "Resizing", f"generation {scale.generation} is requested, {scale.observed} is in effect"
     if status.phase != "running" and not scale.suspended:
         return True, "Forming", status.reason
     return False, "AsRequested", "the world has the requested size"

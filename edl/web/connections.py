@@ -66,7 +66,7 @@ class HttpConnection(asyncio.Protocol):
         self._connections.admit(self, transport)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Unregister the connection."""
+        """Stop counting the connection, and forward to aiohttp's protocol."""
         self._connections.forget(self)
         self.inner.connection_lost(exc)
 

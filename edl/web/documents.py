@@ -47,13 +47,13 @@ class ScaleMetadataDocument(MetadataDocument):
 
 
 class ScaleSpecDocument(Document):
-    """The desired size."""
+    """The desired size, in nodes."""
 
     replicas: Count
 
 
 class ScaleStatusDocument(Document):
-    """The current size."""
+    """The nodes of the current world, and the newest generation that this world conforms to."""
 
     replicas: Count
     selector: str
@@ -70,7 +70,7 @@ class ScaleDocument(Document, tag_field="kind", tag="Scale"):
 
 
 class StatusMetadataDocument(Struct, rename="camel", omit_defaults=True):
-    """Metadata of a Status."""
+    """The version of the size after an accepted request; absent otherwise."""
 
     resource_version: str | UnsetType = UNSET
 

@@ -66,7 +66,7 @@ class Serving(Protocol):
         ...
 
     async def close(self) -> None:
-        """Stop serving."""
+        """Accept no more connections. Open requests get a fraction of a second to finish."""
         ...
 
 

@@ -80,7 +80,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
 
 _DESCRIPTIONS = {
     200: "Success; nothing had to be changed.",
-    202: "Accepted and stored, so that a next Master knows it as well; the status shows when it is done.",
+    202: "Accepted and stored, so the next Master knows it too; the status shows when it is in effect.",
     307: "Another launcher is the Master: repeat the request there. Many clients drop the token on a redirect.",
     400: "The request is invalid.",
     401: "The token is missing or unknown.",

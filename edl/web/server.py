@@ -233,7 +233,7 @@ class HttpServer:
             return Requester(Rights.FULL, f"HTTP, {_subject(request)} at {peer}")
         rights = self._front.tokens.rights(sent or "")
         if rights is None:
-            why = "a token is needed: Authorization: Bearer TOKEN"
+            why = "a token is required: Authorization: Bearer TOKEN"
             if sent:
                 why = "unknown token: the job has been restarted, or the token file has changed"
             raise Refusal(401, why, {"WWW-Authenticate": 'Bearer realm="edl"'})

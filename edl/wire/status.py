@@ -24,6 +24,8 @@ class Kind(enum.Enum):
     STATE = "state"
     SETTINGS = "settings"
     SCALE = "scale"
+    DRAIN = "drain"
+    DRAIN_FAILED = "drain-failed"
     SLOT = "slot"
     SERVICE = "service"
     WAITING = "waiting"

@@ -164,7 +164,7 @@ def _fail(error: BaseException) -> NoReturn:
     error = error.with_traceback(step)
     status = getattr(error, "worker_status", None)
     if status is not None:
-        # A request to be restarted (edl.exit_codes.BEGIN_ANEW); the script's traceback would be useless.
+        # A request to be restarted (edl.exit_codes.START_OVER); the script's traceback would be useless.
         sys.stderr.write(f"edl: {error}\n")
         sys.exit(status)
     if isinstance(error, Exception):

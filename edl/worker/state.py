@@ -300,7 +300,7 @@ class BaseState(Contents):
         if self._numbers.generators:
             self._values[SEED] = ""  # as in the snapshot, the same on all ranks
         if seat.restore_commit == 0:
-            self._begin_anew(session, seat)
+            self._begin_from_scratch(session, seat)
         self._again = self._trained
         self._trained = True
         self._agreement = StateComparison(session, self)
@@ -330,7 +330,7 @@ class BaseState(Contents):
         if mine:
             self._fetch(session, seat, OWN, seat.rank)
 
-    def _begin_anew(self, session: Session, seat: Seat) -> None:
+    def _begin_from_scratch(self, session: Session, seat: Seat) -> None:
         if self._trained:
             if self._first is None:
                 raise StateError(

@@ -78,7 +78,7 @@ def measure() -> None:
 train()
 data.close()  # records that this trainer still has in hand go to others
 if options.test and edl.context().rank == 0:
-    ps.rest(everybody=True)  # until all have pushed their last gradients
+    ps.rest(wait_for_all=True)  # until all have pushed their last gradients
     ps.refresh()
     measure()
 ps.leave()

@@ -224,7 +224,7 @@ class Export:
     """A memory-mapped export: rows are read on access. Thread-safe."""
 
     def __init__(self, folder: Path) -> None:
-        """Use ``open`` instead."""
+        """Called by ``open``. Raises ``CheckpointError`` if the export is missing or incomplete."""
         try:
             about = json.loads((folder / LIST_FILE).read_bytes())
             if about["format"] != FORMAT:

@@ -21,7 +21,7 @@ from ps.client.routing import RoutingTable, SubRequest, some_buckets, split_agai
 from ps.errors import Denied, RolledBack, Unreachable
 from ps.protocol import messages
 from ps.protocol.frames import FrameOp
-from ps.protocol.messages import NOBODY
+from ps.protocol.messages import NO_PSERVER
 from ps.wait import BoundedWait
 
 LOOK_S = 0.25
@@ -187,7 +187,7 @@ class FanOut:
         for attempt in held:
             if attempt.ready_s > now_s and not (attempt.awaits_placement and route.version > attempt.version):
                 self._held.append(attempt)
-            elif route.version == attempt.version and attempt.sub_request.server != NOBODY:
+            elif route.version == attempt.version and attempt.sub_request.server != NO_PSERVER:
                 self._send(attempt, route)
             elif attempt.sub_request.items:
                 self._version = -1  # the pserver may own other buckets and must then still get the request

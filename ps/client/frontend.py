@@ -385,13 +385,13 @@ class PsContext:
         finally:
             self._inserting = before
 
-    def rest(self, everybody: bool = False) -> None:
+    def rest(self, wait_for_all: bool = False) -> None:
         """Implements the module function ``rest``."""
         client = self._client
         if client is not None and not self._resting:
             self._resting = True
             client.rest()
-        if client is not None and everybody:
+        if client is not None and wait_for_all:
             self._wait(client, lambda: not client.members, "the other trainers to rest")
 
     def leave(self) -> None:
@@ -489,11 +489,12 @@ def no_insert() -> contextlib.AbstractContextManager[None]:
     return part.no_insert()
 
 
-def rest(*, everybody: bool = False) -> None:
+def rest(*, wait_for_all: bool = False, everybody: bool = False) -> None:
     """Stop being a member until the next training pull, so that other trainers do not wait: call it before a pause,
     such as an evaluation. Independent data sets (mode "free") do so when they must wait for other trainers.
-    ``everybody``: also wait until all other trainers rest or have left, so that the tables no longer change."""
-    part.rest(everybody)
+    ``wait_for_all``: also wait until all other trainers rest or have left, so that the tables no longer change.
+    ``everybody`` is its older name."""
+    part.rest(wait_for_all or everybody)
 
 
 def refresh() -> None:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from edl.errors import PsError, SettingError
 from ps import hashing
 from ps.client.dedup import DistinctKeys, unite
-from ps.protocol.messages import NOBODY, PlacementMap, PserverAddress, pack, unpack
+from ps.protocol.messages import NO_PSERVER, PlacementMap, PserverAddress, pack, unpack
 from ps.spec import BUCKETS
 
 Where = slice | NDArray[np.intp]
@@ -29,17 +29,17 @@ class RoutingTable:
         self.servers: Mapping[int, PserverAddress] = {one.number: one for one in placement.servers}
         owner = np.frombuffer(unpack(placement.owner), np.int16) if placement.owner else np.zeros(BUCKETS, np.int16)
         # A pserver that is not listed is dead, even if buckets still name it.
-        alive = np.isin(owner, np.array([NOBODY, *self.servers], np.int64))
-        self.owner: NDArray[np.int16] = np.where(alive, owner, np.int16(NOBODY)).astype(np.int16)
+        alive = np.isin(owner, np.array([NO_PSERVER, *self.servers], np.int64))
+        self.owner: NDArray[np.int16] = np.where(alive, owner, np.int16(NO_PSERVER)).astype(np.int16)
         numbers, places = np.unique(self.owner, return_inverse=True)
         self.owners: tuple[int, ...] = tuple(numbers.tolist())
-        """Sorted numbers of all owners, including ``NOBODY`` if some buckets have no owner."""
+        """Sorted numbers of all owners, including ``NO_PSERVER`` if some buckets have no owner."""
         self._place = places.astype(np.int16)
 
     @property
     def clocked(self) -> tuple[int, ...]:
         """The pservers that must receive every step: all owners."""
-        return tuple(one for one in self.owners if one != NOBODY)
+        return tuple(one for one in self.owners if one != NO_PSERVER)
 
     def unite(self, keys: NDArray[np.int64]) -> DistinctKeys:
         """Deduplicate keys; those of ``owners[i]`` lie between ``bounds[i]`` and ``bounds[i + 1]``."""
@@ -49,7 +49,7 @@ class RoutingTable:
         """A pserver for messages: ``ps-a-0 (10.0.0.3:4711)``."""
         server = self.servers.get(number)
         if server is None:
-            return "not assigned yet" if number == NOBODY else f"pserver {number}, which is gone"
+            return "not assigned yet" if number == NO_PSERVER else f"pserver {number}, which is gone"
         return f"{server.name} ({server.host}:{server.port})"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ps.coordinator.state import PlacementState
-from ps.protocol.messages import NOBODY, RESTORE
+from ps.protocol.messages import NO_PSERVER, RESTORE
 
 
 def violations(state: PlacementState) -> list[str]:
@@ -17,16 +17,16 @@ def violations(state: PlacementState) -> list[str]:
         owner, backup, joining, giver = grid.roles(bucket)
         where = f"bucket {bucket}: owner {owner}, backup {backup}, joining {joining}, giver {giver}"
         catches_up = state.lagging and bool(grid.heir[bucket]) and joining == backup
-        roles = [role for role in (owner, backup, NOBODY if catches_up else joining) if role != NOBODY]
-        if owner == NOBODY:
+        roles = [role for role in (owner, backup, NO_PSERVER if catches_up else joining) if role != NO_PSERVER]
+        if owner == NO_PSERVER:
             found.append(f"{where}: it has no owner")
         if len(set(roles)) != len(roles):
             found.append(f"{where}: one pserver has two roles")
-        if not set(roles) <= living or (giver > NOBODY and giver not in living):
+        if not set(roles) <= living or (giver > NO_PSERVER and giver not in living):
             found.append(f"{where}: only {sorted(living)} are alive")
-        if giver != NOBODY and giver in (owner, joining):
+        if giver != NO_PSERVER and giver in (owner, joining):
             found.append(f"{where}: the giver already has it")
-        if giver != NOBODY and giver != RESTORE and giver != backup:
+        if giver != NO_PSERVER and giver != RESTORE and giver != backup:
             found.append(f"{where}: the giver is not the backup")
         if giver == RESTORE and not state.found:
             found.append(f"{where}: there is nothing to restore")

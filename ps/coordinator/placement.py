@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ps.protocol.messages import NOBODY, RESTORE
+from ps.protocol.messages import NO_PSERVER, RESTORE
 
 REPAIR = 16
 """Missing replicas are created with this many times the concurrency of moves: until they exist, one more failure loses
@@ -67,7 +67,7 @@ class Grid:
     def hand_over(self, bucket: int, heir: int) -> None:
         """Make ``heir``, which has all data, the owner and the old owner its backup."""
         old = self.owner[bucket]
-        self.put(bucket, heir, old, NOBODY if self.joining[bucket] == heir else self.joining[bucket], old)
+        self.put(bucket, heir, old, NO_PSERVER if self.joining[bucket] == heir else self.joining[bucket], old)
 
     def stamp(self, version: int) -> None:
         """Record ``version`` as the last change of all touched buckets."""
@@ -89,7 +89,7 @@ class Grid:
 
     def holders(self) -> set[int]:
         """Numbers of all pservers with any role."""
-        return (set(self.owner) | set(self.backup) | set(self.joining) | set(self.giver)) - {NOBODY, RESTORE}
+        return (set(self.owner) | set(self.backup) | set(self.joining) | set(self.giver)) - {NO_PSERVER, RESTORE}
 
     # --- reports of pservers -----------------------------------------------------------------------------------------
 
@@ -115,11 +115,11 @@ class Grid:
             if owner == teller and giver == follower:
                 continue  # it notices itself whether the bucket has been released
             if owner == teller and backup == follower:
-                self.put(bucket, owner, NOBODY, joining or follower * copies, giver, bool(self.heir[bucket]))
+                self.put(bucket, owner, NO_PSERVER, joining or follower * copies, giver, bool(self.heir[bucket]))
             elif owner == teller and joining == follower:
                 self.touched.add(bucket)
             elif giver == teller and owner == follower:
-                self.put(bucket, giver, NOBODY if backup == giver else backup, joining or owner * copies)
+                self.put(bucket, giver, NO_PSERVER if backup == giver else backup, joining or owner * copies)
 
     def took(self, owner: int, version: int, buckets: Iterable[int], copies: bool) -> None:
         """The owner now serves buckets that were released to it or loaded."""
@@ -141,14 +141,14 @@ class Grid:
             owner, backup, joining, giver = self.roles(bucket)
             if number not in (owner, backup, joining, giver):
                 continue
-            left = joining if joining != number else NOBODY
+            left = joining if joining != number else NO_PSERVER
             if owner == number and backup and giver != RESTORE:
-                self.put(bucket, backup, NOBODY, left if left != backup else NOBODY)
+                self.put(bucket, backup, NO_PSERVER, left if left != backup else NO_PSERVER)
             elif owner == number:
                 lost.append(bucket)
                 self.put(bucket)
             else:
-                kept = backup if backup != number else NOBODY
+                kept = backup if backup != number else NO_PSERVER
                 self.put(bucket, owner, kept, left, giver * (giver != number), bool(self.heir[bucket] and left))
         return lost
 
@@ -166,7 +166,7 @@ class Planner:
         self._copied = dict.fromkeys(self.machine, 0)
         for bucket in range(grid.buckets):
             owner, backup, joining, giver = grid.roles(bucket)
-            if joining or giver > NOBODY:
+            if joining or giver > NO_PSERVER:
                 for number in {owner, joining, giver} & busy.keys():
                     busy[number] += 1
             if joining:
@@ -192,16 +192,16 @@ class Planner:
 
     # --- beginning ---------------------------------------------------------------------------------------------------
 
-    def place_all(self, giver: int = NOBODY) -> None:
+    def place_all(self, giver: int = NO_PSERVER) -> None:
         """Assign every bucket in even ranges; if there is no data to load yet, also start replicas."""
         count = len(self.active)
         for bucket in range(self.grid.buckets):
             owner = self.active[bucket * count // self.grid.buckets]
             self._owned[owner] += 1
-            copy = self._other(owner) if self.copies and giver == NOBODY else NOBODY
+            copy = self._other(owner) if self.copies and giver == NO_PSERVER else NO_PSERVER
             if copy:
                 self._copied[copy] += 1
-            self.grid.put(bucket, owner, NOBODY, copy, giver)
+            self.grid.put(bucket, owner, NO_PSERVER, copy, giver)
 
     def place(self, buckets: Iterable[int], giver: int) -> None:
         """Assign owners to buckets that have none and are either empty or in the checkpoint."""
@@ -218,7 +218,7 @@ class Planner:
         return [number for number in rest if self.machine[number] != self.machine.get(owner)] or rest
 
     def _other(self, owner: int) -> int:
-        return min(self._others(owner), key=self._copied.__getitem__, default=NOBODY)
+        return min(self._others(owner), key=self._copied.__getitem__, default=NO_PSERVER)
 
     def _start(self, bucket: int, number: int, heir: bool = False, room: dict[int, int] | None = None) -> bool:
         """Start a replica if both pservers have capacity for it."""

@@ -10,7 +10,7 @@ from ps.coordinator.checkpoints import CheckpointCoordinator
 from ps.coordinator.placement import Planner
 from ps.coordinator.state import LR, PEOPLE, PLACEMENT, SERVERS, TABLES, PlacementState, PlacementTurn, Pserver, listed
 from ps.protocol import messages
-from ps.protocol.messages import NOBODY, RESTORE
+from ps.protocol.messages import NO_PSERVER, RESTORE
 from ps.spec import TableSpec
 
 MOST_HEAT = 4096
@@ -123,7 +123,7 @@ class PserverRegistry:
         if name not in self.keys:
             return
         if server is not None:
-            other = message.number != server.number and (message.number != NOBODY or server.confirmed)
+            other = message.number != server.number and (message.number != NO_PSERVER or server.confirmed)
             if other or (server.confirmed and not message.version):
                 self.bury(turn, server, "another process has registered with its name")
                 server = None
@@ -189,12 +189,12 @@ class PserverRegistry:
             count = f"{len(lost)} of {state.grid.buckets} buckets"
             self._roll_back(turn, f"pserver {server.name} was the only holder of {count}")
         elif lost:
-            giver = RESTORE if state.found else NOBODY
+            giver = RESTORE if state.found else NO_PSERVER
             sites = state.sites()
             if any(site.active for site in sites):
                 Planner(state.grid, sites, state.copies, 0).place(lost, giver)
             else:
-                self._begin_anew()
+                self._start_over()
             turn.change(PLACEMENT)
         self._checkpoints.server_gone(turn, server.number, server.name)
 
@@ -212,7 +212,7 @@ class PserverRegistry:
                 del self._silent[number]
                 self.bury(turn, server, "it does not respond, and other pservers hold all its data")
 
-    def _begin_anew(self) -> None:
+    def _start_over(self) -> None:
         """No bucket has an owner. The next placement begins a new history: a pserver that has looked for checkpoints
         once does so again only in another one."""
         state = self._state
@@ -227,7 +227,7 @@ class PserverRegistry:
         state = self._state
         turn.note(f"{why}: rolling all parameters back to the last complete checkpoint")
         self._checkpoints.give_up(turn, why)
-        self._begin_anew()
+        self._start_over()
         state.reason, state.opened = why, False
         turn.change(PLACEMENT)
         self._people.rolled_back(turn)
@@ -237,7 +237,7 @@ class PserverRegistry:
     @property
     def finder(self) -> int:
         """Number of the pserver that looks for a checkpoint."""
-        return min(self._state.servers, default=NOBODY) if self._state.stage == "finding" else NOBODY
+        return min(self._state.servers, default=NO_PSERVER) if self._state.stage == "finding" else NO_PSERVER
 
     def order(self, number: int) -> messages.CheckpointOrder | None:
         """The order for one pserver about the checkpoint to start from, if any."""
@@ -267,14 +267,14 @@ class PserverRegistry:
     def _place(self, turn: PlacementTurn) -> None:
         state = self._state
         if not any(site.active for site in state.sites()):
-            self._begin_anew()
+            self._start_over()
             return
         if state.found:
             self._people.compare(turn, state.found[0].tables)
             state.top_step = state.found[0].step
             turn.change(TABLES)
             turn.note(f"restoring the parameters from {state.found[0].run}")
-        Planner(state.grid, state.sites(), state.copies, 0).place_all(RESTORE if state.found else NOBODY)
+        Planner(state.grid, state.sites(), state.copies, 0).place_all(RESTORE if state.found else NO_PSERVER)
         state.stage = "placed"
         turn.change(PLACEMENT)
 
@@ -311,7 +311,7 @@ class PserverRegistry:
             turn.wake(self._orphans_s)
         self._bury_silent(turn)
         if state.stage == "finding" and not state.servers:
-            self._begin_anew()
+            self._start_over()
         if state.stage == "new":
             self._first(turn)
         elif state.stage == "placed":

@@ -19,8 +19,8 @@ from edl.job_records import Training
 from edl.wire.json_messages import TaggedUnion
 from ps.spec import BUCKETS, TableSpec
 
-NOBODY = 0
-"""In place of a pserver's number: no pserver. Real numbers begin at 1."""
+NO_PSERVER = 0
+"""In place of a pserver's number: there is none. Real numbers begin at 1."""
 RESTORE = -1
 """In place of a giver's number: the bucket comes from a checkpoint."""
 
@@ -82,9 +82,9 @@ class PlacementMap:
     servers: tuple[PserverAddress, ...] = ()
     """The live pservers. A pserver that is not in this list counts as dead."""
     owner: str = ""
-    """``pack``ed. ``NOBODY``: the bucket is waiting for a restore, or the job for its first pservers."""
+    """``pack``ed. ``NO_PSERVER``: the bucket is waiting for a restore, or the job for its first pservers."""
     backup: str = ""
-    """The replica, always in sync; one that falls out of sync becomes ``joining``. ``NOBODY``: there is none."""
+    """The replica, always in sync; one that falls out of sync becomes ``joining``. ``NO_PSERVER``: there is none."""
     joining: str = ""
     """The pserver that is receiving a copy: the next owner or the next backup."""
 
@@ -155,7 +155,7 @@ class Orders:
     """``pack``ed with ``code="i"``: the version in which each bucket was last changed. A pserver's message about a
     bucket counts only if it was sent under that version or a later one."""
     giver: str = ""
-    """``pack``ed: the pserver whose release the owner must await before it serves the bucket. ``NOBODY``: no wait;
+    """``pack``ed: the pserver whose release the owner must await before it serves the bucket. ``NO_PSERVER``: no wait;
     ``RESTORE``: it must load the bucket from ``checkpoint``."""
 
 

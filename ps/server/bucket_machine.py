@@ -39,7 +39,7 @@ from dataclasses import dataclass, field
 
 from edl.job_records import Replication
 from ps.protocol import messages
-from ps.protocol.messages import NOBODY, RESTORE, Orders
+from ps.protocol.messages import NO_PSERVER, RESTORE, Orders
 from ps.server.bucket_effects import (
     CloseStream,
     Copy,
@@ -159,7 +159,7 @@ class BucketMachine:
 
     def __init__(self, name: str, *, buckets: int = BUCKETS, most_bytes: int = 0) -> None:
         self.name, self.buckets, self.most_bytes = name, buckets, most_bytes
-        self.number = NOBODY
+        self.number = NO_PSERVER
         self.history = 0
         self.version = 0
         self.orders: Orders | None = None
@@ -217,7 +217,7 @@ class BucketMachine:
         refused = []
         for bucket in buckets:
             if version > self.version:
-                known = self._beyond.get(bucket, (0, NOBODY))
+                known = self._beyond.get(bucket, (0, NO_PSERVER))
                 if version >= known[0]:
                     self._beyond[bucket] = (version, sender)
                 elif sender != known[1]:
@@ -340,21 +340,21 @@ class BucketMachine:
         elif bucket in self._beyond:
             self._waits(todo, bucket)
             self._fenced.add(bucket)
-        elif giver == NOBODY or giver not in self._known or giver == self.number:
+        elif giver == NO_PSERVER or giver not in self._known or giver == self.number:
             self._take(todo, [bucket])
         else:
             self._waits(todo, bucket)
-        if giver != NOBODY and self.allowed[bucket] == SERVED:
+        if giver != NO_PSERVER and self.allowed[bucket] == SERVED:
             todo.took.append(bucket)
 
     def _is_released_early(self, bucket: int) -> bool:
         """True if the bucket's release arrived before the orders it refers to, which are here now. One with an even
         newer version counts, and is kept: the giver may get the bucket back in between, and release it by this one."""
-        giver, version = self._early.get(bucket, (NOBODY, 0))
+        giver, version = self._early.get(bucket, (NO_PSERVER, 0))
         mine = self.owner[bucket] == self.number and giver == self._giver[bucket] and version >= self._since[bucket]
         if version <= self.version:
             self._early.pop(bucket, None)
-        return giver != NOBODY and mine
+        return giver != NO_PSERVER and mine
 
     def _waits(self, todo: _Todo, bucket: int) -> None:
         if self.allowed[bucket] != WAITING:
@@ -370,9 +370,9 @@ class BucketMachine:
             todo.serve.append(bucket)
             todo.touched.add(bucket)
             giver = self._giver[bucket]
-            if giver != NOBODY:
+            if giver != NO_PSERVER:
                 todo.took.append(bucket)
-            if giver > NOBODY and giver == self.backup[bucket] and giver in self._known:
+            if giver > NO_PSERVER and giver == self.backup[bucket] and giver in self._known:
                 old = self._follower(giver)
                 if old.up:  # both had the same data at the release
                     old.step.add(bucket)

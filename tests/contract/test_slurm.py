@@ -104,7 +104,7 @@ class TestRelease:
         oldest = min(task.number for task in slurm.tasks()[-3:])
         until(lambda: [task.number for task in slurm.tasks() if task.state == "PENDING"] == [oldest], "the oldest")
 
-    def test_when_the_job_has_ended_nobody_begins_it_anew(self, slurm: Slurm, told: SchedulerDeps) -> None:
+    def test_when_the_job_has_ended_nobody_starts_it_again(self, slurm: Slurm, told: SchedulerDeps) -> None:
         """Jobs that have not come yet are cancelled, running or not. A person's own, and nodes of the job, are not."""
         one = adapter(told)
         running(one, 2)

@@ -93,7 +93,7 @@ def test_a_job_that_was_lost_goes_on_elsewhere(tmp_path: Path, job: Callable[...
         assert begun == 3 and all(f"from ps/{NAME}/checkpoint-" in line for line in second.logs()), second.logs()
         for one in second.pservers():
             one.kill()
-        until(lambda: len(second.logs()) >= 2 * begun, "trainers that begin anew")
+        until(lambda: len(second.logs()) >= 2 * begun, "trainers that start over")
         second.end(3)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 
 from edl.adapters.etcd import EtcdStore
-from edl.exit_codes import BEGIN_ANEW, ExitCode
+from edl.exit_codes import START_OVER, ExitCode
 from edl.types import JobId
 from edl.wire.keys import JobKeys
 from tests.process.harness import WORKERS, Job, Node, OutsideEtcd, alive, free_endpoints, until
@@ -59,11 +59,11 @@ def test_who_is_killed_is_restarted_and_nobody_else(tmp_path: Path, etcd: Outsid
         undisturbed(job, theirs)
         assert "EDL_PS=1 PADDLE_ROLE=TRAINER" in job.nodes["a"].text
 
-        os.kill(after.pids_of("a")[0], signal.SIGUSR1)  # it says that it has to begin anew
+        os.kill(after.pids_of("a")[0], signal.SIGUSR1)  # it says that it has to start over
         again = until(lambda: (now := job.seen()) and now.pids_of("a") != after.pids_of("a") and now, "a new process")
         assert again and again.round == after.round
         undisturbed(job, theirs)
-        assert f"ended with exit status {BEGIN_ANEW}" not in job.nodes["a"].text
+        assert f"ended with exit status {START_OVER}" not in job.nodes["a"].text
         end(job)
         assert job.exit_codes() == {"a": ExitCode.OK, "b": ExitCode.OK}
 

@@ -2,7 +2,7 @@
 
 A file under ``tests/sim/golden`` has blocks: one command a line, ``----``, and below it what the machines decided from
 then on: each new reason of the Master, and each change of phase of an agent. ``pytest tests/sim/test_golden.py
---rewrite`` writes the files anew; read the difference before you commit it. Commands:
+--rewrite`` writes the files again; read the difference before you commit it. Commands:
 
 ======================= ===============================================================
 ``job 1:3 KEY=VALUE …`` nodes; ``level``, ``restarts``, ``script`` (plain, rejoins, sharded), ``seed``

@@ -133,7 +133,7 @@ def target_has_been_passed() -> contextlib.AbstractContextManager[Any]:
     return mock.patch.object(planning, "_settle", early)
 
 
-def era_begins_anew() -> contextlib.AbstractContextManager[Any]:
+def era_starts_over() -> contextlib.AbstractContextManager[Any]:
     """The era counts the worlds of this job, whatever lies in the checkpoint directory."""
 
     def write(self: MasterTurn, **changes: Any) -> None:
@@ -217,7 +217,7 @@ BUGS: dict[str, Planted] = {
         (exit_closes_the_job, 300, 1),
         (stale_order_is_obeyed, 3000),
         (target_has_been_passed, 300, 11),
-        (era_begins_anew, 300, 4),
+        (era_starts_over, 300, 4),
         (waits_for_no_member, 300, 50),
         (agreed_settings_are_let_go, 1000, 911),
         (settings_end_with_the_next_hold, 300, 35),

@@ -11,7 +11,7 @@ import pytest
 from ps.coordinator.checkpoints import CheckpointCoordinator
 from ps.coordinator.membership import Membership, TrainerEntry
 from ps.coordinator.placement import Grid
-from ps.protocol.messages import NOBODY
+from ps.protocol.messages import NO_PSERVER
 from ps.server import replicate_out
 from ps.server.bucket_machine import BucketMachine
 from ps.server.bucket_shell import BucketShell
@@ -98,8 +98,8 @@ def promotes_any_copy(patch: Patch) -> None:
     def promotes(self: Grid, number: int) -> list[int]:
         for bucket in range(self.buckets):
             owner, backup, joining, giver = self.roles(bucket)
-            if owner == number and not backup and joining not in (NOBODY, number):
-                self.put(bucket, owner, joining, NOBODY, giver)
+            if owner == number and not backup and joining not in (NO_PSERVER, number):
+                self.put(bucket, owner, joining, NO_PSERVER, giver)
         return bury(self, number)
 
     patch.setattr(Grid, "bury", promotes)

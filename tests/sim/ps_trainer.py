@@ -1,4 +1,4 @@
-"""A simulated trainer: joins, pushes until every part is acknowledged, stops for checkpoints, begins anew when told.
+"""A simulated trainer: joins, pushes until every part is acknowledged, stops for checkpoints, starts over when told.
 
 Its own shell is made by hand; the pool of connections below it is the one that ships.
 """

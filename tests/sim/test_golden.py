@@ -1,4 +1,4 @@
-"""Each story ends as its file says. ``--rewrite`` writes the files anew."""
+"""Each story ends as its file says. ``--rewrite`` writes the files again."""
 
 from __future__ import annotations
 

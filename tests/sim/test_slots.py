@@ -87,7 +87,7 @@ FIRST = {
     "_those_in_other_slots_stay": 29,
     "_devices_are_found_by_chance": 14,
 }
-"""Schedules known to find a bug; the search begins anew at 0 when one does not any more."""
+"""Schedules known to find a bug; the search starts again at 0 when one does not any more."""
 
 
 @pytest.mark.parametrize(

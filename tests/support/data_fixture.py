@@ -179,7 +179,7 @@ class BenchContext:
     def environment(self) -> Mapping[str, str]:
         return self.variables
 
-    def anew(self) -> bool:
+    def restart_leases(self) -> bool:
         return False
 
     def independent(self) -> BenchContext:

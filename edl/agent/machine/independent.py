@@ -17,7 +17,7 @@ from edl.agent.machine.turn import AgentTurn
 from edl.types import Rank
 from edl.wire.messages import Member, StopRound, World
 
-BEGAN_ANEW = "started over"
+STARTED_OVER = "started over"
 MOST_RENEWALS = 50
 """Maximum number of consecutive renewals of one slot without another failure."""
 LIVED_S = 600.0
@@ -47,12 +47,12 @@ def _take_place(turn: AgentTurn, world: World, member: Member, local_rank: int) 
     if old is not None and old.status in (WorkerStatus.ALIVE, WorkerStatus.DONE):
         return dataclasses.replace(old, rank=rank, local_rank=local_rank)
     how = rounds.restarted(old, "started with the world")
-    anew = Worker(slot, rank, local_rank=local_rank, born=world.round, how=how, bound=local_rank)
+    new = Worker(slot, rank, local_rank=local_rank, born=world.round, how=how, bound=local_rank)
     if old is not None and old in turn.state.shed:
-        return dataclasses.replace(anew, born=old.born, anew=True)  # the old process has not left this slot yet
-    if old is not None and old.gone == BEGAN_ANEW:
-        return dataclasses.replace(anew, renewals=old.renewals, renewed_s=turn.now_s)
-    return anew
+        return dataclasses.replace(new, born=old.born, being_replaced=True)  # the old process is still there
+    if old is not None and old.gone == STARTED_OVER:
+        return dataclasses.replace(new, renewals=old.renewals, renewed_s=turn.now_s)
+    return new
 
 
 def stop(turn: AgentTurn, order: StopRound) -> None:
@@ -78,11 +78,11 @@ def _renewals(turn: AgentTurn, worker: Worker) -> int:
 def renew(turn: AgentTurn, worker: Worker) -> None:
     """Restart a worker that asked for it, which is not a failure."""
     world, renewals = turn.state.world, _renewals(turn, worker) + 1
-    turn.set_worker(worker.slot, status=WorkerStatus.FAILED, gone=BEGAN_ANEW, renewals=renewals)
+    turn.set_worker(worker.slot, status=WorkerStatus.FAILED, gone=STARTED_OVER, renewals=renewals)
     if turn.state.phase is AgentPhase.RUNNING and world is not None:
         turn.log(f"worker {worker.rank} (local rank {worker.local_rank}) restarts at its own request")
-        how = f"restarted ({BEGAN_ANEW})"
-        anew = Worker(worker.slot, worker.rank, born=world.round, how=how, renewals=renewals, renewed_s=turn.now_s)
-        anew = dataclasses.replace(anew, local_rank=worker.local_rank, bound=worker.local_rank)
-        turn.set(workers=tuple(anew if one.slot == anew.slot else one for one in turn.state.workers))
+        how = f"restarted ({STARTED_OVER})"
+        new = Worker(worker.slot, worker.rank, born=world.round, how=how, renewals=renewals, renewed_s=turn.now_s)
+        new = dataclasses.replace(new, local_rank=worker.local_rank, bound=worker.local_rank)
+        turn.set(workers=tuple(new if one.slot == new.slot else one for one in turn.state.workers))
         turn.do(Start(world, (worker.slot,)))

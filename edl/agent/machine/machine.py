@@ -51,7 +51,7 @@ from edl.agent.machine.events import (
 )
 from edl.agent.machine.state import AgentPhase, AgentState, Outcome, Worker, WorkerStatus
 from edl.agent.machine.turn import SIGINT, SIGKILL, SIGTERM, AgentTurn
-from edl.exit_codes import BEGIN_ANEW, ExitCode
+from edl.exit_codes import START_OVER, ExitCode
 from edl.types import NodeId, Round
 from edl.wire.messages import (
     Depart,
@@ -231,21 +231,21 @@ def _process(turn: AgentTurn, round: Round, slot: int) -> Worker | None:
 def _worker(turn: AgentTurn, round: Round, slot: int) -> Worker | None:
     """Like ``_process``, but ignores a process that is being replaced."""
     worker = _process(turn, round, slot)
-    return worker if worker is not None and not worker.anew else None
+    return worker if worker is not None and not worker.being_replaced else None
 
 
 def _ended(turn: AgentTurn, event: WorkerEnded) -> None:
     state, worker = turn.state, _process(turn, event.round, event.slot)
     if worker is None:
         return
-    if worker.anew:
-        rounds.start_anew(turn, worker)
+    if worker.being_replaced:
+        rounds.start_replacement(turn, worker)
         return
     what = worker.condemned or describe_exit(event.exit_code)
     if worker.status is not WorkerStatus.ALIVE or state.world is None:
         rounds.ended_outside(turn, worker, what)
         turn.exit_if_empty()
-    elif state.independent and event.exit_code == BEGIN_ANEW and independent.may_renew(turn, worker):
+    elif state.independent and event.exit_code == START_OVER and independent.may_renew(turn, worker):
         independent.renew(turn, worker)
     elif state.phase is not AgentPhase.RUNNING and not state.between:
         turn.set_worker(worker.slot, status=WorkerStatus.STOPPED, gone=what)

@@ -38,7 +38,7 @@ def start(turn: AgentTurn, world: World, reason: str) -> None:
     if member is None:
         return
     workers = tuple(_take_place(turn, world, member, index) for index in range(member.slots))
-    fit = {worker.slot for worker in workers if not worker.anew}
+    fit = {worker.slot for worker in workers if not worker.being_replaced}
     waiting = tuple(w.slot for w in turn.state.workers if w.status is WorkerStatus.PARKED and w.slot in fit)
     begin(turn, world, member, workers, waiting, reason)
 
@@ -70,7 +70,7 @@ def begin(
     turn.set(flushed=False, unsaved="", killed=False, stopped_itself=False)
     turn.log(reason)
     shed(turn, outside)
-    unfit = tuple(worker.slot for worker in workers if worker.anew)
+    unfit = tuple(worker.slot for worker in workers if worker.being_replaced)
     if unfit:
         turn.do(SignalWorkers(SIGKILL, unfit))  # it only waits, and holds nothing that its agent does not have
     if placed:
@@ -88,7 +88,8 @@ def _take_place(turn: AgentTurn, world: World, member: Member, local_rank: int) 
     place = dataclasses.replace(place, born=old.born)
     if old.ending or _is_elsewhere(turn, old, local_rank):
         numbers = f"its device has another number: local rank {old.bound} became {local_rank}"
-        return dataclasses.replace(place, how="started again" if old.ending else f"restarted ({numbers})", anew=True)
+        how = "started again" if old.ending else f"restarted ({numbers})"
+        return dataclasses.replace(place, how=how, being_replaced=True)
     return dataclasses.replace(
         place, rejoins=old.rejoins, frozen_since_s=old.frozen_since_s, how=old.how, bound=old.bound
     )
@@ -115,15 +116,15 @@ def flushed(turn: AgentTurn, pending: bool, unsaved: str) -> None:
     turn.say(WorkersDone(turn.state.running_round, pending, unsaved))
 
 
-def start_anew(turn: AgentTurn, worker: Worker) -> None:
+def start_replacement(turn: AgentTurn, worker: Worker) -> None:
     """Start a worker in a slot whose old process, which could not fill it, has ended."""
     state = turn.state
     if state.phase is AgentPhase.RUNNING and state.world is not None:
-        anew = dataclasses.replace(worker, anew=False, born=state.world.round)
-        turn.set(workers=tuple(anew if one.slot == anew.slot else one for one in state.workers))
-        turn.do(Start(state.world, (anew.slot,)))
+        new = dataclasses.replace(worker, being_replaced=False, born=state.world.round)
+        turn.set(workers=tuple(new if one.slot == new.slot else one for one in state.workers))
+        turn.do(Start(state.world, (new.slot,)))
         return
-    turn.set_worker(worker.slot, status=WorkerStatus.STOPPED, anew=False)
+    turn.set_worker(worker.slot, status=WorkerStatus.STOPPED, being_replaced=False)
     rest_if_free(turn)
 
 

@@ -93,7 +93,7 @@ class Worker:
     """It has been sent a signal to end; its messages no longer count."""
     condemned: str = ""
     """Why this agent killed it; its end is reported with this text."""
-    anew: bool = False
+    being_replaced: bool = False
     """The process cannot fill this place: it has been killed, and another is started when it has ended."""
     final: int = 0
     """Exit status with which the job ends if this worker fails; 0: it may be restarted."""

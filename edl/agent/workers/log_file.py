@@ -151,7 +151,7 @@ class LogFile:
     def _part(self, path: Path) -> None:
         target = self._bounds.parted(path, self._size)
         self._size = 0
-        self._scribe.do(lambda: self._begin_anew(path, target))
+        self._scribe.do(lambda: self._rotate(path, target))
 
     def _missing(self) -> bytes:
         return b"[edl: %d lines are missing here, the disk was too slow]\n" % self._lost if self._lost else b""
@@ -175,7 +175,7 @@ class LogFile:
         except OSError as error:
             self._complain(error)
 
-    def _begin_anew(self, path: Path, target: Path) -> None:
+    def _rotate(self, path: Path, target: Path) -> None:
         if self._file is None:
             return
         self._close()

@@ -7,6 +7,7 @@ import os
 
 from edl.errors import CheckpointError
 from edl.ports import Files
+from edl.rendezvous import phrases
 
 CHOOSE = "choose another --checkpoint-dir"
 
@@ -16,7 +17,7 @@ def cannot_write(files: Files, error: OSError, needed: int) -> CheckpointError:
     do."""
     free = files.free_bytes()
     room = f"; it needs {amount(needed)}" if needed else ""
-    room += f", {amount(free)} are free" if needed and free is not None else ""
+    room += f", with {amount(free)} free" if needed and free is not None else ""
     return CheckpointError(
         f"cannot write to the checkpoint directory {_place(files, error)}: {why(error)}{room}. {_advice(error)}"
     )
@@ -50,7 +51,7 @@ def amount(count: int) -> str:
         if value < 1024:
             break
         value, unit = value / 1024, larger
-    return f"{count} bytes" if unit == "bytes" else f"{value:.1f} {unit}"
+    return phrases.count(count, "byte") if unit == "bytes" else f"{value:.1f} {unit}"
 
 
 def _place(files: Files, error: OSError) -> str:

@@ -19,7 +19,7 @@ class Moments(Protocol):
         ...
 
     def end(self) -> None:
-        """Stop tracing."""
+        """Stop calling ``each``, and restore another tool's trace function, such as a debugger's."""
         ...
 
 

@@ -345,7 +345,7 @@ class Checks:
             self.fail(f"{node} has workers in slots {effect.slots}, and the world uses {used} there")
         for worker in after.workers:
             astray = after.by_device and not after.independent and worker.bound != worker.local_rank
-            if worker.slot in effect.slots and astray and not worker.anew:
+            if worker.slot in effect.slots and astray and not worker.being_replaced:
                 self.fail(f"{node}: {worker} would look for its device in another place")
 
     def _undisturbed(self, before: AgentState, event: ag.Event, decision: ag.Decision) -> None:

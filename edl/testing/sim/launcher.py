@@ -371,7 +371,7 @@ class _NoGuard:
     """Renews nothing: a simulated loop is never busy while the lease's guard would still run."""
 
     def holds(self, lease: int, asked_s: float) -> None:
-        """Ignores the lease."""
+        """Does nothing: no thread renews the lease."""
 
     def end(self) -> None:
         """Does nothing, because no thread was started."""

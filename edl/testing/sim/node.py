@@ -397,7 +397,7 @@ class SimSwitchFiles:
         self._directory = directory
 
     def poll(self) -> Collection[Asked]:
-        """The pending requests."""
+        """The pending request, if any. A request to end the job takes precedence, since it includes a save."""
         if self._directory.kill_asked:
             return [Asked(Purpose.KILL, self._directory.kill_asked)]
         return [Asked(Purpose.SAVE, self._directory.save_asked)] if self._directory.save_asked else []

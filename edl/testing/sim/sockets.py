@@ -117,7 +117,7 @@ class SimWire:
             self._waiting.wake_all()
 
     def close(self) -> None:
-        """Close the connection."""
+        """The same as ``shut``: a simulated connection has no descriptor to release."""
         self.shut()
 
 
@@ -211,7 +211,7 @@ class SimWriter:
         self.write(b"".join(data))
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection and tell its reader at this end. ``abort`` does the same."""
         self._stream.close(self._end)
         self._end.broke()
 

@@ -103,7 +103,7 @@ class SimWorker:
 
 @dataclass(slots=True, eq=False)
 class RoundWorkers:
-    """The workers of one round."""
+    """The workers that have joined one round, by rank, and how a death among them shows."""
 
     world: World
     workers: dict[Rank, SimWorker] = field(default_factory=dict)

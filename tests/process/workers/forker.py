@@ -75,7 +75,7 @@ class Mark:
 
 
 def load(name: str) -> None:
-    """Import a module. Of a program, such as ``edl.launch.__main__``, only what it imports stays: it is to run anew."""
+    """Import a module. Of a program, such as ``edl.launch.__main__``, only what it imports stays: it is run later."""
     importlib.import_module(name)
     if name.endswith(MAIN):
         delattr(sys.modules[name.removesuffix(MAIN)], "__main__")

@@ -75,7 +75,7 @@ def say(**facts: Any) -> None:
 
 
 def ddp_step(order: dict[str, Any], repeat: int = 1) -> float:
-    """DDP made anew each round, as a user does; the old ones are kept alive to prove that they do no harm."""
+    """DDP wraps the model again in each round, as users do; the old wrappers are kept to prove that they do no harm."""
     wrapped = parallel(model) if order.get("parallel") else DistributedDataParallel(model)
     spent.append(wrapped)
     del spent[:-2]

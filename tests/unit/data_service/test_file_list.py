@@ -142,7 +142,7 @@ def listed(files: FileList) -> DataSet:
     return data
 
 
-def test_parts_of_a_list_are_not_encoded_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_of_a_list_are_not_encoded_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_additions, "PART_BYTES", 1000)
     data = listed(grown())
     encoded = data.listed.encode()

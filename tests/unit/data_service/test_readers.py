@@ -193,7 +193,7 @@ def test_a_file_that_is_gone(tmp_path: Path) -> None:
             open_reader(manifest.format).read(manifest.ref(0))
 
 
-def test_a_file_that_was_replaced_is_opened_anew(tmp_path: Path) -> None:
+def test_a_file_that_was_replaced_is_opened_again(tmp_path: Path) -> None:
     path = tmp_path / "a.arrow"
     write_ipc(path, numbers(100))
     reader = open_reader("ipc")

@@ -9,7 +9,7 @@ from edl.agent.machine import independent
 from edl.agent.machine.machine import begin, step
 from edl.agent.machine.state import AgentPhase, AgentState, Outcome
 from edl.config import JobSpec, NodeRange, SlotRules, Timeouts
-from edl.exit_codes import BEGIN_ANEW, ExitCode
+from edl.exit_codes import START_OVER, ExitCode
 from edl.job_records import Training
 from edl.master import events as ms
 from edl.master import machine as master
@@ -80,7 +80,7 @@ def test_those_that_live_are_told_their_new_places() -> None:
     assert [(one.rank, one.born) for one in node.state.workers] == [(0, 1), (1, 1)]
 
 
-def test_only_who_failed_is_started_anew() -> None:
+def test_only_who_failed_is_started_again() -> None:
     node = trainers().feed(ended(1, 3))
     (failed,) = node.said()
     assert isinstance(failed, WorkerFailed)
@@ -144,47 +144,47 @@ def test_a_trainer_gets_its_place_when_it_asks() -> None:
     assert node.hear(StartRound(world(2), "again")).did(ev.GivePlace) == [ev.GivePlace(world(2), (0, 1))]
 
 
-# --- beginning anew --------------------------------------------------------------------------------------------------
+# --- starting over ---------------------------------------------------------------------------------------------------
 
 
-def test_who_has_to_begin_anew_is_started_at_once_and_has_not_failed() -> None:
-    node = trainers().feed(ended(1, BEGIN_ANEW))
+def test_who_has_to_start_over_is_started_at_once_and_has_not_failed() -> None:
+    node = trainers().feed(ended(1, START_OVER))
     assert node.said() == []
     assert node.did(ev.Start) == [ev.Start(world(1), (1,))]
     assert node.feed(ended(1, 0), ended(0, 0)).said() == [WorkersDone(Round(1))]
 
 
 def test_between_two_worlds_it_waits_for_the_next() -> None:
-    node = trainers().hear(StopRound(Round(1), "node y joins")).feed(ended(1, BEGIN_ANEW))
+    node = trainers().hear(StopRound(Round(1), "node y joins")).feed(ended(1, START_OVER))
     assert node.said() == []
     assert not node.did(ev.Start)
     assert node.hear(StartRound(world(2), "again")).did(ev.Start) == [ev.Start(world(2), (1,))]
 
 
-def test_who_does_nothing_but_begin_anew_has_failed() -> None:
+def test_who_does_nothing_but_start_over_has_failed() -> None:
     node = trainers()
     for _ in range(independent.MOST_RENEWALS):
-        assert node.feed(ended(1, BEGIN_ANEW)).said() == []
-    (failed,) = node.feed(ended(1, BEGIN_ANEW)).said()
+        assert node.feed(ended(1, START_OVER)).said() == []
+    (failed,) = node.feed(ended(1, START_OVER)).said()
     assert isinstance(failed, WorkerFailed)
 
 
 def test_a_long_life_between_two_beginnings_is_no_row_of_them() -> None:
     node = trainers()
     for _ in range(independent.MOST_RENEWALS):
-        node.feed(ended(1, BEGIN_ANEW))
+        node.feed(ended(1, START_OVER))
     node.now_s += independent.LIVED_S
-    assert node.feed(ended(1, BEGIN_ANEW)).did(ev.Start) == [ev.Start(world(1), (1,))]
-    node.hear(StopRound(Round(1), "node y joins")).feed(ended(1, BEGIN_ANEW)).hear(StartRound(world(2), "again"))
+    assert node.feed(ended(1, START_OVER)).did(ev.Start) == [ev.Start(world(1), (1,))]
+    node.hear(StopRound(Round(1), "node y joins")).feed(ended(1, START_OVER)).hear(StartRound(world(2), "again"))
     for _ in range(independent.MOST_RENEWALS - 2):
-        assert node.feed(ended(1, BEGIN_ANEW, round=2)).said() == []
-    assert isinstance(node.feed(ended(1, BEGIN_ANEW, round=2)).said()[0], WorkerFailed), (
+        assert node.feed(ended(1, START_OVER, round=2)).said() == []
+    assert isinstance(node.feed(ended(1, START_OVER, round=2)).said()[0], WorkerFailed), (
         "those before the new world count too"
     )
 
 
-def test_beginning_anew_while_the_launcher_leaves_is_an_end() -> None:
-    node = trainers().feed(ev.Interrupted(SIGTERM, again=False), ended(0, BEGIN_ANEW), ended(1, -SIGTERM))
+def test_starting_over_while_the_launcher_leaves_is_an_end() -> None:
+    node = trainers().feed(ev.Interrupted(SIGTERM, again=False), ended(0, START_OVER), ended(1, -SIGTERM))
     assert not node.did(ev.Start)
     assert node.hear(Dismissed("nothing to wait for")).did(ev.Exit)
 

@@ -107,7 +107,7 @@ def test_who_holds_the_secret_may_be_another_user_but_not_run_another_script() -
     play(scenario)
 
 
-def test_a_job_whose_launchers_are_gone_is_begun_anew_under_the_new_owner() -> None:
+def test_a_job_whose_launchers_are_gone_is_founded_again_under_the_new_owner() -> None:
     async def scenario(bench: Bench) -> None:
         await registration(bench, ALICE).agree()
         await bench.store.write([Put(KEYS.record, b"of alice")], [])

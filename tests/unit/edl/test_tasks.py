@@ -12,7 +12,7 @@ async def fails() -> None:
     raise ValueError("a mistake")
 
 
-def test_pauses_double_up_to_the_longest_and_begin_anew_after_a_success() -> None:
+def test_pauses_double_up_to_the_longest_and_start_over_after_a_success() -> None:
     pauses = Backoff(0.1, 0.5)
     assert [pauses.next() for _ in range(5)] == [0.1, 0.2, 0.4, 0.5, 0.5]
     pauses.reset()

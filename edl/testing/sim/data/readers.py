@@ -177,7 +177,7 @@ class SimContext:
         """The variables of the process: always none."""
         return {}
 
-    def anew(self) -> bool:
+    def restart_leases(self) -> bool:
         """Always false: the lease machine is not in this process."""
         return False
 

@@ -473,7 +473,7 @@ def test_training_goes_back_to_a_cut(bench: Bench, files: str, new_job: bool) ->
     assert sorted(used + again) == list(range(RECORDS)) and len(used) == 80
 
 
-def test_a_set_that_is_not_in_the_cut_begins_anew(bench: Bench, files: str) -> None:
+def test_a_set_that_is_not_in_the_checkpoint_starts_over(bench: Bench, files: str) -> None:
     bench.begin(1)
     data = make(bench, files)
     next(steps := iter(data)), next(steps)

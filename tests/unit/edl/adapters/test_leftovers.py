@@ -75,4 +75,4 @@ def test_processes_of_another_container_are_not_to_be_seen_from_here(
     monkeypatch.setattr(leftovers, "_where", lambda: ["another boot", "pid:[1]"])
     assert sweep(left.parent) == []
     monkeypatch.setattr(leftovers, "_where", lambda: ["another boot", namespace])
-    assert sweep(left.parent) == [left], "the host has been started anew since"
+    assert sweep(left.parent) == [left], "the host has been rebooted since"

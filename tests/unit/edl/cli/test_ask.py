@@ -198,7 +198,7 @@ class TestCheckpoint:
             await job.underway()
             asked = job.ask(Purpose.SAVE)
             await job.heard(Hold)
-            assert "save: checkpoint asked for by edl test" in job.shell.status().boundary
+            assert "save: checkpoint requested by edl test" in job.shell.status().boundary
             job.bench.clock.advance(1.0)
             outcome = await asked
             assert not outcome.ok
@@ -288,13 +288,13 @@ class TestStop:
         reader = StopReader()
         assert reader.take(HistoryEntry(1, 0.0, "state", "commit 6 could not be written: disk full")) is None
         assert reader.take(HistoryEntry(2, 0.0, "job-ended", "stopped by x")) is None
-        outcome = reader.history_ended("the Master has gone")
+        outcome = reader.history_ended("the Master is gone")
         assert outcome == RequestOutcome(
             False, "the job has ended (stopped by x), but commit 6 could not be written: disk full"
         )
 
     def test_does_not_take_the_end_of_a_master_for_the_end_of_the_job(self) -> None:
-        assert not StopReader().history_ended("the Master has gone").ok
+        assert not StopReader().history_ended("the Master is gone").ok
 
 
 def test_only_those_who_know_the_secret_may_ask() -> None:
@@ -370,7 +370,7 @@ def call(monkeypatch: pytest.MonkeyPatch, client: FakeClient, *words: str) -> in
     return 0
 
 
-SAVING = HistoryEntry(8, 0.0, "boundary", "checkpoint asked for by x: saving commit 6")
+SAVING = HistoryEntry(8, 0.0, "boundary", "checkpoint requested by x: saving commit 6")
 SAVED = HistoryEntry(9, 0.0, "state", "commit 6 is complete in /ckpt/6")
 LOST = HistoryEntry(9, 0.0, "state", "commit 6 could not be written: disk full")
 
@@ -416,13 +416,13 @@ class TestSet:
 
     def test_the_end_of_the_job_ends_the_wait(self) -> None:
         outcome = SetReader("edl set (me)").take(HistoryEntry(8, 0.0, "job-ended", "all done"))
-        assert outcome is not None and "the job has ended before it was changed: all done" in outcome.text
+        assert outcome is not None and "the job ended before the settings were changed: all done" in outcome.text
         with pytest.raises(UsageError, match="all done"):
             checked(outcome, Purpose.SET)
-        lost = SetReader("edl set (me)").history_ended("the Master has gone")
+        lost = SetReader("edl set (me)").history_ended("the Master is gone")
         assert (lost.ok, lost.text) == (
             False,
-            "the Master has gone before the settings were changed. See edl status",
+            "the Master is gone before the settings were changed. See edl status",
         )
 
     def test_history_of_others_is_passed_over(self) -> None:
@@ -507,7 +507,7 @@ class TestStatus:
             "UNDERWAY",
             "in process",
             "restarted (was killed)",
-            "running, wants to leave",
+            "running, draining",
         ):
             assert part in text, text
 

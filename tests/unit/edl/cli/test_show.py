@@ -47,7 +47,7 @@ def test_of_a_large_one_the_unusual_nodes_are_listed_the_rarest_first() -> None:
     nodes[600:605] = [node(number, state="spare", first_rank=-1) for number in range(600, 605)]
     nodes[700] = node(700, draining=True)
     lines = shown(nodes)
-    summary = "1000 nodes: 993 running, 5 spare, 1 running, not attached, 1 running, wants to leave"
+    summary = "1000 nodes: 993 running, 5 spare, 1 running, not attached, 1 running, draining"
     assert f"{summary} (the others below; --all lists them)" in lines
     listed = [line.split()[0] for line in lines if line.startswith("n0")]
     assert listed == ["n0500", "n0700", "n0600", "n0601", "n0602", "n0603", "n0604"]

@@ -29,7 +29,7 @@ from edl.wire.status import DroppedSlot, HistoryEntry, JobStatus, NodeView
 from tests.support.fake_master import FakeMaster
 
 STATUS = FakeMaster().status()
-GRANTED = Granted(Verdict.ACCEPTED, "2 nodes asked for", 43, 2)
+GRANTED = Granted(Verdict.ACCEPTED, "2 nodes requested", 43, 2)
 
 
 def status(phase: str = "running", there: tuple[NodeView, ...] = STATUS.nodes, **scale: object) -> JobStatus:
@@ -99,7 +99,7 @@ def test_waiting_for_a_size() -> None:
 
 def test_somebody_else_asks_meanwhile() -> None:
     result, _ = reach(wi.size_is(4, 2), status(generation=3, desired=2, by="kim"))
-    assert (result.ok, result.text) == (False, "meanwhile kim has requested 2 nodes")
+    assert (result.ok, result.text) == (False, "superseded: kim has requested 2 nodes since")
     result, _ = reach(wi.size_is(0, 2), status(generation=3, observed=3, desired=2, nodes=2))
     assert result.ok, "with other bounds any size will do"
 
@@ -151,7 +151,7 @@ def test_waiting_for_a_slot() -> None:
     assert (result.ok, result.text) == (True, "slot 1 of node-a may take part again")
     assert lines == ["waiting: slot 1 of node-a takes part"]
     result, _ = reach(back, seen(trains, slot, generation=3, by="you"))
-    assert (result.ok, result.text) == (False, "slot 1 of node-a is dropped: meanwhile you has requested that")
+    assert (result.ok, result.text) == (False, "slot 1 of node-a is dropped: you has requested that since")
 
 
 def test_a_slot_is_named_by_its_number_or_its_device(run: Callable[..., tuple[Client, Result]]) -> None:
@@ -223,23 +223,38 @@ def test_somebody_asks_for_the_contrary_meanwhile() -> None:
     ):
         result, lines = reach(goal, status(generation=3, by="kim", **scale))
         assert (result.ok, result.done, lines) == (False, False, [])
-        assert "meanwhile kim has requested that" in result.text
+        assert "kim has requested that since" in result.text
 
 
-def test_a_node_comes_anew_under_its_name() -> None:
+def test_a_node_joins_again_under_its_name() -> None:
     result, lines = reach(wi.gone(("node-a",), 2), status(generation=2, observed=1), status(generation=2, observed=2))
-    assert (result.ok, result.text) == (True, "node-a: have left; node-a joined again")
+    assert (result.ok, result.text) == (True, "node-a left, and node-a joined again")
     assert lines == ["waiting: node-a is running; round 2"]
 
 
 def test_a_node_stays_since_nothing_could_be_saved() -> None:
-    away = HistoryEntry(7, 0.0, "scale", "node-a sent away by me")
-    stays = HistoryEntry(8, 0.0, "scale", "node-a stays: the checkpoint could not be written (disk full)")
+    away = HistoryEntry(7, 0.0, "drain", "drain of node-a requested by me")
+    stays = HistoryEntry(
+        8, 0.0, "drain-failed", "node-a stays: the checkpoint could not be written (disk full)", "node-a"
+    )
     done = status(generation=2, observed=2)
     result, _ = reach(wi.gone(("node-a",), 2), dataclasses.replace(done, history=(away, stays)))
     assert (result.ok, result.text) == (False, stays.text)
-    again = HistoryEntry(9, 0.0, "scale", "node-a sent away by me")
+    again = HistoryEntry(9, 0.0, "drain", "drain of node-a requested by me")
     assert reach(wi.gone(("node-a",), 2), dataclasses.replace(done, history=(stays, again)))[0].ok
+    both = HistoryEntry(8, 0.0, "drain-failed", "node-a, node-b stay: the checkpoint could not be written (disk full)")
+    assert reach(wi.gone(("node-a",), 2), dataclasses.replace(done, history=(away, both)))[0].text == both.text
+
+
+def test_another_node_that_stays_is_none_of_ones_own() -> None:
+    other = HistoryEntry(
+        8, 0.0, "drain-failed", "node-b stays: the checkpoint could not be written (disk full)", "node-b"
+    )
+    told = HistoryEntry(9, 0.0, "scale", "4 nodes wanted by drain of node-a requested")
+    for history in ((other,), (told,)):
+        assert reach(wi.gone(("node-a",), 2), dataclasses.replace(status(generation=2, observed=2), history=history))[
+            0
+        ].ok
 
 
 def test_the_job_ends_meanwhile() -> None:
@@ -413,7 +428,7 @@ def test_the_size_in_the_status() -> None:
             "2 to 8",
             "units of 2",
             "kim: night",
-            "Request 5, 4 reached",
+            "Request 5, 4 in effect",
             "edl resume",
             "node-d",
             "slurm",

@@ -159,7 +159,7 @@ class TestOptions:
             ([], []),
         ],
     )
-    def test_only_the_launchers_own_options_are_spelt_anew(self, given: list[str], made: list[str]) -> None:
+    def test_only_the_launchers_own_options_are_respelt(self, given: list[str], made: list[str]) -> None:
         assert with_both_spellings(given) == made
 
     def test_the_environment_speaks_where_the_command_line_is_silent(self, monkeypatch: pytest.MonkeyPatch) -> None:

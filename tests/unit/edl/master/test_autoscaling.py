@@ -51,7 +51,7 @@ def test_what_the_last_node_brings_is_found_out_and_kept() -> None:
     assert "just begun" in rule.scale.proposal_reason or "not certain" in rule.scale.proposal_reason
     go_on(rule, 300)
     assert (
-        "2 nodes asked for by autoscale: 3 nodes: 60 worker steps/s; what the last one brings is unknown"
+        "2 nodes requested by autoscale: 3 nodes: 60 worker steps/s; what the last one brings is unknown"
         in (rule.notes[0])
     )
     assert {type(m) for m in rule.told().values()} == {Hold}

@@ -140,7 +140,7 @@ def test_a_key_of_its_own_makes_it_master_whatever_its_last_campaign_says() -> N
 
 
 def test_the_watch_does_not_elect_a_master_twice() -> None:
-    """A second term under one token would decide anew while writes of the first are on their way."""
+    """A second term under one token would decide again while writes of the first are on their way."""
     elected = after(el.LauncherRegistered(), won(5))
     shown = el.elect(elected.state, el.KeyChanged(SELF, FencingToken(5), mine=True))
     assert (shown.state.role, shown.effects) == (el.Role.MASTER, (el.Follow(SELF, FencingToken(5)),))

@@ -62,7 +62,7 @@ class TestNumbering:
         assert [entry.number for entry in history.last(10)] == [6, 7]
         assert history.make(HistoryNote(Kind.WAITING, "why"), 0, 3.0).number == 8
 
-    def test_begins_anew_when_there_is_nothing(self) -> None:
+    def test_begins_at_one_when_there_is_nothing(self) -> None:
         history = JobHistory()
         history.load([])
         assert history.make(HistoryNote(Kind.WAITING, "why"), 0, 3.0).number == 1

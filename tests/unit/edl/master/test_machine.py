@@ -431,7 +431,7 @@ class TestWorkersThatFailAtOnce:
         rule = self.rule()
         assert [self.restart(rule) for _ in range(9)] == [0, 0.5, 1, 2, 4, 8, 16, 30, 30]
 
-    def test_that_ran_for_a_while_before_begin_anew(self) -> None:
+    def test_that_ran_for_a_while_before_start_over(self) -> None:
         rule = self.rule()
         assert [self.restart(rule, ran_s) for ran_s in (1, 1, 1, 5, 1, 1)] == [0, 0.5, 1, 0, 0, 0.5]
 

@@ -162,7 +162,7 @@ def test_a_checkpoint_that_is_not_agreed_on_lets_all_go_on() -> None:
     rule.feed(ev.OperatorRequest(Asked(Purpose.SAVE, "me")))
     rule.answer("a", 1, 7)
     rule.wait(60.0)
-    assert rule.told() == {name: Switch(Round(1), 1, 0, Purpose.SAVE, "checkpoint asked for by me") for name in "ab"}
+    assert rule.told() == {name: Switch(Round(1), 1, 0, Purpose.SAVE, "checkpoint requested by me") for name in "ab"}
     assert rule.phase is Phase.RUNNING
 
 
@@ -186,7 +186,7 @@ def test_others_go_on_without_a_member_whose_worker_died() -> None:
     assert (rule.members, world.restore) == ("a", Version(1, 6))
 
 
-def test_where_all_start_anew_all_are_waited_for() -> None:
+def test_where_all_start_again_all_are_waited_for() -> None:
     rule = trained()
     rule.fail("b")
     for name in "ab":

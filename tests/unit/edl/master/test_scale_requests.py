@@ -71,7 +71,7 @@ def test_the_world_follows() -> None:
         scale = shell.status().scale
         assert (scale.observed, scale.waiting) == (1, "")
         lines = [entry.text for entry in bench.history() if entry.kind == "scale"]
-        assert lines == ["1 node asked for by me", "1 node in round 2, as wanted by me"]
+        assert lines == ["1 node requested by me", "1 node in round 2, as requested by me"]
 
     play(scenario)
 

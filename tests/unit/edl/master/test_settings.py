@@ -232,7 +232,7 @@ class TestByHand:
         assert rule.told()["a"] == Hold(Round(1), 2, binding=False)
         answer_all(rule, 2, 3)
         assert rule.sent("a") == [
-            Switch(Round(1), 2, 4, Purpose.SAVE, "checkpoint asked for by you"),
+            Switch(Round(1), 2, 4, Purpose.SAVE, "checkpoint requested by you"),
             Hold(Round(1), 3, binding=True),
         ]
         answer_all(rule, 3, 4)

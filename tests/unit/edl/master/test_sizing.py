@@ -41,7 +41,7 @@ STORED: dict[str, Any] = {"store_members": frozenset("ab"), "members": 3}
 """One of three members is on a node that is gone."""
 
 CASES: dict[str, tuple[ScaleRequest, Sizing, dict[str, Any], Verdict, str]] = {
-    "a size": (Resize(4, "me"), NO_SIZING, {}, ACCEPTED, "4 nodes asked for"),
+    "a size": (Resize(4, "me"), NO_SIZING, {}, ACCEPTED, "4 nodes requested"),
     "the same again": (Resize(4, "me"), sized(desired=4), {}, KNOWN, "already"),
     "none": (Resize(0, "me"), NO_SIZING, {}, REFUSED, "edl suspend"),
     "fewer than none": (Resize(-2, "me"), NO_SIZING, {}, REFUSED, "needs at least one"),
@@ -69,25 +69,25 @@ CASES: dict[str, tuple[ScaleRequest, Sizing, dict[str, Any], Verdict, str]] = {
     "bounds the wrong way round": (SetBounds(6, 2, "me"), NO_SIZING, {}, REFUSED, "below the minimum"),
     "bounds without a size": (SetBounds(3, 3, "me"), NO_SIZING, {}, REFUSED, "multiple of 2"),
     "bounds of none": (SetBounds(0, 3, "me"), NO_SIZING, {}, REFUSED, "at least 1"),
-    "a drain": (Drain(("a", "b"), "me"), NO_SIZING, {}, ACCEPTED, "a, b sent away"),
+    "a drain": (Drain(("a", "b"), "me"), NO_SIZING, {}, ACCEPTED, "drain of a, b requested"),
     "a drain of nobody": (Drain((), "me"), NO_SIZING, {}, REFUSED, "no node named"),
     "a drain of the store": (Drain(("a",), "me"), NO_SIZING, STORED, REFUSED, "leaves 1 node with a member"),
     "a drain of half the store": (Drain(("b",), "me"), NO_SIZING, STORED, REFUSED, "2 of 3 are needed"),
-    "a drain beside the store": (Drain(("c",), "me"), NO_SIZING, STORED, ACCEPTED, "c sent away"),
+    "a drain beside the store": (Drain(("c",), "me"), NO_SIZING, STORED, ACCEPTED, "drain of c requested"),
     "a drain of a stranger": (Drain(("a", "x"), "me"), NO_SIZING, {}, UNKNOWN, "no such node: x"),
     "a drain of too many": (Drain(("a", "b", "c"), "me"), NO_SIZING, {}, REFUSED, "leaves 1 node able"),
     "a drain of all": (Drain(tuple("abcd"), "me"), NO_SIZING, {}, REFUSED, "edl stop"),
     "a drain of one that takes no part": (Drain(("d",), "me"), NO_SIZING, {"able": frozenset("a")}, ACCEPTED, "d"),
-    "a drain of a suspended job": (Drain(tuple("abc"), "me"), sized(suspended="me"), {}, ACCEPTED, "sent away"),
+    "a drain of a suspended job": (Drain(tuple("abc"), "me"), sized(suspended="me"), {}, ACCEPTED, "drain of a, b, c"),
     "a drain of a whole suspended job": (Drain(tuple("abcd"), "me"), sized(suspended="me"), {}, REFUSED, "edl stop"),
-    "a drain with checkpoint": (Drain(("a",), "me", mode=DrainMode.MUST), NO_SIZING, {}, ACCEPTED, "a sent away"),
+    "a drain with checkpoint": (Drain(("a",), "me", mode=DrainMode.MUST), NO_SIZING, {}, ACCEPTED, "drain of a"),
     "checkpoint without a directory": (
         Drain(("a",), "me", mode=DrainMode.MUST), NO_SIZING, {"saves": False}, REFUSED, "no --checkpoint-dir"
     ),
     "checkpoint without state": (
         Drain(("a",), "me", mode=DrainMode.MUST), NO_SIZING, {"aware": False}, REFUSED, "does not use edl.State"
     ),
-    "trying without a directory": (Drain(("a",), "me"), NO_SIZING, {"saves": False}, ACCEPTED, "a sent away"),
+    "trying without a directory": (Drain(("a",), "me"), NO_SIZING, {"saves": False}, ACCEPTED, "drain of a"),
     "a drain by no time": (Drain(("a",), "me", deadline_s=float("nan")), NO_SIZING, {}, REFUSED, "0 or more"),
     "a drain by the end of time": (Drain(("a",), "me", deadline_s=float("inf")), NO_SIZING, {}, REFUSED, "0 or more"),
     "a drain by a time past": (Drain(("a",), "me", deadline_s=-1.0), NO_SIZING, {}, REFUSED, "0 or more"),
@@ -97,7 +97,7 @@ CASES: dict[str, tuple[ScaleRequest, Sizing, dict[str, Any], Verdict, str]] = {
     "a cordon that sharded state does not live through": (
         Cordon("a", True, "me"), NO_SIZING, {"bound_to": 4}, REFUSED, "would be lost without a --checkpoint-dir"
     ),
-    "a drain where a spare has a place": (Drain(("a",), "me"), NO_SIZING, {"bound_to": 3}, ACCEPTED, "a sent"),
+    "a drain where a spare has a place": (Drain(("a",), "me"), NO_SIZING, {"bound_to": 3}, ACCEPTED, "drain of a"),
     "a cordon": (Cordon("a", True, "me"), NO_SIZING, {}, ACCEPTED, "a cordoned"),
     "a cordon again": (
         Cordon("a", True, "me"), sized(cordoned=(Cordoned(NodeId("a"), ""),)), {}, KNOWN, "a is cordoned already"
@@ -130,6 +130,10 @@ def test_verdict(asked: ScaleRequest, sizing: Sizing, facts: dict[str, Any], ver
 def test_what_is_accepted_says_who_and_why_in_one_line() -> None:
     found = judged(Resize(4, "me", "cheap\n hours"))
     assert (found.sizing.by, found.sizing.reason) == ("me", "cheap hours")
+
+
+def test_a_suspension_by_a_client_without_a_name_is_one() -> None:
+    assert judged(Suspend(True, "")).sizing.suspended == "a client that gave no name"
 
 
 def test_a_fact_outside_the_bounds_is_noted_once() -> None:

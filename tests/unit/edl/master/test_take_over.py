@@ -158,7 +158,7 @@ class TestLeaving:
 
 
 class TestCooling:
-    def test_it_begins_anew_since_nobody_knows_how_much_of_it_has_passed(self) -> None:
+    def test_it_starts_over_since_nobody_knows_how_much_of_it_has_passed(self) -> None:
         rule = training("abc", cooldown_s=30.0)
         rule.submit(Resize(2, "me"))
         rule.change()

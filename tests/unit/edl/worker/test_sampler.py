@@ -58,7 +58,7 @@ def test_an_iteration_of_another_round_is_not_continued() -> None:
         next(loader)
 
 
-def test_a_sampler_outside_of_the_state_begins_its_epoch_anew(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_sampler_outside_of_the_state_begins_its_epoch_again(capfd: pytest.CaptureFixture[str]) -> None:
     sampler = Sampler(40, 0, 2)
     sampler.at = WorldPlace(0, 2, round=3)
     worker = Worker(sampler, batch_size=4, whole=False, blocks=False, ahead=0)

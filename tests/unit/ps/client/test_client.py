@@ -396,7 +396,7 @@ def test_a_bucket_without_an_owner_is_waited_for(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("op", [FrameOp.STALE, FrameOp.ROLLED_BACK])
-def test_a_trainer_of_an_older_history_begins_anew(bench: Bench, op: FrameOp) -> None:
+def test_a_trainer_of_an_older_history_starts_over(bench: Bench, op: FrameOp) -> None:
     client = bench.start(1).client()
     bench.pservers[1].faults.append(lambda frame, head: FrameReply.no(op, text="history 2 has begun", history=2))
     with pytest.raises(RolledBack, match=r"ps-1.*history 2 has begun.*must restart"):

@@ -13,6 +13,7 @@ np = pytest.importorskip("numpy")
 from data_service.loader import trainers  # noqa: E402
 from edl.errors import PsError, SettingError, StateError  # noqa: E402
 from edl.worker import session as sessions  # noqa: E402
+from ps.client import frontend  # noqa: E402
 from ps.client.frontend import InitOptions, PsContext, integer_keys  # noqa: E402
 from ps.client.local import LocalClient  # noqa: E402
 from ps.optimizers import SGD, Adam, Zeros  # noqa: E402
@@ -183,9 +184,18 @@ def test_begin_and_rest_together(said: list[str]) -> None:
     client: Any = Remote()
     one = PsContext(lambda plan, specs: client)
     one.begin(3)
-    one.rest(everybody=True)
+    one.rest(wait_for_all=True)
     assert said == ["begin", *["look"] * 3, "rest", *["look"] * 3]
     one.forget()
+
+
+@pytest.mark.parametrize("name", ["wait_for_all", "everybody"])
+def test_either_name_waits_for_the_others(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr(frontend.part, "rest", asked.append)
+    frontend.rest(**{name: True})
+    frontend.rest()
+    assert asked == [True, False]
 
 
 def test_trainers_that_wait_for_data_hold_up_no_other_trainer(part: PsContext, said: list[str]) -> None:

@@ -90,7 +90,7 @@ def test_members_may_change_in_between(bench: Bench) -> None:
     assert (client.pull("plain", KEYS) == -0.75).all()
 
 
-def test_rows_that_were_not_used_since_the_last_exchange_are_fetched_anew(bench: Bench) -> None:
+def test_rows_that_were_not_used_since_the_last_exchange_are_fetched_again(bench: Bench) -> None:
     client = bench.start(1).client(training=GEO)
     other = bench.client(number=2)
     assert not client.pull("plain", [1, 2]).any()

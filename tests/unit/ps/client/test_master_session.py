@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from edl.errors import DataError, PsError
-from edl.exit_codes import BEGIN_ANEW
+from edl.exit_codes import START_OVER
 from edl.job_records import Mode, Training
 from ps.client import checkpoint_stop, master_session
 from ps.client.client import PsClient
@@ -204,7 +204,7 @@ def test_a_new_history_ends_this_process(bench: Bench, master: Master) -> None:
     for call in (lambda: client.pull("plain", KEYS), lambda: client.push({}), client.boundary, client.begin):
         with pytest.raises(RolledBack, match=r"history 2.*must restart.*launcher does that"):
             call()
-    assert RolledBack.worker_status == BEGIN_ANEW
+    assert RolledBack.worker_status == START_OVER
 
 
 def test_it_says_which_checkpoint(bench: Bench, master: Master) -> None:
@@ -217,7 +217,7 @@ def test_it_says_which_checkpoint(bench: Bench, master: Master) -> None:
         client.boundary()
 
 
-def test_one_who_is_counted_as_gone_begins_anew(bench: Bench, master: Master) -> None:
+def test_one_who_is_counted_as_gone_starts_over(bench: Bench, master: Master) -> None:
     client = bench.joined(master)
     master.number = 6
     master.tell(master.joined())

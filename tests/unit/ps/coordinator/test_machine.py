@@ -515,7 +515,7 @@ def test_a_checkpoint_that_can_never_be_is_not_to_be_asked_for_again() -> None:
     assert number and "no checkpoint directory" in refused.text and "ask again" not in refused.text
 
 
-def test_when_no_checkpoint_can_be_used_the_job_does_not_begin_anew() -> None:
+def test_when_no_checkpoint_can_be_used_the_job_does_not_start_over() -> None:
     one = Cluster()
     one.found = messages.FoundCheckpoints(7, (), ("checkpoint-7: its manifest is damaged",))
     one.add("p")

@@ -132,7 +132,9 @@ def test_what_a_copy_refused_is_not_acknowledged_before_the_machine_knows(
     repeated = bucket_shell.behind(bucket_shell.sent(), near)  # the push that was refused comes once more
     assert not bucket_shell.stopped(repeated, near)
     assert bucket_shell.waits_for(repeated, near, None) == 2
-    bucket_shell._take(bucket_shell._events.get())
+    refusal = bucket_shell._events.get()
+    assert refusal is not None
+    bucket_shell._take(refusal)
     assert bucket_shell.waits_for(repeated, near, None) == 0 and bucket_shell.stopped(repeated, near)
 
 
@@ -221,13 +223,13 @@ def test_what_is_being_restored_when_the_rows_go_is_nothing_to_those_that_come()
     checkpoint = CheckpointOrder(3, "restore", "there")
     orders = Orders(0, 1, PlacementMap(), 0, (), Training(), ())
 
-    def begins_anew() -> None:
+    def starts_over() -> None:
         store.drop([bucket])
         checkpoint_task.reset()
         push(1)
         push(2)
 
-    checkpoint_task._opened = lambda number: Reading(Loaded(bucket >> 6, (bucket,), rows), begins_anew)  # type: ignore[assignment, method-assign, return-value]
+    checkpoint_task._opened = lambda number: Reading(Loaded(bucket >> 6, (bucket,), rows), starts_over)  # type: ignore[assignment, method-assign, return-value]
     checkpoint_task.restore(orders, checkpoint, (bucket,))
     checkpoint_task.restore(orders, checkpoint, (bucket,))  # not begun when the rows go
     checkpoint_task.stop()

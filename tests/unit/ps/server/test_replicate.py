@@ -529,7 +529,7 @@ def test_few_images_are_under_way_and_the_newest_copy_goes_first(listening: Call
     stream.close()
 
 
-def test_a_stream_that_breaks_is_made_anew_when_it_is_asked_for(listening: Callable[..., At]) -> None:
+def test_a_stream_that_breaks_is_made_again_when_it_is_asked_for(listening: Callable[..., At]) -> None:
     peers: list[EndpointPeer] = []
 
     def handle(peer: EndpointPeer, frame: Frame) -> FrameReply:

@@ -98,7 +98,7 @@ def test_what_is_withdrawn_is_waited_for_again() -> None:
     assert one.push(1, 0, 11) == (Apply(0, (20, 11), 0.5),)
 
 
-def test_a_new_history_begins_anew() -> None:
+def test_a_new_history_starts_from_scratch() -> None:
     one = two()
     one.push(1, 7, 10)
     assert one.reset() == (Stale((10,)),)

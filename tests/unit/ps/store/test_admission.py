@@ -28,7 +28,7 @@ def streams(kind: str, batches: int) -> Iterator[Keys]:
 @pytest.mark.parametrize("kind", ["zipf", "uniform"])
 @pytest.mark.parametrize("count", [2, 3, 10])
 def test_a_key_gets_a_row_with_exactly_its_nth_occurrence(kind: str, count: int) -> None:
-    """Unless it stayed away for the window: then its count may have begun anew."""
+    """Unless it stayed away for the window: then its count may have started over."""
     rule, pending = Admission(count=count), Pending()
     exact: dict[int, int] = {}
     last: dict[int, int] = {}
@@ -103,7 +103,7 @@ def test_counts_of_many_keys_in_one_slot_range_are_kept_apart() -> None:
     assert pending.bytes() == 4096
 
 
-def test_a_key_that_has_got_a_row_is_counted_anew_when_it_loses_it() -> None:
+def test_a_key_that_has_got_a_row_is_counted_from_zero_when_it_loses_it() -> None:
     rule, pending = Admission(count=3), Pending()
     key = np.array([5])
     assert admitted(rule, pending, key, np.array([3]))[0]

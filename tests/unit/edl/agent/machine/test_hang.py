@@ -191,7 +191,7 @@ class TestThoseThatCommit:
         scenario.commit(2 * HANG_S, first=5)  # of an earlier commit: numbers go back
         assert scenario.until_hang() == (HANG_S, "local rank 0: no commit() for 30 s")
 
-    def test_a_new_process_begins_anew(self) -> None:
+    def test_a_new_process_starts_over(self) -> None:
         scenario = Setup(1)
         scenario.commit(HANG_S)
         scenario.round = Round(2)

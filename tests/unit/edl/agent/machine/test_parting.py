@@ -42,7 +42,7 @@ def dismissed(rule: Resizable, name: str) -> Dismissed:
 
 def test_enough_time_the_one_that_leaves_writes() -> None:
     rule = measured()
-    rule.say("b", Leaving("SIGTERM", 4.5))  # 9 s in all: a step and twice a checkpoint
+    rule.say("b", Leaving("SIGTERM", 4.5))  # 9 s in all: one step and two checkpoints
     assert dismissed(rule, "b").save
     assert rule.state.agreement is None, "nothing is owed"
 

@@ -325,7 +325,7 @@ def test_a_full_disk(small_disk: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
         save(checkpoint_storage, 30, size=2_000_000)
     said = str(caught.value)
-    for part in ("no space is left", "it needs 1.9 MiB", "KiB are free", "--checkpoint-keep", str(small_disk)):
+    for part in ("no space is left", "it needs 1.9 MiB", "KiB free", "--checkpoint-keep", str(small_disk)):
         assert part in said
     assert PlainFiles(small_disk).free_bytes() == before
     save(checkpoint_storage, 40, size=200_000)
@@ -391,7 +391,14 @@ def test_exit_codes() -> None:
 
 @pytest.mark.parametrize(
     ("count", "shown"),
-    [(0, "0 bytes"), (1023, "1023 bytes"), (1024, "1.0 KiB"), (5 << 30, "5.0 GiB"), (1 << 60, "1048576.0 TiB")],
+    [
+        (0, "0 bytes"),
+        (1, "1 byte"),
+        (1023, "1023 bytes"),
+        (1024, "1.0 KiB"),
+        (5 << 30, "5.0 GiB"),
+        (1 << 60, "1048576.0 TiB"),
+    ],
 )
 def test_amounts(count: int, shown: str) -> None:
     assert amount(count) == shown

@@ -292,14 +292,14 @@ class TestRules:
         job.run(RETRY_S * 2)
         assert job.nodes == 4
 
-    def test_a_job_that_has_changed_is_learnt_anew(self) -> None:
+    def test_a_job_that_has_changed_is_learnt_from_scratch(self) -> None:
         job = Job(saturating(2), 1, reach=4).run(1200)
         assert job.nodes == 2
         job.curve = lambda nodes: 40.0 * nodes
         job.run(1200)
         assert job.nodes == 4
 
-    def test_other_settings_are_learnt_anew(self) -> None:
+    def test_other_settings_are_learnt_from_scratch(self) -> None:
         job = Job(saturating(2), 1, reach=4).run(1200)
         job.measure, job.curve = "batch 512", lambda nodes: 190.0 + nodes
         job.run(EVERY_S)

@@ -1,0 +1,33 @@
+"""Nodes that were to leave after a checkpoint stay if it cannot be written; the history says so by kind and node."""
+
+from __future__ import annotations
+
+import pytest
+
+from edl.master import events as ev
+from edl.wire.messages import Kept, Version
+from edl.wire.scale_requests import Drain, DrainMode
+from tests.unit.edl.master.test_resizing import Resizable, training
+
+
+def drain_notes(rule: Resizable) -> list[ev.HistoryNote]:
+    kinds = (ev.Kind.DRAIN, ev.Kind.DRAIN_FAILED)
+    return [one for one in rule.effects if isinstance(one, ev.HistoryNote) and one.kind in kinds]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "by", "asked", "who", "node"),
+    [
+        ("c", "me", "drain of c requested by me", "c stays", "c"),
+        ("cd", "", "drain of c, d requested by a client that gave no name", "c, d stay", ""),
+    ],
+)
+def test_with_care_and_a_checkpoint_that_fails_they_stay(nodes: str, by: str, asked: str, who: str, node: str) -> None:
+    rule = training("abcd")
+    rule.submit(Drain(tuple(nodes), by, mode=DrainMode.MUST))
+    assert drain_notes(rule) == [ev.HistoryNote(ev.Kind.DRAIN, asked)]
+    rule.boundary(9)
+    rule.say("a", Kept(Version(1, 9), "dir", error="disk full"))
+    text = f"{who}: the checkpoint could not be written (disk full)"
+    assert drain_notes(rule) == [ev.HistoryNote(ev.Kind.DRAIN_FAILED, text, node)]
+    assert (rule.state.record.departing, rule.state.agreement) == ((), None)
