@@ -88,8 +88,12 @@ class FileList:
     @classmethod
     def of(cls, manifest: Manifest) -> FileList:
         """A list of one segment, which is in all epochs."""
+        return cls._of(manifest.encode(), manifest)
+
+    @classmethod
+    def _of(cls, encoded: bytes, manifest: Manifest) -> FileList:
         files = cls()
-        files.append(manifest.encode(), 0, decoded=manifest)
+        files.append(encoded, 0, decoded=manifest)
         return files
 
     def shared(self, lock: AbstractContextManager[Any]) -> FileList:
@@ -204,7 +208,7 @@ class FileList:
         if not data:
             return cls()
         if not data.startswith(_MAGIC):
-            return cls.of(Manifest.decode(data))
+            return cls._of(data, Manifest.decode(data))
         files, at = cls(), 0
         while at < len(data):
             at = files._decode_one(data, at)

@@ -128,9 +128,18 @@ class Alone:
             start = time.process_time()
             effects = self.machine.step(Said(callers[rank], Round(1), body), 1.0)
             spent_s += time.process_time() - start
-            hands[rank] = json.loads(self.do(effects))["leases"]
+            hands[rank] = granted_rows(self.do(effects))
             leases += 1
         return leases / spent_s
+
+
+def granted_rows(body: str) -> list[list[int]]:
+    """The leased shards in an answer, as rows of ``Manifest.rows``. Raises ``RuntimeError`` if there are none: a rate
+    of empty answers says nothing."""
+    rows: list[list[int]] = json.loads(body).get("rows", [])
+    if not rows:
+        raise RuntimeError(f"no shard was leased: {body[:200]}")
+    return rows
 
 
 def alone(shards: int, over_s: float) -> dict[str, float]:
@@ -277,11 +286,11 @@ class Crew:
                 raise RuntimeError(word["text"])
             finished = []
             if word["word"] == "granted":
-                now_s = time.perf_counter()
+                rows, now_s = granted_rows(message.body), time.perf_counter()
                 self.began_s = self.began_s or now_s
                 self.leases += 1
-                self.shards += len(word["leases"])
-                finished = [[row[0], row[5]] for row in word["leases"]]
+                self.shards += len(rows)
+                finished = [[row[0], row[5]] for row in rows]
                 if now_s - self.began_s > self.over_s:
                     self.ended_s = now_s
                     self.over.set()
