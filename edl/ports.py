@@ -452,8 +452,9 @@ class Copies(Protocol):
         """Start to serve other nodes; returns the port. Raises ``PortInUse``."""
         ...
 
-    def put(self, host: str, port: int, lent: Lent) -> None:
-        """Send a copy to that node. Returns when the node has all of it. Raises ``CheckpointError``."""
+    def put(self, host: str, port: int, lent: Lent, *, urgent: bool = False) -> None:
+        """Send a copy to that node. Returns when the node has all of it. ``urgent``: that node receives it at normal
+        priority, not behind its own training. Raises ``CheckpointError``."""
         ...
 
     def get(

@@ -104,11 +104,11 @@ class TcpCopies:
         self._launch(self._accept, self._listener, snapshot_pool)
         return int(self._listener.getsockname()[1])
 
-    def put(self, host: str, port: int, lent: Lent) -> None:
+    def put(self, host: str, port: int, lent: Lent, *, urgent: bool = False) -> None:
         """Send a copy to another node; returns when that node has all of it. Raises ``CheckpointError``."""
         label = lent.label
         with self._call(host, port) as line:
-            line.send_frame({"op": "put", **_from_label(label)})
+            line.send_frame({"op": "put", **_from_label(label), **({"urgent": True} if urgent else {})})
             answer = line.receive_answer()
             if "have" in answer:
                 return
@@ -230,7 +230,8 @@ class TcpCopies:
 
     def _take(self, line: _CopyConnection, snapshot_pool: SnapshotPool, request: dict[str, Any]) -> None:
         label = _to_label(request)
-        _lower_priority()  # copies arrive while workers train
+        if request.get("urgent") is not True:
+            _lower_priority()  # copies arrive while workers train
         try:
             arrival = line.wait_for(lambda: snapshot_pool.arriving(label), _discard)
         except CheckpointError as error:

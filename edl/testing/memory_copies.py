@@ -46,7 +46,7 @@ class MemoryCopies:
         self._network.nodes[host, port] = self
         return port
 
-    def put(self, host: str, port: int, lent: Lent) -> None:
+    def put(self, host: str, port: int, lent: Lent, *, urgent: bool = False) -> None:
         """Send a copy to the node at this address. Raises ``CheckpointError``."""
         arrival = self._other(host, port).arriving(lent.label)
         if arrival is not None:

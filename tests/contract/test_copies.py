@@ -523,6 +523,21 @@ def test_who_still_works_at_it_is_waited_for(tcp: TcpBench) -> None:
     assert content(there) == 7
 
 
+@pytest.mark.parametrize("urgent", [False, True])
+def test_an_urgent_copy_is_received_at_normal_priority(tcp: TcpBench, urgent: bool) -> None:
+    niceness: list[int] = []
+
+    class Noting(SlowSnapshotPool):
+        def arriving(self, label: Label) -> IncomingCopy | None:
+            niceness.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+            return self._inner.arriving(label)
+
+    port = tcp.node().start(Noting(snapshot_pool(B)), HOST)
+    tcp.node().put(HOST, port, lent(snapshot_pool(A)), urgent=urgent)
+    usual = os.getpriority(os.PRIO_PROCESS, 0)
+    assert niceness == [usual] if urgent else niceness[0] > usual
+
+
 def test_who_hangs_up_while_memory_is_made_leaves_nothing(tcp: TcpBench) -> None:
     there = snapshot_pool(B)
     slow: SnapshotPoolPort = SlowSnapshotPool(there)

@@ -120,7 +120,8 @@ async def kill_often(forker: socket.socket) -> tuple[int, int]:
     try:
         for _ in range(LIVES):
             life = Life(here, forker, chance.randint(0, MOST_COMMITS), chance.random() * LAST_MOMENT_S)
-            before, commit = commit, await life.run(commit, chance.choice(SIZES))
+            running = life.run(commit, chance.choice(SIZES))
+            before, commit = commit, await asyncio.wait_for(running, LIMIT_S)
             life.agent.close()
             here.forget_worker(0)
             useful += commit > before
@@ -136,6 +137,6 @@ async def kill_often(forker: socket.socket) -> tuple[int, int]:
 
 
 def test_no_moment_to_die_leaves_a_mixture(forker: socket.socket) -> None:
-    commits, useful = asyncio.run(asyncio.wait_for(kill_often(forker), LIMIT_S))
+    commits, useful = asyncio.run(kill_often(forker))
     assert commits > LIVES
     assert useful > LIVES / 4

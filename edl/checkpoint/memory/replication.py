@@ -1,6 +1,7 @@
 """Copies commits to another node, and fetches parts from other nodes.
 
-One low-priority thread sends. A worker waits for what is fetched, so several parts are fetched at once.
+One low-priority thread sends, until the node leaves. A worker waits for what is fetched, so several parts are fetched
+at once.
 """
 
 from __future__ import annotations
@@ -158,14 +159,17 @@ class CommitReplication:
         if loan is None:
             return True
 
+        # A node that leaves does not wait behind whatever else keeps the processors busy.
+        urgent = self._leaving
+
         def put() -> None:
             try:
-                self._copies.put(peer.host, peer.port, loan)
+                self._copies.put(peer.host, peer.port, loan, urgent=urgent)
             finally:
                 loan.release()
 
         try:
-            await in_pool(self._sender, put)
+            await in_pool(self._fetchers if urgent else self._sender, put)
         except Exception as error:  # noqa: BLE001 - any failure costs a copy, but must not end the task
             if not self._warned:
                 log.warning("State: cannot copy commits to node %s: %s. Trying again at each commit", peer.node, error)

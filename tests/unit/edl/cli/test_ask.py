@@ -41,7 +41,7 @@ from edl.wire.messages import (
     WorkerFailed,
 )
 from edl.wire.purpose import Purpose
-from edl.wire.status import Answer, HistoryEntry, JobStatus, NodeView
+from edl.wire.status import Answer, EventsRequest, HistoryEntry, JobStatus, NodeView
 from tests.support.master_fixture import JOB, SPEC, Agent, Bench, play
 
 TOKEN = "secret"
@@ -63,6 +63,15 @@ class Setup:
         self.bench, self.shell, self.agent, self.port = bench, shell, agent, port
         self.client = MasterClient("127.0.0.1", port, TOKEN)
         self.asking: list[asyncio.Future[RequestOutcome]] = []
+        self.following = 0
+        """How many commands have begun to follow the history."""
+        events = shell.events
+
+        def counted(request: EventsRequest) -> AsyncIterator[HistoryEntry]:
+            self.following += 1
+            return events(request)
+
+        shell.events = counted  # type: ignore[method-assign]
 
     async def heard(self, kind: type[MasterMessage]) -> MasterMessage:
         await until(lambda: self.agent.last() is kind)
@@ -234,7 +243,7 @@ class TestCheckpoint:
             await job.underway()
             first, second = job.ask(Purpose.SAVE), job.ask(Purpose.SAVE)
             await job.heard(Hold)
-            await asyncio.sleep(0.1)
+            await until(lambda: job.following == 2)
             await job.agree(5)
             job.keep(6)
             assert (await first).commit == (await second).commit == 6
@@ -253,7 +262,7 @@ class TestStop:
             with pytest.raises(UsageError, match="is being stopped"):
                 await job.ask(Purpose.SAVE)
             again = job.ask(Purpose.KILL)
-            await asyncio.sleep(0.1)
+            await until(lambda: job.following == 2)
             job.keep(6)
             job.agent.say(Ready(Round(1), (100, 101, 102), parked=True))
             finish = await job.heard(Finish)

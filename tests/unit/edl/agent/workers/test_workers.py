@@ -249,7 +249,8 @@ def test_who_looks_for_hangs_sees_processes_and_their_output(tmp_path: Path) -> 
         await bench.group.start(WORLD, (0, 1))
         assert bench.group.watched() == {0: Watched(1000, 0), 1: Watched(1001, 0)}
         bench.processes.write(1001, stdout=b"a line\n", stderr=b"and\n")
-        await asyncio.sleep(0.05)
+        while bench.group.watched()[1].output_bytes < 11:  # noqa: ASYNC110 - a thread reads the output
+            await asyncio.sleep(0.001)
         assert bench.group.watched() == {0: Watched(1000, 0), 1: Watched(1001, 11)}
 
     play(bench, scenario)

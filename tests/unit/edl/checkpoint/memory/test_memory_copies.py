@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
 
 import pytest
 
 from edl.errors import CheckpointError
-from edl.testing.memory_copies import Trouble
+from edl.ports import Lent
+from edl.testing.memory_copies import MemoryCopies, Trouble
 from edl.testing.snapshots import fill_of, make_snapshot
 from edl.types import NodeId
 from edl.wire.local import STATE
@@ -46,6 +49,32 @@ def test_each_commit_reaches_the_other_node() -> None:
         assert await piece(there, 2) == 2
 
     run(test)
+
+
+def test_a_node_that_leaves_does_not_copy_at_low_priority(monkeypatch: pytest.MonkeyPatch) -> None:
+    niceness: list[int] = []
+    put = MemoryCopies.put
+
+    def noted(self: MemoryCopies, host: str, port: int, lent: Lent, *, urgent: bool = False) -> None:
+        niceness.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        assert urgent is (len(niceness) == 3)
+        put(self, host, port, lent)
+
+    async def test(bench: Bench) -> None:
+        here, there = bench.node(A), bench.node(B)
+        worker = Worker(here)
+        here.keep_with(B, B, 1)
+        await worker.commit(1)
+        await bench.copied.get()
+        await until(lambda: there.holdings() == (h(1),))
+        await worker.commit(2)
+        assert await here.copied_before_leaving(LIMIT_S)
+        await worker.commit(3)
+        assert await here.copied_before_leaving(LIMIT_S)
+
+    monkeypatch.setattr(MemoryCopies, "put", noted)
+    run(test)
+    assert niceness[0] > niceness[-1] == os.getpriority(os.PRIO_PROCESS, 0)
 
 
 def test_the_node_that_a_copy_comes_to_says_so() -> None:
