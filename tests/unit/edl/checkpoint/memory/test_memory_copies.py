@@ -52,13 +52,12 @@ def test_each_commit_reaches_the_other_node() -> None:
 
 
 def test_a_node_that_leaves_does_not_copy_at_low_priority(monkeypatch: pytest.MonkeyPatch) -> None:
-    niceness: list[int] = []
+    niceness: list[tuple[bool, int]] = []
     put = MemoryCopies.put
 
     def noted(self: MemoryCopies, host: str, port: int, lent: Lent, *, urgent: bool = False) -> None:
-        niceness.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
-        assert urgent is (len(niceness) == 3)
-        put(self, host, port, lent)
+        niceness.append((urgent, os.getpriority(os.PRIO_PROCESS, threading.get_native_id())))
+        put(self, host, port, lent, urgent=urgent)
 
     async def test(bench: Bench) -> None:
         here, there = bench.node(A), bench.node(B)
@@ -74,7 +73,10 @@ def test_a_node_that_leaves_does_not_copy_at_low_priority(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(MemoryCopies, "put", noted)
     run(test)
-    assert niceness[0] > niceness[-1] == os.getpriority(os.PRIO_PROCESS, 0)
+    usual = os.getpriority(os.PRIO_PROCESS, 0)
+    assert not niceness[0][0]
+    assert niceness[0][1] > usual
+    assert niceness[-1] == (True, usual)
 
 
 def test_the_node_that_a_copy_comes_to_says_so() -> None:

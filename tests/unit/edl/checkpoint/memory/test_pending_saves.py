@@ -170,9 +170,9 @@ def test_a_replicated_state_is_copied_only_where_one_node_has_it(monkeypatch: py
     puts: list[Holding] = []
     put = MemoryCopies.put
 
-    def counted(self: MemoryCopies, host: str, port: int, lent: Lent) -> None:
+    def counted(self: MemoryCopies, host: str, port: int, lent: Lent, *, urgent: bool = False) -> None:
         puts.append(lent.label.holding)
-        put(self, host, port, lent)
+        put(self, host, port, lent, urgent=urgent)
 
     monkeypatch.setattr(MemoryCopies, "put", counted)
 
