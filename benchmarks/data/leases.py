@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
@@ -128,17 +129,17 @@ class Alone:
             start = time.process_time()
             effects = self.machine.step(Said(callers[rank], Round(1), body), 1.0)
             spent_s += time.process_time() - start
-            hands[rank] = granted_rows(self.do(effects))
+            hands[rank] = granted_rows(json.loads(self.do(effects)))
             leases += 1
         return leases / spent_s
 
 
-def granted_rows(body: str) -> list[list[int]]:
+def granted_rows(answer: dict[str, Any]) -> list[list[int]]:
     """The leased shards in an answer, as rows of ``Manifest.rows``. Raises ``RuntimeError`` if there are none: a rate
     of empty answers says nothing."""
-    rows: list[list[int]] = json.loads(body).get("rows", [])
+    rows: list[list[int]] = answer.get("rows", [])
     if not rows:
-        raise RuntimeError(f"no shard was leased: {body[:200]}")
+        raise RuntimeError(f"no shard was leased: {str(answer)[:200]}")
     return rows
 
 
@@ -286,7 +287,7 @@ class Crew:
                 raise RuntimeError(word["text"])
             finished = []
             if word["word"] == "granted":
-                rows, now_s = granted_rows(message.body), time.perf_counter()
+                rows, now_s = granted_rows(word), time.perf_counter()
                 self.began_s = self.began_s or now_s
                 self.leases += 1
                 self.shards += len(rows)

@@ -26,21 +26,21 @@ def next_size(bounds: NodeRange, level: FaultTolerance, previous: int, available
     ``previous``: nodes in the last world, 0 before the first. ``available``: nodes that are ready. ``requested``: a
     requested size within the bounds, 0 for none; it overrides the size that the level would choose.
     """
+    kept = max(previous, bounds.lowest)  # the minimum may have been raised
     if previous and level is FaultTolerance.RECOVER:
-        return _recover(bounds, previous, available, requested)
-    keeps = previous and level is FaultTolerance.SHRINK and not requested
-    usable = min(available, max(previous, bounds.lowest)) if keeps else available  # the minimum may have been raised
+        return _recover(bounds, kept, available, requested)
+    usable = min(available, kept) if previous and level is FaultTolerance.SHRINK and not requested else available
     nodes = bounds.fit(min(usable, requested) if requested else usable)
     if nodes == 0:
         return NextSize(0, f"{count(available)} ready, at least {bounds.lowest} needed (--nnodes={bounds})")
     return NextSize(nodes, _surplus(bounds, nodes, available, requested))
 
 
-def _recover(bounds: NodeRange, previous: int, available: int, requested: int) -> NextSize:
+def _recover(bounds: NodeRange, kept: int, available: int, requested: int) -> NextSize:
     """Keep the size until another one is requested and enough nodes are ready for it."""
     if requested and available >= requested:
         return NextSize(requested, f"{count(requested)}, as requested")
-    keep = min(max(previous, bounds.lowest), requested or bounds.highest)
+    keep = min(kept, requested or bounds.highest)
     if available >= keep:
         return NextSize(keep, "all places are filled again")
     missing = keep - available

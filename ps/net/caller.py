@@ -73,7 +73,7 @@ class FrameCaller:
     def __init__(
         self, connection: FrameConnection, where: str, greeting: dict[str, Any], threads: Threads = SYSTEM_THREADS
     ) -> None:
-        """Use ``FrameCaller.connect`` instead."""
+        """Called by ``connect``, after the handshake on ``connection``."""
         self.where = where
         """Name and address of the server, for messages."""
         self.greeting = greeting

@@ -223,6 +223,7 @@ class ReplicationStream:
             return self._age_s()
 
     def _age_s(self) -> float:
+        """``lag_s``. Requires the lock."""
         oldest = self._sent[0].items[0] if self._sent else self._queue[0] if self._queue else None
         return 0.0 if oldest is None else self._clock.now_s() - oldest.at_s
 

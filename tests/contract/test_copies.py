@@ -27,13 +27,11 @@ from edl.testing.memory_copies import MemoryCopies, MemoryNetwork, Trouble
 from edl.testing.snapshots import JOB, fill_of, make_snapshot
 from edl.types import NodeId
 from edl.wire.messages import Holding, Version
-from tests.support.spoiling_proxy import Proxy
+from tests.support.spoiling_proxy import HOST, TIMEOUT_S, Proxy
 
 A, B = NodeId("a"), NodeId("b")
-HOST = "127.0.0.1"
 TOKEN = "secret"
 LIMITS = CopyLimits(connect_s=10, handshake_s=1.5, silence_s=1.5)  # a busy machine is no silent peer
-TIMEOUT_S = 20.0
 SIZE = 1_000_000
 OLD, NEW = Holding(Version(1, 1)), Holding(Version(1, 2))
 

@@ -22,7 +22,7 @@ from edl.master import events as ms
 from edl.master import machine as master
 from edl.master.state import NodeStatus
 from edl.testing.sim.pairs import Pair, agent_pair, every_pair, master_pair, why_impossible
-from edl.testing.sim.schedules import Schedule, play
+from edl.testing.sim.schedules import KINDS, play
 from edl.wire.messages import Hanging, Underway
 from tests.sim.test_transitions import allowed
 from tests.sim.transitions import recorded
@@ -30,10 +30,6 @@ from tests.sim.transitions import recorded
 SEEDS = 12
 KEPT = 6
 """States kept of each phase, and events of each kind."""
-KINDS = (
-    Schedule.draw, Schedule.resized, Schedule.slotted, Schedule.independent, Schedule.bursting, Schedule.scheduled,
-    Schedule.reading,
-)  # fmt: skip
 
 
 class Samples:
@@ -85,7 +81,7 @@ def samples() -> dict[str, Samples]:
         mock.patch.object(edl.master.shell, "step_all", step_all),
         mock.patch.object(edl.master.shell, "step", lambda state, event, now_s: step_all(state, (event,), now_s)),
     ):
-        for draw in KINDS:
+        for draw in KINDS.values():
             for seed in range(SEEDS):
                 assert not play(draw(seed)).violation
     _add_rare(masters.events)

@@ -54,12 +54,12 @@ def succession_violations(before: World, after: World, spec: JobSpec, sizing: Si
     """Violations of the rules for a world and its successor."""
     old, new = len(before.members), len(after.members)
     level, bounds, requested = spec.fault_tolerance, sizing.bounds(spec.nodes), sizing.requested(spec.nodes)
-    kept = min(max(old, bounds.lowest), requested or bounds.highest)
+    least = max(old, bounds.lowest)  # the minimum may have been raised
     if after.round != before.round + 1:
         yield f"round {before.round} is followed by {after.round}"
-    if level is FaultTolerance.RECOVER and new not in (kept, requested):
+    if level is FaultTolerance.RECOVER and new not in (min(least, requested or bounds.highest), requested):
         yield f"round {after.round} has {new} nodes after {old} with --fault-tolerance=recover"
-    if level is FaultTolerance.SHRINK and new > (requested or max(old, bounds.lowest)):
+    if level is FaultTolerance.SHRINK and new > (requested or least):
         yield f"round {after.round} has {new} nodes after {old} with --fault-tolerance=shrink"
     if before.members and before.master_port == after.master_port and before.master_host == after.master_host:
         yield f"round {after.round} has the master address of the one before"
