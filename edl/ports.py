@@ -13,6 +13,7 @@ from typing import Protocol
 
 from edl.types import FencingToken, NodeId
 from edl.wire.messages import NO_STATE, Holding, Version
+from edl.wire.parts import PartRange
 from edl.wire.process_events import ProcessEvent
 from edl.wire.scale_requests import Granted, ScaleRequest
 from edl.wire.status import JobStatus
@@ -404,6 +405,11 @@ class Lent(Protocol):
         """The file descriptor whose content begins with the snapshot."""
         ...
 
+    @property
+    def view(self) -> memoryview:
+        """The bytes of the snapshot, read-only."""
+        ...
+
     def release(self) -> None:
         """Allow the memory to be reused. A second call does nothing."""
         ...
@@ -433,7 +439,11 @@ class SnapshotPool(Protocol):
     """The snapshots that a node holds in memory, and those it accepts. Called from any thread."""
 
     def lend(self, version: Version, shard: int) -> Lent | None:
-        """One shard of a commit, or None when this node does not have it."""
+        """One shard of a commit with its label, or None when this node does not have it."""
+        ...
+
+    def borrow(self, version: Version, shard: int) -> Lent | None:
+        """Like ``lend``, but the label is not computed yet."""
         ...
 
     def arriving(self, label: Label) -> Arrival | None:
@@ -464,6 +474,23 @@ class Copies(Protocol):
 
         Returns when it has been accepted. Raises ``CheckpointError``.
         """
+        ...
+
+    def header(self, host: str, port: int, version: Version, shard: int) -> tuple[bytes, int]:
+        """The header of a shard that the node holds, and the size of the shard in bytes. Raises ``CheckpointError``."""
+        ...
+
+    def read(
+        self,
+        host: str,
+        port: int,
+        version: Version,
+        shard: int,
+        ranges: Sequence[PartRange],
+        into: Sequence[memoryview],
+    ) -> None:
+        """Read ranges of a shard that the node holds into memory of the same sizes. Raises ``CheckpointError``; the
+        memory may then hold anything."""
         ...
 
     def stop(self) -> None:

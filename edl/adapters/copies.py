@@ -2,66 +2,44 @@
 
 Each connection carries one request, served by its own thread so that the launcher's event loop never blocks:
 
-1. Both sides prove that they know the job token, by HMAC over both sides' nonces; the token itself is never sent.
-2. The client sends ``put`` with a label, or ``get``, as one frame: four bytes of length, then JSON.
-3. The server answers ``go`` (or the label), ``have``, or ``no`` with a reason; ``wait`` means that it is still
+1. Both sides prove that they belong to this job (``copy_connection``).
+2. The client sends one frame: ``put`` with a label, ``get``, ``header``, or ``read`` followed by the ranges.
+3. The server answers ``go`` (or the label, or sizes), ``have``, or ``no`` with a reason; ``wait`` means that it is still
    preparing. Memory is allocated before the first byte is sent.
-4. The bytes follow, by ``sendfile`` on one side and directly into the memory file on the other. After a ``put`` a last
-   frame says whether they arrived intact.
+4. The bytes follow, by ``sendfile`` on one side and directly into memory on the other. After a ``put`` a last frame says
+   whether they arrived intact; after a ``read`` it holds their checksum.
 
-Data is accepted only if its CRC-32 matches the label. Every socket operation has a deadline, and so has the transfer as
-a whole. Nothing is encrypted.
+Data is accepted only if its CRC-32 is right. Every socket operation has a deadline, and so has the transfer as a whole.
+Nothing is encrypted.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
-import select
 import socket
 import struct
 import threading
 import zlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
+from edl.adapters.copy_connection import CopyConnection, CopyLimits, admit, introduce, short
 from edl.errors import CheckpointError, PortInUse, ProtocolError
 from edl.ports import Arrival, Clock, Label, Lent, SnapshotPool
 from edl.types import NodeId
-from edl.wire import proof
 from edl.wire.address import address
 from edl.wire.messages import Holding, Version
+from edl.wire.parts import PartRange
+from edl.wire.snapshot import HEADER_BYTES, header_bytes
 
-T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-_MAGIC = b"edlcopy1"
-_LENGTH = struct.Struct(">I")
-_LONGEST_FRAME = 4096
-_LONGEST_REASON = 1000
-_CHUNK_BYTES = 4 * 1024 * 1024
+_RANGE = struct.Struct(">QQ")
 _LARGEST_BYTES = 1 << 50
+_MOST_RANGES = 1_000_000
 _BACKGROUND_NICENESS = 15
-PIECES_A_SECOND = 20
-"""A rate-limited copy is sent in this many pieces per second, to spread the load."""
-
-
-@dataclass(frozen=True, slots=True)
-class CopyLimits:
-    """Timeouts (seconds) and the maximum number of connections."""
-
-    connect_s: float = 5.0
-    handshake_s: float = 10.0
-    """From the connection to the request."""
-    silence_s: float = 10.0
-    """Maximum time without receiving or sending a byte."""
-    slowest_bytes_per_s: float = 1024 * 1024
-    """Average rate below which a transfer is aborted."""
-    connections: int = 64
-    """Connections served at once. Others wait in the kernel's queue, for at most ``handshake_s``."""
 
 
 class TcpCopies:
@@ -113,18 +91,18 @@ class TcpCopies:
             if "have" in answer:
                 return
             if "go" not in answer:
-                raise ProtocolError(f"unexpected answer to put: {_short(answer)}")
+                raise ProtocolError(f"unexpected answer to put: {short(answer)}")
             line.send_file(lent.descriptor, label.size, self._rate, self._ended.wait)
             answer = line.receive_answer()
             if "whole" not in answer:
-                raise ProtocolError(f"unexpected answer at the end of a copy: {_short(answer)}")
+                raise ProtocolError(f"unexpected answer at the end of a copy: {short(answer)}")
 
     def get(
         self, host: str, port: int, version: Version, shard: int, arriving: Callable[[Label], Arrival | None]
     ) -> None:
         """Fetch a part of a commit from another node. Raises ``CheckpointError``."""
         with self._call(host, port) as line:
-            line.send_frame({"op": "get", "era": version.era, "commit": version.commit, "shard": shard})
+            line.send_frame({"op": "get", **_from_part(version, shard)})
             label = _to_label(line.receive_answer())
             if (label.holding.version, label.holding.shard) != (version, shard):
                 raise ProtocolError(f"the peer sent {label.holding} instead of shard {shard} of {version}")
@@ -132,6 +110,41 @@ class TcpCopies:
             if arrival is not None:
                 line.send_frame({"go": True})
                 _receive(line, label, arrival)
+
+    def header(self, host: str, port: int, version: Version, shard: int) -> tuple[bytes, int]:
+        """The header of a part in another node's memory, and the size of the part. Raises ``CheckpointError``."""
+        with self._call(host, port) as line:
+            line.send_frame({"op": "header", **_from_part(version, shard)})
+            answer = line.receive_answer()
+            length, size = _count(answer, "header"), _count(answer, "size")
+            line.within(line.time_for(length))
+            return line.read(length), size
+
+    def read(
+        self,
+        host: str,
+        port: int,
+        version: Version,
+        shard: int,
+        ranges: Sequence[PartRange],
+        into: Sequence[memoryview],
+    ) -> None:
+        """Read ranges of a part in another node's memory. Raises ``CheckpointError``."""
+        with self._call(host, port) as line:
+            line.send_frame({"op": "read", **_from_part(version, shard), "ranges": len(ranges)})
+            line.write(b"".join(_RANGE.pack(one.start, one.size) for one in ranges))
+            if "go" not in (answer := line.receive_answer()):
+                raise ProtocolError(f"unexpected answer to read: {short(answer)}")
+            line.within(line.time_for(sum(one.size for one in ranges)))
+            crc32 = 0
+            for view in into:
+                crc32 = line.read_into(view, crc32)
+            expected = _count(line.receive_answer(), "crc32")
+            if crc32 != expected:
+                raise CheckpointError(
+                    f"a piece of shard {shard} of {version} was damaged in transit: checksum {crc32:08x} instead of "
+                    f"{expected:08x}"
+                )
 
     def stop(self) -> None:
         """Abort all transfers in both directions and stop serving."""
@@ -153,13 +166,13 @@ class TcpCopies:
     # --- client ------------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _call(self, host: str, port: int) -> Iterator[_CopyConnection]:
+    def _call(self, host: str, port: int) -> Iterator[CopyConnection]:
         """A connection to a node that has proved to belong to this job. Failures in the block become
         ``CheckpointError``."""
         try:
             with socket.create_connection((host, port), self._limits.connect_s) as connection, self._live(connection):
-                line = _CopyConnection(connection, self._clock, self._limits)
-                _introduce(line, self._token())
+                line = CopyConnection(connection, self._clock, self._limits)
+                introduce(line, self._token())
                 yield line
         except (OSError, ProtocolError) as error:
             reason = "no answer in time" if isinstance(error, TimeoutError) else str(error)
@@ -210,14 +223,18 @@ class TcpCopies:
     def _serve(self, connection: socket.socket, snapshot_pool: SnapshotPool) -> None:
         try:
             with connection, self._live(connection):
-                line = _CopyConnection(connection, self._clock, self._limits)
-                _admit(line, self._token())
+                line = CopyConnection(connection, self._clock, self._limits)
+                admit(line, self._token())
                 request = line.receive_frame()
                 match request.get("op"):
                     case "put":
                         self._take(line, snapshot_pool, request)
                     case "get":
                         self._give(line, snapshot_pool, request)
+                    case "header":
+                        self._give_header(line, snapshot_pool, request)
+                    case "read":
+                        self._give_ranges(line, snapshot_pool, request)
                     case other:
                         raise ProtocolError(f"unknown request {other!r}")
         except (OSError, ProtocolError, CheckpointError) as error:
@@ -228,7 +245,7 @@ class TcpCopies:
             with contextlib.suppress(ValueError):
                 self._places.release()
 
-    def _take(self, line: _CopyConnection, snapshot_pool: SnapshotPool, request: dict[str, Any]) -> None:
+    def _take(self, line: CopyConnection, snapshot_pool: SnapshotPool, request: dict[str, Any]) -> None:
         label = _to_label(request)
         if request.get("urgent") is not True:
             _lower_priority()  # copies arrive while workers train
@@ -250,11 +267,11 @@ class TcpCopies:
             arrival.discard()
         line.send_frame({"whole": True})
 
-    def _give(self, line: _CopyConnection, snapshot_pool: SnapshotPool, request: dict[str, Any]) -> None:
-        version, shard = Version(_count(request, "era"), _count(request, "commit")), _count(request, "shard")
+    def _give(self, line: CopyConnection, snapshot_pool: SnapshotPool, request: dict[str, Any]) -> None:
+        version, shard = _to_part(request)
         lent = line.wait_for(lambda: snapshot_pool.lend(version, shard), _release)
         if lent is None:
-            line.refuse(f"node {self._node} does not hold shard {shard} of {version} any more")
+            self._refuse_part(line, version, shard)
             return
         try:
             line.send_frame(_from_label(lent.label))
@@ -263,142 +280,49 @@ class TcpCopies:
         finally:
             lent.release()
 
-
-class _CopyConnection:
-    """A connection on which every operation has a deadline. Methods raise ``OSError`` and ``ProtocolError``."""
-
-    def __init__(self, connection: socket.socket, clock: Clock, limits: CopyLimits) -> None:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._socket = connection
-        self._clock = clock
-        self._limits = limits
-        self._until_s = clock.now_s() + limits.handshake_s
-
-    def within(self, seconds: float) -> None:
-        """Set the deadline of the following operations, in seconds from now."""
-        self._until_s = self._clock.now_s() + seconds
-
-    def read(self, size: int) -> bytes:
-        """Read exactly ``size`` bytes."""
-        data = bytearray(size)
-        self.read_into(memoryview(data))
-        return bytes(data)
-
-    def read_into(self, view: memoryview) -> int:
-        """Fill ``view``; returns the CRC-32 of the data."""
-        crc = done = 0
-        while done < len(view):
-            self._socket.settimeout(self._timeout_s())
-            count = self._socket.recv_into(view[done : done + _CHUNK_BYTES])
-            if not count:
-                raise ProtocolError(f"the peer closed the connection after {done} of {len(view)} bytes")
-            crc = zlib.crc32(view[done : done + count], crc)
-            done += count
-        return crc
-
-    def write(self, data: bytes) -> None:
-        """Send all of ``data``."""
-        self._socket.settimeout(self._timeout_s())
-        self._socket.sendall(data)
-
-    def receive_frame(self) -> dict[str, Any]:
-        """Receive one JSON frame. Raises ``ProtocolError`` for a frame that is too long or malformed."""
-        (length,) = _LENGTH.unpack(self.read(_LENGTH.size))
-        if length > _LONGEST_FRAME:
-            raise ProtocolError(f"a frame of {length} bytes is too long")
+    def _give_header(self, line: CopyConnection, snapshot_pool: SnapshotPool, request: dict[str, Any]) -> None:
+        version, shard = _to_part(request)
+        lent = snapshot_pool.borrow(version, shard)
+        if lent is None:
+            self._refuse_part(line, version, shard)
+            return
         try:
-            frame = json.loads(self.read(length))
-        except ValueError as error:
-            raise ProtocolError(f"not a frame: {error}") from error
-        if not isinstance(frame, dict):
-            raise ProtocolError(f"not a frame: {_short(frame)}")
-        return frame
+            length = header_bytes(lent.view[:HEADER_BYTES])
+            line.send_frame({"header": length, "size": len(lent.view)})
+            line.send_file(lent.descriptor, length)
+        finally:
+            lent.release()
 
-    def receive_answer(self) -> dict[str, Any]:
-        """The next frame other than ``wait``. Raises ``CheckpointError`` with the peer's reason for a ``no``."""
-        while True:
-            self.within(self._limits.silence_s)
-            frame = self.receive_frame()
-            if "no" in frame:
-                raise CheckpointError(str(frame["no"])[:_LONGEST_REASON])
-            if "wait" not in frame:
-                return frame
+    def _give_ranges(self, line: CopyConnection, snapshot_pool: SnapshotPool, request: dict[str, Any]) -> None:
+        version, shard = _to_part(request)
+        count = _count(request, "ranges")
+        if count > _MOST_RANGES:
+            raise ProtocolError(f"{count} ranges in one request; at most {_MOST_RANGES} are allowed")
+        ranges = list(_RANGE.iter_unpack(line.read(count * _RANGE.size)))
+        lent = snapshot_pool.borrow(version, shard)
+        if lent is None:
+            self._refuse_part(line, version, shard)
+            return
+        try:
+            view = lent.view
+            beyond = next((one for one in ranges if sum(one) > len(view)), None)
+            if beyond is not None:
+                line.refuse(f"shard {shard} of {version} has {len(view)} bytes; {beyond[1]} from {beyond[0]} on requested")
+                return
+            line.send_frame({"go": True})
+            crc32 = 0
+            for start, size in ranges:
+                line.send_file(lent.descriptor, size, start=start)
+                crc32 = zlib.crc32(view[start : start + size], crc32)  # while the kernel sends
+            line.send_frame({"crc32": crc32})
+        finally:
+            lent.release()
 
-    def send_frame(self, frame: dict[str, Any]) -> None:
-        """Send one JSON frame within the time limit for a silent peer."""
-        self.within(self._limits.silence_s)
-        data = json.dumps(frame).encode()
-        self.write(_LENGTH.pack(len(data)) + data)
-
-    def refuse(self, why: str) -> None:
-        """Answer ``no`` with a reason of at most 1000 characters."""
-        self.send_frame({"no": why[:_LONGEST_REASON]})
-
-    def wait_for(self, work: Callable[[], T], undo: Callable[[T], None]) -> T:
-        """Run ``work`` in a thread, and send ``wait`` to the peer until it is done. If the peer disconnects meanwhile,
-        ``undo`` gets the result and the error is raised."""
-        outcome: list[T] = []
-        failure: list[BaseException] = []
-
-        def run() -> None:
-            try:
-                outcome.append(work())
-            except BaseException as error:  # noqa: BLE001 - raised again below
-                failure.append(error)
-
-        helper = threading.Thread(target=run, name="edl-copies-work", daemon=True)
-        helper.start()
-        broken: OSError | None = None
-        while helper.is_alive():
-            helper.join(self._limits.silence_s / 3)
-            if helper.is_alive() and broken is None:
-                try:
-                    self.send_frame({"wait": True})
-                except OSError as error:
-                    broken = error  # what the work has allocated must be released, so wait for its end
-        if failure:
-            raise failure[0]
-        if broken is not None:
-            undo(outcome[0])
-            raise broken
-        return outcome[0]
-
-    def send_file(
-        self, descriptor: int, size: int, rate: int = 0, pause: Callable[[float], object] = lambda seconds: None
-    ) -> None:
-        """Send the first ``size`` bytes of a file, at most ``rate`` bytes per second; 0: no limit."""
-        self.within(self.time_for(size) + (size / rate if rate else 0))
-        begun_s, most = self._clock.now_s(), max(1, rate // PIECES_A_SECOND) if rate else size
-        self._socket.settimeout(0.0)
-        writable = select.poll()
-        writable.register(self._socket, select.POLLOUT)
-        done = 0
-        while done < size:
-            try:
-                count = os.sendfile(self._socket.fileno(), descriptor, done, min(size - done, most))
-            except BlockingIOError:
-                if not writable.poll(self._timeout_s() * 1000):
-                    raise TimeoutError(f"the peer accepted no data for {self._limits.silence_s:g} s") from None
-                continue
-            if not count:
-                raise ProtocolError(f"the snapshot's file ends after {done} of {size} bytes")
-            done += count
-            early_s = begun_s + done / rate - self._clock.now_s() if rate else 0.0
-            if early_s > 0 and done < size:
-                pause(early_s)
-
-    def time_for(self, size: int) -> float:
-        """The time limit in seconds for transferring ``size`` bytes."""
-        return self._limits.silence_s + size / self._limits.slowest_bytes_per_s
-
-    def _timeout_s(self) -> float:
-        left_s = self._until_s - self._clock.now_s()
-        if left_s <= 0:
-            raise TimeoutError("the transfer exceeded its time limit")
-        return min(left_s, self._limits.silence_s)
+    def _refuse_part(self, line: CopyConnection, version: Version, shard: int) -> None:
+        line.refuse(f"node {self._node} does not hold shard {shard} of {version} any more")
 
 
-def _receive(line: _CopyConnection, label: Label, arrival: Arrival) -> None:
+def _receive(line: CopyConnection, label: Label, arrival: Arrival) -> None:
     """Receive a snapshot into its memory and accept it if its checksum is right."""
     try:
         line.within(line.time_for(label.size))
@@ -413,25 +337,12 @@ def _receive(line: _CopyConnection, label: Label, arrival: Arrival) -> None:
         arrival.discard()
 
 
-def _introduce(line: _CopyConnection, token: str) -> None:
-    """The client's side of the handshake."""
-    mine = proof.draw()
-    line.write(_MAGIC + mine)
-    theirs = line.read(proof.NONCE_BYTES)
-    if not proof.holds(line.read(proof.PROOF_BYTES), token, proof.CALLED, mine, theirs):
-        raise ProtocolError("does not know this job's token")
-    line.write(proof.prove(token, proof.CALLER, mine, theirs))
+def _from_part(version: Version, shard: int) -> dict[str, Any]:
+    return {"era": version.era, "commit": version.commit, "shard": shard}
 
 
-def _admit(line: _CopyConnection, token: str) -> None:
-    """The server's side of the handshake."""
-    if line.read(len(_MAGIC)) != _MAGIC:
-        raise ProtocolError("speaks another protocol")
-    theirs = line.read(proof.NONCE_BYTES)
-    mine = proof.draw()
-    line.write(mine + proof.prove(token, proof.CALLED, theirs, mine))
-    if not proof.holds(line.read(proof.PROOF_BYTES), token, proof.CALLER, theirs, mine):
-        raise ProtocolError("does not know this job's token")
+def _to_part(frame: dict[str, Any]) -> tuple[Version, int]:
+    return Version(_count(frame, "era"), _count(frame, "commit")), _count(frame, "shard")
 
 
 def _from_label(label: Label) -> dict[str, Any]:
@@ -456,14 +367,14 @@ def _to_label(frame: dict[str, Any]) -> Label:
     owed = Version(_count(frame, "owed_era"), _count(frame, "owed_commit"))
     label = Label(NodeId(str(owner)), holding, _count(frame, "size"), _count(frame, "crc32"), owed)
     if not isinstance(owner, str) or not owner or holding.shard >= holding.shards or not label.size:
-        raise ProtocolError(f"not a label: {_short(frame)}")
+        raise ProtocolError(f"not a label: {short(frame)}")
     return label
 
 
 def _count(frame: dict[str, Any], name: str) -> int:
     value = frame.get(name)
     if type(value) is not int or not 0 <= value <= _LARGEST_BYTES:
-        raise ProtocolError(f"{name} is {_short(value)}")
+        raise ProtocolError(f"{name} is {short(value)}")
     return value
 
 
@@ -475,10 +386,6 @@ def _discard(arrival: Arrival | None) -> None:
 def _release(lent: Lent | None) -> None:
     if lent is not None:
         lent.release()
-
-
-def _short(value: object) -> str:
-    return repr(value)[:200]
 
 
 def _lower_priority() -> None:

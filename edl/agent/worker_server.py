@@ -14,7 +14,7 @@ import os
 import secrets
 import socket
 import struct
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -27,6 +27,7 @@ from edl.types import Round
 from edl.wire import local, plain
 from edl.wire.memory_file import LARGEST_BYTES, read_memory, write_memory
 from edl.wire.messages import ServiceFromWorker, ServiceToWorker
+from edl.wire.parts import PartRange, decode_ranges
 
 _CREDENTIALS = struct.Struct("3i")
 _BACKLOG = 256
@@ -51,6 +52,17 @@ class WorkerCheckpoints(Protocol):
 
     async def piece(self, slot: int, asked: local.Fetch) -> tuple[int, int]:
         """A read-only descriptor (for the caller to close) and the size in bytes of a part of a commit.
+
+        Raises ``CheckpointError``.
+        """
+        ...
+
+    async def headers(self, asked: local.FetchHeaders) -> bytes:
+        """The headers of all parts of a commit, see ``edl.wire.parts``. Raises ``CheckpointError``."""
+        ...
+
+    async def ranges(self, asked: local.FetchRanges, wanted: Sequence[PartRange]) -> tuple[int, int]:
+        """A read-only descriptor (for the caller to close) and the size in bytes of these ranges, one after another.
 
         Raises ``CheckpointError``.
         """
@@ -234,6 +246,11 @@ class WorkerServer:
                 if isinstance(message, local.Call):
                     body = read_memory(descriptors[0]).decode() if descriptors else message.body
                     self._relay(ServiceFromWorker(message.service, line.slot, Round(message.round), body))
+                elif isinstance(message, local.FetchRanges):
+                    if not descriptors:
+                        raise ProtocolError("a request for ranges came without the list of them")
+                    wanted = decode_ranges(read_memory(descriptors[0]))
+                    self._background.begin(self._fetch(line, message.stream, self._checkpoints.ranges(message, wanted)))
                 else:
                     self._take(line, message)
             except ProtocolError as error:
@@ -262,8 +279,10 @@ class WorkerServer:
                 if self.newest is None or message.commit > self.newest[0]:
                     self.newest = (message.commit, asyncio.get_running_loop().time())
                 self._committed(line, message)
-            case local.Fetch():
-                self._background.begin(self._fetch(line, message))
+            case local.Fetch(stream=stream):
+                self._background.begin(self._fetch(line, stream, self._checkpoints.piece(slot, message)))
+            case local.FetchHeaders(stream=stream):
+                self._background.begin(self._fetch(line, stream, self._headers(message)))
             case local.WroteThrough(commit=commit):
                 self.progress[slot] = commit
                 self._background.begin(self._checkpoints.wrote_through(message))
@@ -286,13 +305,17 @@ class WorkerServer:
             case BufferRefusal(why):
                 self._send(line, local.NoBuffer(stream, why[: LARGEST_BYTES // 4]))
 
-    async def _fetch(self, line: _WorkerConnection, message: local.Fetch) -> None:
+    async def _fetch(self, line: _WorkerConnection, stream: str, fetching: Coroutine[Any, Any, tuple[int, int]]) -> None:
         try:
-            descriptor, size = await self._checkpoints.piece(line.slot, message)
-        except EdlError as error:
-            self._send(line, local.NoPiece(message.stream, str(error)[: LARGEST_BYTES // 4]))
+            descriptor, size = await fetching
+        except (EdlError, MemoryError) as error:
+            self._send(line, local.NoPiece(stream, str(error)[: LARGEST_BYTES // 4]))
         else:
-            self._send(line, local.Piece(message.stream, size), descriptor)
+            self._send(line, local.Piece(stream, size), descriptor)
+
+    async def _headers(self, message: local.FetchHeaders) -> tuple[int, int]:
+        data = await self._checkpoints.headers(message)
+        return write_memory("edl-headers", data), len(data)
 
     # --- messages to workers -----------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ nodes have copies, and what to save before the launcher exits.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from edl.checkpoint.memory.buffer_table import BufferRefusal
@@ -18,6 +18,7 @@ from edl.ports import CheckpointStorage
 from edl.types import NodeId
 from edl.wire import local
 from edl.wire.messages import NO_STATE, Holding, KeepWith, Source, Version, World
+from edl.wire.parts import PartRange
 
 LEAVING_S = 10.0
 """Seconds that a leaving node waits for its peer to receive the newest commit, besides what it writes to the
@@ -57,6 +58,18 @@ class CheckpointManager:
         """A part of a commit for a worker to restore; see ``worker_server.WorkerCheckpoints``."""
         version = Version(asked.era, asked.commit)
         return await self._memory.piece(slot, asked.stream, version, asked.shard, self._sources)
+
+    async def headers(self, asked: local.FetchHeaders) -> bytes:
+        """The headers of all parts of a commit; see ``worker_server.WorkerCheckpoints``."""
+        return await self._memory.reading.headers(Version(asked.era, asked.commit), asked.shards, self._sources)
+
+    async def ranges(self, asked: local.FetchRanges, wanted: Sequence[PartRange]) -> tuple[int, int]:
+        """Ranges of the parts of a commit; see ``worker_server.WorkerCheckpoints``."""
+        memory = await self._memory.reading.ranges(Version(asked.era, asked.commit), wanted, self._sources)
+        try:
+            return memory.read_only(), memory.size
+        finally:
+            memory.close()  # the worker's mapping keeps the pages
 
     async def wrote_through(self, message: local.WroteThrough) -> None:
         """Register a checkpoint that a worker wrote itself; see ``worker_server.WorkerCheckpoints``."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import enum
 import os
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from edl.errors import CheckpointError
 from edl.ports import Arrival, Label, Lent, SnapshotPool
 from edl.wire.messages import Version
+from edl.wire.parts import PartRange
+from edl.wire.snapshot import HEADER_BYTES, header_bytes
 
 
 class Trouble(enum.Enum):
@@ -56,15 +58,50 @@ class MemoryCopies:
         self, host: str, port: int, version: Version, shard: int, arriving: Callable[[Label], Arrival | None]
     ) -> None:
         """Fetch a part of a commit from the node at this address. Raises ``CheckpointError``."""
-        lent = self._other(host, port).lend(version, shard)
-        if lent is None:
-            raise CheckpointError(f"{host}:{port} does not hold shard {shard} of {version}")
+        lent = self._borrowed(host, port, version, shard)
         try:
             arrival = arriving(lent.label)
             if arrival is not None:
                 self._carry(f"get {host}:{port}", lent, arrival)
         finally:
             lent.release()
+
+    def header(self, host: str, port: int, version: Version, shard: int) -> tuple[bytes, int]:
+        """The header of a part in the memory of the node at this address. Raises ``CheckpointError``."""
+        lent = self._borrowed(host, port, version, shard)
+        try:
+            return bytes(lent.view[: header_bytes(lent.view[:HEADER_BYTES])]), len(lent.view)
+        finally:
+            lent.release()
+
+    def read(
+        self,
+        host: str,
+        port: int,
+        version: Version,
+        shard: int,
+        ranges: Sequence[PartRange],
+        into: Sequence[memoryview],
+    ) -> None:
+        """Read ranges of a part in the memory of the node at this address. Raises ``CheckpointError``."""
+        lent = self._borrowed(host, port, version, shard)
+        self._network.served.append(f"read {host}:{port}")
+        try:
+            beyond = next((one for one in ranges if one.start + one.size > len(lent.view)), None)
+            if beyond is not None:
+                raise CheckpointError(f"shard {shard} has {len(lent.view)} bytes, requested: {beyond}")
+            if self._network.trouble is not None:
+                raise CheckpointError(f"{host}:{port}: {self._network.trouble.value}")
+            for one, view in zip(ranges, into, strict=True):
+                view[:] = lent.view[one.start : one.start + one.size]
+        finally:
+            lent.release()
+
+    def _borrowed(self, host: str, port: int, version: Version, shard: int) -> Lent:
+        lent = self._other(host, port).borrow(version, shard)
+        if lent is None:
+            raise CheckpointError(f"{host}:{port} does not hold shard {shard} of {version}")
+        return lent
 
     def stop(self) -> None:
         """Make this node unreachable."""

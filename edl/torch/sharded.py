@@ -39,7 +39,9 @@ from edl.checkpoint.reading.assembly import (
     is_tensor_part,
     merged,
 )
-from edl.checkpoint.reading.reader import Folder, ReadRequest
+from edl.checkpoint.reading.memory_parts import MemoryParts
+from edl.checkpoint.reading.reader import Folder
+from edl.checkpoint.reading.saved_parts import ReadRequest, SavedParts
 from edl.errors import CheckpointError, StateError
 from edl.torch import loading
 from edl.torch.arrays import TorchArrays
@@ -47,7 +49,15 @@ from edl.wire.snapshot import Meta
 from edl.worker import tree
 from edl.worker.framework import ArrayInfo
 
-__all__ = ["DTensor", "capture", "compute_local_shape_and_global_offset", "load_local_parts", "load_sharded"]
+__all__ = [
+    "DTensor",
+    "Folder",
+    "MemoryParts",
+    "capture",
+    "compute_local_shape_and_global_offset",
+    "load_local_parts",
+    "load_sharded",
+]
 
 Loading = Callable[[str, Meta], AbstractContextManager[None]]
 """Adds to errors raised inside it which object of which commit was being restored."""
@@ -304,7 +314,7 @@ def _entry(live: Any, plain: Any, key: Any) -> Any:
     return live[key] if isinstance(live, (list, tuple, deque)) and key < len(live) else None
 
 
-# --- back from the checkpoint directory ------------------------------------------------------------------------------
+# --- back from the parts of any world --------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -314,20 +324,19 @@ def _as_it_comes(_name: str, _meta: Meta) -> Iterator[None]:
 
 def load_sharded(
     objects: Mapping[str, Any],
-    folder: str,
+    stored: SavedParts,
     compare: Callable[[Meta, set[str], set[str]], None] = lambda _meta, _objects, _values: None,
     loading_of: Loading = _as_it_comes,
 ) -> tuple[Meta, dict[str, Any]]:
-    """Read a checkpoint written by a world of any size; each worker reads its own parts. Returns the commit's metadata
-    and the values that are not objects. Raises ``CheckpointError`` for unreadable data or data that does not fit.
+    """Restore a commit made by a world of any size; each worker reads its own parts. Returns the commit's metadata and
+    the values that are not objects. Raises ``CheckpointError`` for unreadable data or data that does not fit.
 
-    ``compare`` is called first with the names of the saved objects and values, and refuses a checkpoint of another
+    ``compare`` is called first with the names of the saved objects and values, and refuses a commit of another
     script.
     """
-    stored = Folder(folder)
     rank, world = dist.get_rank(), dist.get_world_size()
     if world == stored.shards:
-        try:  # same world size: usually only the own file is needed
+        try:  # same world size: usually only the own part is needed
             return _Restore(stored, (rank,), loading_of).into(objects, compare)
         except Missing:
             everybody = (rank, *(other for other in range(world) if other != rank))
@@ -351,12 +360,12 @@ def _made(value: Any) -> Any:
 
 
 class _Restore:
-    """One restore from a checkpoint. First it plans where everything goes, then it reads everything in the order of the
-    files, and then it passes it to the objects."""
+    """One restore. First it plans where everything goes, then it reads everything in the order of the parts, and then
+    it passes it to the objects."""
 
-    def __init__(self, folder: Folder, shards: Iterable[int], loading_of: Loading) -> None:
-        """``shards``: whose files to read. Values that are not sharded are taken from the first one."""
-        self.folder = folder
+    def __init__(self, stored: SavedParts, shards: Iterable[int], loading_of: Loading) -> None:
+        """``shards``: whose parts to read. Values that are not sharded are taken from the first one."""
+        self.stored = stored
         self.shards = tuple(shards)
         self._loading = loading_of
         self._wants: list[ReadRequest] = []
@@ -367,8 +376,8 @@ class _Restore:
         self, objects: Mapping[str, Any], compare: Callable[[Meta, set[str], set[str]], None]
     ) -> tuple[Meta, dict[str, Any]]:
         """Restore these objects. Returns the commit's metadata and the values that are not objects."""
-        home, *_ = self.folder.parts(self.shards[:1])
-        kept_by = [part.objects.keys() for part in self.folder.parts(self.shards)]
+        home, *_ = self.stored.parts(self.shards[:1])
+        kept_by = [part.objects.keys() for part in self.stored.parts(self.shards)]
         # Objects that only some workers have saved are not required by the others.
         common, found = set.intersection(*map(set, kept_by)), set().union(*kept_by)
         compare(home.meta, common | (found & objects.keys()), set(home.values))
@@ -385,7 +394,7 @@ class _Restore:
         values = {
             name: self.plain(_as_whole(value), None, name) for name, value in home.values.items() if name in objects
         }
-        self.folder.fetch(self._wants)
+        self.stored.fetch(self._wants)
         for check in self._checks:
             check()
         for name, then in self._then:
@@ -408,7 +417,7 @@ class _Restore:
     def agreed(self, whole: Whole, where: str) -> None:
         """Check that an array that is not sharded is the same for all workers, if it is to be used by a world of
         another size."""
-        if len(whole.copies) < 2 or len(self.shards) != self.folder.shards or self._same_size():
+        if len(whole.copies) < 2 or len(self.shards) != self.stored.shards or self._same_size():
             return
         firsts = [ReadRequest.all_of(copy) for copy in whole.copies]
         self._wants += [want for want, _ in firsts]
@@ -417,22 +426,21 @@ class _Restore:
             for (_, memory), copy in zip(firsts[1:], whole.copies[1:], strict=True):
                 if memory != firsts[0][1] or copy.entry.dtype != whole.entry.dtype:
                     raise CheckpointError(
-                        f"{where} differs between workers {whole.copies[0].shard} and {copy.shard} of the "
-                        f"checkpoint {self.folder.path}: it can only be restored in a world of {self.folder.shards} "
-                        "workers"
+                        f"{where} differs between workers {whole.copies[0].shard} and {copy.shard} of "
+                        f"{self.stored.what}: it can only be restored in a world of {self.stored.shards} workers"
                     )
 
         self._checks.append(compare)
 
     def _same_size(self) -> bool:
-        return dist.is_initialized() and dist.get_world_size() == self.folder.shards
+        return dist.is_initialized() and dist.get_world_size() == self.stored.shards
 
     def _module(self, name: str, module: torch.nn.Module) -> None:
-        stored = self.folder.object(name, self.shards, union=True)
+        stored = self.stored.object(name, self.shards, union=True)
         own = module.state_dict()
         buffers = {path for path, _ in module.named_buffers()}
         lacking = sorted(own.keys() - stored.keys())
-        kept_by = {frozenset(part.objects[name]) for part in self.folder.parts(self.shards)}
+        kept_by = {frozenset(part.objects[name]) for part in self.stored.parts(self.shards)}
         # Workers that have saved different layers are stages of a pipeline, and none has all layers.
         unknown = sorted(next(iter(kept_by)) - own.keys()) if len(kept_by) == 1 else []
         if lacking or unknown:
@@ -472,7 +480,7 @@ class _Restore:
         return _piece(whole, target, "") if isinstance(target, DTensor) else whole
 
     def _optimizer(self, name: str, optimizer: torch.optim.Optimizer, objects: Mapping[str, Any]) -> None:
-        stored = self.folder.object(name, self.shards[:1], union=False)
+        stored = self.stored.object(name, self.shards[:1], union=False)
         groups, own = stored["param_groups"], optimizer.state_dict()["param_groups"]
         if len(groups) != len(own):
             raise self._misfit(name, f"it has {len(own)} groups of parameters, {len(groups)} were kept")
@@ -509,7 +517,7 @@ class _Restore:
     def _by_name(self, name: str) -> dict[str, Any]:
         """The saved state of each parameter; None if it had no gradient yet."""
         found: dict[str, list[Any]] = {}
-        for part in self.folder.parts(self.shards):
+        for part in self.stored.parts(self.shards):
             kept = part.objects.get(name) or {}
             for index, path in enumerate(kept.get(NAMES, ())):
                 found.setdefault(path, [])
@@ -521,7 +529,7 @@ class _Restore:
         }
 
     def _other(self, name: str, obj: Any) -> None:
-        stored = self.folder.object(name, self.shards, union=False)
+        stored = self.stored.object(name, self.shards, union=False)
         plain = self.plain(stored, obj.state_dict(), name)
         self._then.append((name, lambda: obj.load_state_dict(_made(plain))))
 
@@ -539,7 +547,7 @@ class _Restore:
 
     def _misfit(self, name: str, why: str) -> CheckpointError:
         return CheckpointError(
-            f"state.{name} does not fit the checkpoint {self.folder.path}; has the model or the script changed? {why}"
+            f"state.{name} does not fit {self.stored.what}; has the model or the script changed? {why}"
         )
 
 

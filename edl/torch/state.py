@@ -11,10 +11,12 @@ import torch
 from edl.torch import loading, refusals
 from edl.torch.ddp import plain as unwrapped
 from edl.torch.framework import current
+from edl.wire.local import Seat
 from edl.wire.snapshot import Meta
 from edl.worker import contents, loop
 from edl.worker import state as core
 from edl.worker.contents import is_own
+from edl.worker.link import Link
 from edl.worker.loop import make_run
 from edl.worker.numbers import SEED
 
@@ -87,15 +89,21 @@ class State(core.BaseState):
         return _shards().without_parts(structure) if self._sharded else structure
 
     def _restore_sharded(self, folder: str) -> None:
+        self._load_parts(_shards().Folder(folder))
+
+    def _recut(self, link: Link, seat: Seat, job: str) -> None:
+        self._load_parts(_shards().MemoryParts(link, seat, job))
+
+    def _load_parts(self, parts: Any) -> None:
         objects = frozenset(name for name, obj in self._objects.items() if not is_own(obj))
 
         def compare(meta: Meta, kept: set[str], values: set[str]) -> None:
             contents._compare(meta, kept, values, objects, self._values)
             unknown = sorted(values - self._values.keys() - {SEED})
             if unknown:
-                self._note(f"ignoring values in the checkpoint that this script's state lacks: {', '.join(unknown)}")
+                self._note(f"ignoring values in {parts.what} that this script's state lacks: {', '.join(unknown)}")
 
-        meta, values = _shards().load_sharded(self._shared(), folder, compare, self._loading)
+        meta, values = _shards().load_sharded(self._shared(), parts, compare, self._loading)
         for name in self._values.keys() & values.keys():
             with self._loading(name, meta):
                 self._values[name] = self._load_value(name, self._values[name], values[name])

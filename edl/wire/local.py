@@ -6,7 +6,8 @@ passed as descriptors of memory files: the ``Seat`` of a ``Place``, buffers, and
 
 A worker's life: ``Enter``; then, for each world, ``Place`` … ``TrainingStarted`` … ``Break`` or a boundary …
 ``Parked``. State: ``Want`` → ``Buffer`` (once for each size), copy into it, ``Committed`` → the next ``Buffer``;
-``Fetch`` → ``Piece``.
+``Fetch`` → ``Piece``. In a world of another size, a sharded state: ``FetchHeaders`` → ``Piece``, ``FetchRanges`` →
+``Piece``.
 """
 
 from __future__ import annotations
@@ -85,6 +86,27 @@ class Fetch:
     era: int
     commit: int
     shard: int
+
+
+@dataclass(frozen=True, slots=True)
+class FetchHeaders:
+    """The worker restores a sharded state of ``shards`` parts, made by a world of another size, and needs the headers
+    of all parts (``edl.wire.parts``). ``stream`` names the answer."""
+
+    stream: str
+    era: int
+    commit: int
+    shards: int
+
+
+@dataclass(frozen=True, slots=True)
+class FetchRanges:
+    """The worker needs ranges of these parts. Comes with a memory file that lists them (``edl.wire.parts``); the answer
+    holds their bytes one after another. ``stream`` names the answer."""
+
+    stream: str
+    era: int
+    commit: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +203,7 @@ class NoBuffer:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A snapshot requested by ``Fetch``, with its read-only descriptor attached."""
+    """What was requested by ``Fetch``, ``FetchHeaders`` or ``FetchRanges``, with its read-only descriptor attached."""
 
     stream: str
     size: int
@@ -217,7 +239,20 @@ class Reattached:
     token: int
 
 
-ToAgent = Enter | Parked | TrainingStarted | Here | Want | Committed | Fetch | WroteThrough | Call | GiveUp
+ToAgent = (
+    Enter
+    | Parked
+    | TrainingStarted
+    | Here
+    | Want
+    | Committed
+    | Fetch
+    | FetchHeaders
+    | FetchRanges
+    | WroteThrough
+    | Call
+    | GiveUp
+)
 ToWorker = (
     Place
     | Break
@@ -234,7 +269,20 @@ ToWorker = (
 )
 
 _TO_AGENT: TaggedUnion[ToAgent] = TaggedUnion(
-    *(Enter, Parked, TrainingStarted, Here, Want, Committed, Fetch, WroteThrough, Call, GiveUp),
+    *(
+        Enter,
+        Parked,
+        TrainingStarted,
+        Here,
+        Want,
+        Committed,
+        Fetch,
+        FetchHeaders,
+        FetchRanges,
+        WroteThrough,
+        Call,
+        GiveUp,
+    ),
     tag="kind",
     what="what a worker says to its launcher",
 )

@@ -20,6 +20,7 @@ from edl.wire import json_messages, local
 from edl.wire.local import Seat
 from edl.wire.memory_file import LARGEST_BYTES, read_memory, write_memory
 from edl.wire.messages import Settings
+from edl.wire.parts import PartRange, encode_ranges
 from edl.wire.purpose import Purpose
 from edl.worker.boundary import BoundaryAction, RoundOver, StepBoundaries
 from edl.worker.framework import Communicator
@@ -363,6 +364,14 @@ class Link:
             if answer is not None:
                 return found, answer
             found.close()
+
+    def ask_ranges(self, stream: str, era: int, commit: int, ranges: Sequence[PartRange]) -> None:
+        """Request ranges of the parts of a commit; ``piece(stream, ...)`` returns them."""
+        descriptor = write_memory("edl-ranges", encode_ranges(ranges))
+        try:
+            self._send(local.encode_to_agent(local.FetchRanges(stream, era, commit)), descriptor)
+        finally:
+            os.close(descriptor)
 
     def _take_piece(self, stream: str) -> MappedMemory | str | None:
         if self._broken >= self._round:

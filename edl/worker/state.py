@@ -21,7 +21,7 @@ from edl.worker.accumulate import check_finished
 from edl.worker.boundary import BoundaryAction, RoundOver
 from edl.worker.contents import Contents, NoRoom, is_own
 from edl.worker.framework import Framework
-from edl.worker.link import MappedMemory
+from edl.worker.link import Link, MappedMemory
 from edl.worker.numbers import SEED
 from edl.worker.session import PeersLost, Session
 from edl.worker.state_comparison import StateComparison
@@ -33,6 +33,11 @@ _Word = local.Committed | local.WroteThrough
 _SAVING = (BoundaryAction.SAVE, BoundaryAction.KILL)
 _TOGETHER = (BoundaryAction.SWITCH, BoundaryAction.KILL)
 _LEAVING = (*_TOGETHER, BoundaryAction.STOP)
+
+
+def headers_stream(seat: Seat) -> str:
+    """Names the answer to a request for headers; an answer to an earlier round's is not taken for it."""
+    return f"headers-{seat.round}"
 
 
 class BaseState(Contents):
@@ -118,6 +123,11 @@ class BaseState(Contents):
         checkpoint directory, at any world size."""
         raise NotImplementedError
 
+    def _recut(self, link: Link, seat: Seat, job: str) -> None:
+        """Called on all ranks with the group connected: read the parts of a sharded state from the memory of launchers,
+        where a world of another size left it."""
+        raise NotImplementedError
+
     # --- boundaries --------------------------------------------------------------------------------------------------
 
     def _finish(self) -> None:
@@ -162,8 +172,8 @@ class BaseState(Contents):
         self._commits = commit
         save = save or turn in _SAVING
         compared = turn is not BoundaryAction.STOP and not last and self._compare(session, commit, save, turn)
-        if turn in _LEAVING and (self._sharded or self._unkept) and seat.checkpoint_dir:
-            save = True  # in memory the shards fit only this world size, or nothing is in memory
+        if turn in _LEAVING and self._unkept and seat.checkpoint_dir:
+            save = True  # nothing is in memory
         if session.link is None:
             if save:
                 self._note("nothing is saved: this script runs without a launcher (python -m edl.launch)")
@@ -289,10 +299,22 @@ class BaseState(Contents):
         """Let the agent prepare what ``_begin`` will need."""
         if session.link is None or seat.restore_commit == 0 or seat.stored:
             return
+        if self._recuts(seat):
+            era, commit = seat.restore_era, seat.restore_commit
+            session.link.send(local.FetchHeaders(headers_stream(seat), era, commit, seat.shards))
+            self._ask_own(session, seat)
+            return
         shard = seat.rank if self._sharded else 0
         session.link.send(local.Fetch(STATE, seat.restore_era, seat.restore_commit, shard))
-        if any(is_own(obj) for obj in self._objects.values()):
+        self._ask_own(session, seat)
+
+    def _ask_own(self, session: Session, seat: Seat) -> None:
+        if session.link is not None and any(is_own(obj) for obj in self._objects.values()):
             session.link.send(local.Fetch(OWN, seat.restore_era, seat.restore_commit, seat.rank))
+
+    def _recuts(self, seat: Seat) -> bool:
+        """Whether this world restores from memory the parts of a world of another size."""
+        return self._sharded and not seat.stored and seat.shards != seat.world_size
 
     def _begin(self, session: Session, seat: Seat) -> None:
         """Restore the state from which this world begins. Raises ``RoundOver``, ``CheckpointError``, ``StateError``."""
@@ -326,7 +348,11 @@ class BaseState(Contents):
                 self._restore_directly(session, seat, mine)
             self._derive(mine, seat.rank)
             return
-        self._fetch(session, seat, STATE, seat.rank if self._sharded else 0)
+        if self._recuts(seat):
+            assert session.link is not None, "there is nothing to restore without an agent"  # noqa: S101
+            self._recut(session.link, seat, session.environment.get("EDL_JOB_ID", ""))
+        else:
+            self._fetch(session, seat, STATE, seat.rank if self._sharded else 0)
         if mine:
             self._fetch(session, seat, OWN, seat.rank)
 

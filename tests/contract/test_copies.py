@@ -17,7 +17,8 @@ from typing import Any, Protocol
 import pytest
 
 from edl.adapters.clock import SystemClock
-from edl.adapters.copies import CopyLimits, TcpCopies
+from edl.adapters.copies import TcpCopies
+from edl.adapters.copy_connection import CopyLimits
 from edl.checkpoint.memory.buffer_table import SnapshotStream
 from edl.checkpoint.memory.snapshot_pool import IncomingCopy, Loan, MemorySnapshotPool
 from edl.errors import CheckpointError, PortInUse

@@ -19,6 +19,7 @@ from edl.checkpoint.memory.background import in_pool, in_thread, lower_priority
 from edl.checkpoint.memory.buffer_table import BufferRefusal, SnapshotStream, Usage, WritableBuffer
 from edl.checkpoint.memory.copy_policy import Copying
 from edl.checkpoint.memory.memory_shortages import MemoryShortages
+from edl.checkpoint.memory.part_reading import PartReading
 from edl.checkpoint.memory.pending_saves import PendingSave
 from edl.checkpoint.memory.preallocation import Preallocation
 from edl.checkpoint.memory.replication import CommitReplication
@@ -98,6 +99,7 @@ class MemoryCheckpoints:
         self._writer = False
         self._pending_save = PendingSave()
         self._replication = CommitReplication(node, self._snapshot_pool, copies, copying)
+        self.reading = PartReading(node, self._snapshot_pool, copies)
         self._took_over_save = False
         """The commit to be written was saved in an earlier world, whose writer may have written it."""
         self._to_save = asyncio.Event()
@@ -122,6 +124,7 @@ class MemoryCheckpoints:
         if self._part_saves is not None:
             await self._part_saves.close()
         await self._replication.close()
+        await self.reading.close()
         for pool in (self._maker, self._part_writers):
             pool.shutdown(wait=False, cancel_futures=True)
         for slot in tuple(self._slots):

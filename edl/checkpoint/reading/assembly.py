@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,13 +82,19 @@ class Spread:
         """The box of the whole tensor."""
         return Box((0,) * len(self.shape), self.shape)
 
-    def covering(self, wanted: Box) -> list[tuple[Box, StoredArray]]:
-        """The pieces that cover this box, each element once. Raises ``Missing`` if some elements are in none of
-        them."""
+    def covering(
+        self, wanted: Box, distance: Callable[[int], int] = lambda shard: 0
+    ) -> list[tuple[Box, StoredArray]]:
+        """The pieces that cover this box, each element once. Of several copies of a piece that of the shard at the
+        smallest ``distance`` is taken. Raises ``Missing`` if some elements are in none of them."""
         found: dict[Box, StoredArray] = {}
         held = 0
         for box, stored in self.pieces:
-            if box not in found and (met := box.meet(wanted)) is not None:
+            known = found.get(box)
+            if known is not None:
+                if distance(stored.shard) < distance(known.shard):
+                    found[box] = stored
+            elif (met := box.meet(wanted)) is not None:
                 found[box] = stored
                 held += met.volume
         if _overlap(list(found)):

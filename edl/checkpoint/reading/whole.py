@@ -11,7 +11,8 @@ from typing import Any
 
 from edl.checkpoint.directory.manifest import MANIFEST_FILE, folder_version
 from edl.checkpoint.reading.assembly import NAMES, Spread, StoredArray, Whole, holds_tensor_parts, merged
-from edl.checkpoint.reading.reader import Folder, ReadRequest
+from edl.checkpoint.reading.reader import Folder
+from edl.checkpoint.reading.saved_parts import ReadRequest
 from edl.errors import CheckpointError
 from edl.worker import tree
 from edl.worker.contents import NUMPY_KINDS

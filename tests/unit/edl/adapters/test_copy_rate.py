@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from edl.adapters.copies import CopyLimits, _CopyConnection
+from edl.adapters.copy_connection import CopyConnection, CopyLimits
 from edl.testing.clock import FakeClock
 
 
@@ -35,7 +35,7 @@ def test_a_limited_copy_takes_its_time(rate: int, expected_s: float) -> None:
     reader = threading.Thread(target=read)
     reader.start()
     with here, there:
-        line = _CopyConnection(_Plain(here), clock, CopyLimits())  # type: ignore[arg-type]
+        line = CopyConnection(_Plain(here), clock, CopyLimits())  # type: ignore[arg-type]
         line.send_file(descriptor, size, rate, pause)
         here.shutdown(socket.SHUT_WR)
         reader.join()

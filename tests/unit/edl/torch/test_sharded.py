@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 
 from edl.errors import CheckpointError, StateError  # noqa: E402
 from edl.torch.checkpoint import load_checkpoint  # noqa: E402
-from edl.torch.sharded import DTensor, capture, load_local_parts, load_sharded  # noqa: E402
+from edl.torch.sharded import DTensor, Folder, capture, load_local_parts, load_sharded  # noqa: E402
 from tests.support.sharded_tools import (  # noqa: E402
     ARRAYS,
     Model,
@@ -51,7 +51,7 @@ def test_any_number_of_workers_gets_what_four_have_kept(
             model, right = Model(reading, trained=False), Model(reading, trained=True)
             optimizer, right_optimizer = optimizer_of(model, trained=False), optimizer_of(right, trained=True)
             objects = {"model": model, "optimizer": optimizer, "epoch": 0, "rank": 0}
-            _, values = load_sharded(objects, str(folder))
+            _, values = load_sharded(objects, Folder(str(folder)))
             assert_same(model.state_dict(), right.state_dict())
             assert_same(optimizer.state_dict(), right_optimizer.state_dict())
             assert values == {"epoch": 4, "rank": rank if world == 4 else 0}
@@ -98,7 +98,7 @@ def test_other_objects_may_hold_sharded_tensors(tmp_path: Path) -> None:
     folder = write(ARRAYS, tmp_path, workers)[1]
     with playing(2, 3):
         average = Average(filled(one_dimension(whole), 0.0))
-        load_sharded({"average": average}, str(folder))
+        load_sharded({"average": average}, Folder(str(folder)))
         assert_same(average.value, one_dimension(whole))
         with pytest.raises(ValueError, match=r"state\.average\.value was a sharded tensor"):
             load_local_parts("average", Average(torch.ones(3)), parts, own)
@@ -133,7 +133,7 @@ def test_each_stage_of_a_pipeline_gets_its_own_back(tmp_path: Path, same_names: 
         with playing(rank, 2):
             model = stage(rank, same_names, 0.0)
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
-            _, values = load_sharded({"model": model, "optimizer": optimizer, "stage": -1}, str(folder))
+            _, values = load_sharded({"model": model, "optimizer": optimizer, "stage": -1}, Folder(str(folder)))
             (parameter,) = model.parameters()
             assert_same(parameter.detach(), torch.full((2, 2), rank + 1.0))
             assert_same(optimizer.state[parameter]["momentum_buffer"], torch.full((2, 2), 10.0 * (rank + 1)))
@@ -145,7 +145,7 @@ def test_stages_that_are_told_apart_by_their_names_may_be_divided_in_another_way
     with playing(0, 1):
         model = torch.nn.ModuleDict({**stage(1, False, 0.0), **stage(0, False, 0.0)})
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
-        load_sharded({"model": model, "optimizer": optimizer, "stage": -1}, str(folder))
+        load_sharded({"model": model, "optimizer": optimizer, "stage": -1}, Folder(str(folder)))
         assert [float(one.detach().sum()) for one in model.parameters()] == [8.0, 4.0]
         assert [float(optimizer.state[one]["momentum_buffer"].sum()) for one in model.parameters()] == [80.0, 40.0]
 
@@ -156,11 +156,11 @@ def test_stages_of_the_same_names_are_never_taken_for_one_another(tmp_path: Path
         playing(2, 3),
         pytest.raises(CheckpointError, match=r"model\.layer\.weight differs between workers 0 and 1"),
     ):
-        load_sharded({"model": stage(0, True, 0.0)}, str(folder))
+        load_sharded({"model": stage(0, True, 0.0)}, Folder(str(folder)))
     again = stages(tmp_path / "again", same_names=True, value=lambda _: 3.0)
     with playing(2, 3):
         model = stage(0, True, 0.0)
-        load_sharded({"model": model}, str(again))
+        load_sharded({"model": model}, Folder(str(again)))
         assert_same(model["layer"].weight.detach(), torch.full((2, 2), 3.0))
 
 
@@ -176,7 +176,7 @@ def test_a_worker_looks_at_every_byte_that_it_uses(tmp_path: Path, world: int) -
         with pytest.raises(
             CheckpointError, match=r"checksum of .*state-00001-of-00004\.safetensors from byte 0 on differs"
         ):
-            load_sharded({"model": model}, str(folder))
+            load_sharded({"model": model}, Folder(str(folder)))
         assert (model.w0.to_local() == -1).all(), "nothing of it is used"
 
 
@@ -185,9 +185,9 @@ def test_a_model_with_other_layers_is_named(tmp_path: Path) -> None:
     with playing(0, 2):
         other = torch.nn.Linear(2, 2)
         with pytest.raises(CheckpointError, match=r"state\.model does not fit .*weight.*which were not kept"):
-            load_sharded({"model": other}, str(folder))
+            load_sharded({"model": other}, Folder(str(folder)))
         with pytest.raises(CheckpointError, match="does not contain ema"):
-            load_sharded({"ema": other}, str(folder))
+            load_sharded({"ema": other}, Folder(str(folder)))
 
 
 def test_what_is_no_box_is_refused_at_the_first_commit() -> None:
