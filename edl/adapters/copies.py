@@ -4,10 +4,10 @@ Each connection carries one request, served by its own thread so that the launch
 
 1. Both sides prove that they belong to this job (``copy_connection``).
 2. The client sends one frame: ``put`` with a label, ``get``, ``header``, or ``read`` followed by the ranges.
-3. The server answers ``go`` (or the label, or sizes), ``have``, or ``no`` with a reason; ``wait`` means that it is still
-   preparing. Memory is allocated before the first byte is sent.
-4. The bytes follow, by ``sendfile`` on one side and directly into memory on the other. After a ``put`` a last frame says
-   whether they arrived intact; after a ``read`` it holds their checksum.
+3. The server answers ``go`` (or the label, or sizes), ``have``, or ``no`` with a reason; ``wait`` means that it is
+   still preparing. Memory is allocated before the first byte is sent.
+4. The bytes follow, by ``sendfile`` on one side and directly into memory on the other. After a ``put`` a last frame
+   says whether they arrived intact; after a ``read`` it holds their checksum.
 
 Data is accepted only if its CRC-32 is right. Every socket operation has a deadline, and so has the transfer as a whole.
 Nothing is encrypted.
@@ -307,7 +307,9 @@ class TcpCopies:
             view = lent.view
             beyond = next((one for one in ranges if sum(one) > len(view)), None)
             if beyond is not None:
-                line.refuse(f"shard {shard} of {version} has {len(view)} bytes; {beyond[1]} from {beyond[0]} on requested")
+                line.refuse(
+                    f"shard {shard} of {version} has {len(view)} bytes; {beyond[1]} from {beyond[0]} on requested"
+                )
                 return
             line.send_frame({"go": True})
             crc32 = 0

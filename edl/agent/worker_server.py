@@ -305,7 +305,9 @@ class WorkerServer:
             case BufferRefusal(why):
                 self._send(line, local.NoBuffer(stream, why[: LARGEST_BYTES // 4]))
 
-    async def _fetch(self, line: _WorkerConnection, stream: str, fetching: Coroutine[Any, Any, tuple[int, int]]) -> None:
+    async def _fetch(
+        self, line: _WorkerConnection, stream: str, fetching: Coroutine[Any, Any, tuple[int, int]]
+    ) -> None:
         try:
             descriptor, size = await fetching
         except (EdlError, MemoryError) as error:

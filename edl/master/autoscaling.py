@@ -3,7 +3,7 @@ chooses."""
 
 from __future__ import annotations
 
-from edl.master import planning, resizing
+from edl.master import resizing
 from edl.master.policies.autoscale import CurrentWorld, handle_pace
 from edl.master.state import MasterState, NodeEntry, Phase
 from edl.master.turn import MasterTurn
@@ -85,8 +85,6 @@ def _unsettled(turn: MasterTurn) -> str:
 def _lacking(turn: MasterTurn, world: World) -> str:
     """Why no other size may be proposed now; empty if one may."""
     nodes, sizing = len(world.members), turn.record.sizing
-    if planning.fits_one_size_only(turn):
-        return "the state is sharded and only in memory: no other size fits it"
     if turn.record.observed < sizing.generation:
         return f"a resize is under way: {resizing.standing(turn).waiting or 'nearly done'}"
     wanted = sizing.requested(turn.spec.nodes)

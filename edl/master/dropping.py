@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from edl.master.events import Kind, Unfit
 from edl.master.policies import slots as rules
 from edl.master.policies.slots import Dropped, Strike
-from edl.master.restoring import is_size_bound
 from edl.master.state import NodeEntry, NodeStatus
 from edl.master.turn import MasterTurn
 from edl.rendezvous.ranks import ReadyNode, order
@@ -88,8 +87,6 @@ def _missed(turn: MasterTurn, entry: NodeEntry, slot: int) -> str:
     left = [one for one in rules.usable(turn.record.dropped, entry.info) if one != slot]
     if not left and not turn.next_size(_others(turn, entry)).nodes:
         return "it is the last one of its node, and there is no world without that"
-    if len(left) < len(turn.places(entry)) and is_size_bound(turn.members()):
-        return "the state is sharded and only in memory, and fits no other number of workers"
     return ""
 
 
@@ -175,10 +172,10 @@ def left_out(turn: MasterTurn) -> list[str]:
 
 def relieved(turn: MasterTurn, newcomers: Sequence[NodeEntry], nodes: int) -> list[NodeEntry]:
     """Members with dropped slots that ready complete nodes would replace, in a world of ``nodes`` nodes. None if that
-    would cost steps or the state."""
+    would cost steps."""
     members = turn.members()
     impaired = [entry for entry in members if not turn.excluded(entry) and is_impaired(turn, entry)]
-    if not impaired or not newcomers or not turn.underway or is_size_bound(members):
+    if not impaired or not newcomers or not turn.underway:
         return []
     staying = [entry for entry in members if not turn.excluded(entry) and not entry.draining]
     candidates = [candidate(turn, entry) for entry in (*staying, *newcomers)]
@@ -188,14 +185,11 @@ def relieved(turn: MasterTurn, newcomers: Sequence[NodeEntry], nodes: int) -> li
 
 
 def misplaced(turn: MasterTurn) -> list[NodeEntry]:
-    """Members whose workers should be in other slots; not if moving them would lose the state."""
+    """Members whose workers should be in other slots."""
     found = []
-    members = turn.members()
-    for entry in members:
+    for entry in turn.members():
         member, places = turn.member(entry), turn.places(entry)
-        if member is None or not places or member.used == places:
-            continue
-        if len(places) == member.slots or not is_size_bound(members):
+        if member is not None and places and member.used != places:
             found.append(entry)
     return found
 

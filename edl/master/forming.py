@@ -12,7 +12,7 @@ from edl.config import FaultTolerance
 from edl.exit_codes import ExitCode
 from edl.master import away, dropping, hyper
 from edl.master.events import Kind
-from edl.master.restoring import Load, Restore, Unusable, choose, newest_in_memory, size_of_newest
+from edl.master.restoring import Load, Restore, Unusable, choose, newest_in_memory
 from edl.master.state import NodeEntry, NodeStatus, Phase
 from edl.master.turn import MasterTurn
 from edl.rendezvous.phrases import count, listed
@@ -204,30 +204,14 @@ def _writers(turn: MasterTurn, newest: Restore) -> list[NodeId]:
 
 def _form_with_state(turn: MasterTurn, ready: Sequence[NodeEntry], previous: Sequence[NodeId], size: NextSize) -> None:
     """Choose members and state of the next world, and form it; or have a node load the state first; or end the job if
-    no checkpoint can be used. A sharded state in memory may require a smaller world."""
+    no checkpoint can be used."""
     entries = {entry.info.node: entry for entry in ready}
     candidates = [dropping.candidate(turn, entry) for entry in ready]
     target = turn.record.sizing.target(turn.spec.nodes)
     givers = [entry for entry in turn.nodes.values() if entry.attached]
 
-    def first(nodes: int) -> list[NodeEntry]:
-        return [entries[node] for node in order(previous, candidates, nodes, target)]
-
-    members = first(size.nodes)
-    choice = choose(members, givers, dropping.workers_of(turn, members))
-    if isinstance(choice, Restore):
-        needed = size_of_newest(givers, choice.version)
-        recover = turn.spec.fault_tolerance is FaultTolerance.RECOVER
-        lowest = size.nodes if recover else turn.bounds.lowest
-        for nodes in range(size.nodes, lowest - 1, -turn.bounds.unit):
-            if needed and dropping.workers_of(turn, first(nodes)) == needed:
-                members, size = (
-                    first(nodes),
-                    NextSize(nodes, f"the state in memory is sharded for {count(needed, 'worker')}"),
-                )
-                choice = choose(members, givers, needed)
-                break
-    match choice:
+    members = [entries[node] for node in order(previous, candidates, size.nodes, target)]
+    match choose(members, givers):
         case Restore() as restore:
             _form(turn, members, restore, size.reason)
         case Load(node):

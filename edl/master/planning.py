@@ -13,7 +13,7 @@ import dataclasses
 from edl.master import hyper
 from edl.master.events import Kind
 from edl.master.forming import at_boundary, dismiss, is_last_holder, names, stop_world, try_to_form
-from edl.master.restoring import copy_holders, is_size_bound
+from edl.master.restoring import copy_holders
 from edl.master.sizing import Departing
 from edl.master.state import Agreement, NodeEntry, NodeStatus, Phase
 from edl.master.turn import MasterTurn
@@ -182,12 +182,6 @@ def consider_settings(turn: MasterTurn) -> None:
         agree(turn, Purpose.SET, reason)
     elif hyper.wants_world(turn):
         stop_world(turn, reason)
-
-
-def fits_one_size_only(turn: MasterTurn) -> bool:
-    """Whether the state is sharded and, in memory, only fits worlds of this size, so that growing would discard it.
-    With a checkpoint directory it does not: the workers write it at the boundary, and any size can read it."""
-    return is_size_bound(turn.members())
 
 
 def settled(turn: MasterTurn) -> bool:

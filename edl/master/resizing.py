@@ -88,7 +88,6 @@ def _facts(turn: MasterTurn, event: ScaleRequested) -> Facts:
     over = f"the job is being stopped by {record.kill}" if record.kill else ""
     if record.phase is Phase.ENDED:
         over = f"the job has ended: {record.reason}"
-    bound = planning.fits_one_size_only(turn) and not event.saves and record.world is not None
     return Facts(
         spec=spec.nodes,
         nodes=frozenset(turn.nodes),
@@ -99,7 +98,6 @@ def _facts(turn: MasterTurn, event: ScaleRequested) -> Facts:
         saves=event.saves,
         aware=record.rejoins,
         scales=spec.autoscale.enabled,
-        bound_to=len(record.world.members) if bound and record.world is not None else 0,
         store_members=frozenset(entry.info.node for entry in turn.nodes.values() if entry.info.members),
         members=max((entry.info.members for entry in turn.nodes.values()), default=0),
         held=event.held,
@@ -240,7 +238,7 @@ def consider_size(turn: MasterTurn) -> None:
     if not best.nodes or (best.nodes == now and not best.other):
         turn.grace_until_s = None
         return
-    if best.nodes != now and (planning.fits_one_size_only(turn) or _cools_down(turn, best)):
+    if best.nodes != now and _cools_down(turn, best):
         return
     if best.nodes > now and not best.changed and _others_come(turn, best):
         return
@@ -362,8 +360,6 @@ def _suspended(turn: MasterTurn) -> Standing:
 def _obstacle(turn: MasterTurn, best: Fit, now: int) -> str:
     if turn.record.done:
         return "the workers finish"
-    if planning.fits_one_size_only(turn):
-        return f"the state is only in memory, sharded for {count(now)}, until a checkpoint is complete"
     if turn.resizing and turn.now_s < turn.cooling_until_s:
         left_s = turn.cooling_until_s - turn.now_s
         return f"{best.nodes} nodes in {left_s:.0f} s: --scale-cooldown={turn.spec.cooldown_s:g} since the last resize"

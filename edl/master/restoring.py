@@ -45,11 +45,9 @@ class Unusable:
     why: str
 
 
-def choose(members: Sequence[NodeEntry], entries: Iterable[NodeEntry], size: int) -> Restore | Load | Unusable:
-    """The starting point of a world of ``members`` with ``size`` workers. ``entries``: all nodes that can provide state
-    now."""
-    held = _in_memory(entries, size)
-    best = max(held, key=lambda restore: restore.version, default=Restore())
+def choose(members: Sequence[NodeEntry], entries: Iterable[NodeEntry]) -> Restore | Load | Unusable:
+    """The starting point of a world of ``members``. ``entries``: all nodes that can provide state now."""
+    best = newest_in_memory(entries)
     stored = max((entry.stored for entry in members), default=NO_STATE)
     if stored.commit and stored > best.version:
         knows = [entry for entry in members if entry.stored == stored]
@@ -64,43 +62,21 @@ def choose(members: Sequence[NodeEntry], entries: Iterable[NodeEntry], size: int
     return best
 
 
-def size_of_newest(entries: Iterable[NodeEntry], than: Version) -> int:
-    """The number of workers of a world that can begin from the newest complete commit in memory, if that is newer than
-    ``than``; 0: there is none. A sharded state in memory fits one size only."""
-    entries = list(entries)
-    sizes = {holding.shards for entry in entries for holding in entry.holdings if holding.version > than}
-    whole = [(found.version, size) for size in sizes for found in _in_memory(entries, size) if found.version > than]
-    return max(whole, default=(than, 0))[1]
-
-
-def is_size_bound(members: Sequence[NodeEntry]) -> bool:
-    """Whether another size would lose the state: it is sharded and only in memory, where it fits only this size. A
-    sharded checkpoint in the checkpoint directory can be read by a world of any size."""
-    sharded = any(holding.shards > 1 for entry in members for holding in entry.holdings)
-    return sharded and not any(entry.stored_sharded and entry.stored.commit for entry in members)
-
-
-def newest_in_memory(entries: Sequence[NodeEntry]) -> Restore:
-    """The newest commit of which all parts are in memory, whatever number of workers it fits."""
-    sizes = {holding.shards for entry in entries for holding in entry.holdings}
-    found = [restore for size in sizes for restore in _in_memory(entries, size)]
-    return max(found, key=lambda restore: restore.version, default=Restore())
-
-
-def _in_memory(entries: Iterable[NodeEntry], size: int) -> list[Restore]:
-    """Commits of which all parts are in memory, and from which a world of ``size`` workers can begin."""
+def newest_in_memory(entries: Iterable[NodeEntry]) -> Restore:
+    """The newest commit of which all parts are in memory. Any number of workers can begin from it."""
     parts: dict[tuple[Version, int], list[Source]] = {}
     for entry in entries:
         info = entry.info
         for holding in entry.holdings:
-            if holding.version.commit and holding.shards in (1, size):
+            if holding.version.commit:
                 source = Source(info.node, info.host, info.state_port, holding.shard)
                 parts.setdefault((holding.version, holding.shards), []).append(source)
-    return [
+    whole = [
         Restore(version, shards, sources=tuple(sources))
         for (version, shards), sources in parts.items()
         if {source.shard for source in sources} >= set(range(shards))
     ]
+    return max(whole, key=lambda restore: restore.version, default=Restore())
 
 
 def copy_holders(members: Sequence[NodeEntry], spares: Sequence[NodeEntry]) -> Mapping[NodeId, NodeEntry | None]:

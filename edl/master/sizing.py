@@ -132,8 +132,6 @@ class Facts:
     """Whether the workers of this job use ``edl.State``."""
     scales: bool = False
     """Whether the job has an autoscale policy."""
-    bound_to: int = 0
-    """The only number of nodes that fits a sharded state which is only in memory; 0: any."""
     store_members: frozenset[str] = frozenset()
     """Nodes whose launchers run a member of the embedded store, which ends with the launcher."""
     members: int = 0
@@ -230,13 +228,7 @@ def _resize(sizing: Sizing, request: Resize, facts: Facts) -> Judged:
     by_hand = dataclasses.replace(sizing, desired=request.nodes, automatic=False)
     if sizing == by_hand:
         return _known(sizing, f"{count(request.nodes)} requested")
-    if facts.bound_to and request.nodes != facts.bound_to:
-        return _refused(sizing, f"{_only_fits(facts)}: any other size needs a --checkpoint-dir")
     return _accepted(by_hand, f"{count(request.nodes)} requested")
-
-
-def _only_fits(facts: Facts) -> str:
-    return f"the state is only in memory, sharded for {count(facts.bound_to)}"
 
 
 def _to_policy(sizing: Sizing) -> Judged:
@@ -324,9 +316,6 @@ def _short(sizing: Sizing, facts: Facts, going: frozenset[str]) -> str:
     if left == facts.able:
         return ""
     lowest = 1 if sizing.suspended else facts.lowest or sizing.bounds(facts.spec).lowest
-    if lowest <= len(left) < facts.bound_to:
-        lost = "with fewer it would be lost without a --checkpoint-dir"
-        return f"leaves {count(len(left))}, and {_only_fits(facts)}: {lost}"
     if len(left) >= lowest:
         return ""
     whole = "" if left else ". To end the whole job: edl stop; to stop it for a while: edl suspend"
@@ -369,9 +358,6 @@ def _cordon_slot(sizing: Sizing, request: Cordon, facts: Facts) -> Judged:
     if len(left) == 1:
         advice = f"Cordon the node instead: edl cordon {request.node}"
         return _refused(sizing, f"{name} is the only one left there that takes part. {advice}")
-    if facts.bound_to and len(left) <= info.slots:
-        text = f"dropping {name} leaves one worker less, and the state is sharded and only in memory"
-        return _refused(sizing, f"{text}: it would be lost without a --checkpoint-dir")
     return _accepted(sizing, f"{name} dropped")
 
 

@@ -113,7 +113,9 @@ class PartReading:
             try:
                 for one, view in pairs:
                     if one.start + one.size > len(loan.view):
-                        raise CheckpointError(f"shard {shard} of {version} has {len(loan.view)} bytes, requested: {one}")
+                        raise CheckpointError(
+                            f"shard {shard} of {version} has {len(loan.view)} bytes, requested: {one}"
+                        )
                     _copy(loan.descriptor, one.start, view)
             finally:
                 loan.release()
@@ -125,9 +127,7 @@ class PartReading:
         self._from_any(version, shard, sources, read)
         return 0
 
-    def _from_any(
-        self, version: Version, shard: int, sources: Sequence[Source], read: Callable[[Source], T]
-    ) -> T:
+    def _from_any(self, version: Version, shard: int, sources: Sequence[Source], read: Callable[[Source], T]) -> T:
         mine = [source for source in sources if source.shard == shard and source.node != self._node]
         # Many nodes get the same list of sources, so each starts at another one.
         first = (self._first + shard) % len(mine) if mine else 0

@@ -82,9 +82,7 @@ class Spread:
         """The box of the whole tensor."""
         return Box((0,) * len(self.shape), self.shape)
 
-    def covering(
-        self, wanted: Box, distance: Callable[[int], int] = lambda shard: 0
-    ) -> list[tuple[Box, StoredArray]]:
+    def covering(self, wanted: Box, distance: Callable[[int], int] = lambda shard: 0) -> list[tuple[Box, StoredArray]]:
         """The pieces that cover this box, each element once. Of several copies of a piece that of the shard at the
         smallest ``distance`` is taken. Raises ``Missing`` if some elements are in none of them."""
         found: dict[Box, StoredArray] = {}

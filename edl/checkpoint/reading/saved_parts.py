@@ -117,9 +117,7 @@ class SavedParts(abc.ABC):
                     raise CheckpointError(f"{self._name(shard)} is damaged: array {name!r} is missing")
                 return StoredArray(shard, name, parsed.entries[name], is_numpy)
 
-            self._parts[shard] = SavedPart(
-                parsed.meta, tree.unflatten(objects, array), tree.unflatten(values, array)
-            )
+            self._parts[shard] = SavedPart(parsed.meta, tree.unflatten(objects, array), tree.unflatten(values, array))
         return self._parts[shard]
 
 

@@ -211,7 +211,7 @@ class Checks:
         if self.settings.setdefault(record.settings.number, record.settings) != record.settings:
             self.fail(f"settings {record.settings} are recorded after {self.settings[record.settings.number]}")
         if record.phase is Phase.ENDED and record.outcome is not None and record.outcome.exit_code == ExitCode.KILLED:
-            self.owed = self._newest(list(self.memories.values()), 0, decided_s), self.lost_memories
+            self.owed = self._newest(list(self.memories.values()), decided_s), self.lost_memories
         if record.outcome is not None and record.outcome.exit_code == ExitCode.CHECKPOINT_UNUSABLE and record != before:
             self._check_unusable(state, decided_s)
 
@@ -236,7 +236,7 @@ class Checks:
         """A world must begin from the newest complete commit on its attached members and the attached, ready nodes."""
         ready = [entry for entry in state.nodes.values() if entry.status is NodeStatus.READY]
         members = [entry for entry in state.nodes.values() if world.member(entry.info.node) is not None]
-        newest = self._newest(self._attached([*ready, *members]), world.size, decided_s - REPORT_S)
+        newest = self._newest(self._attached([*ready, *members]), decided_s - REPORT_S)
         if newest > world.restore:
             self.fail(f"round {world.round} begins from {world.restore} although {newest} is there")
 
@@ -244,7 +244,7 @@ class Checks:
         """The Master may end a job for want of a usable state only if no attached node and no checkpoint in the
         directory had one. States that detached nodes write when they end serve the next job."""
         until_s = decided_s - REPORT_S
-        found = max(self._newest(self._attached(state.nodes.values()), 1, until_s), self.directory.usable(until_s))
+        found = max(self._newest(self._attached(state.nodes.values()), until_s), self.directory.usable(until_s))
         if found != NO_STATE:
             self.fail(f"the job ends, {state.record.reason}, although {found} is there")
 
@@ -254,13 +254,12 @@ class Checks:
         return [memory for memory, entry in found if memory is not None and memory.owner.info == entry.info]
 
     @staticmethod
-    def _newest(memories: list[SimMemory], size: int, until_s: float) -> Version:
-        """The newest complete commit in these memories. A sharded commit counts only if its world had ``size`` workers
-        (0: any number)."""
+    def _newest(memories: list[SimMemory], until_s: float) -> Version:
+        """The newest complete commit in these memories."""
         parts: dict[tuple[Version, int], set[int]] = defaultdict(set)
         for memory in memories:
             for held in memory.holdings():
-                if memory.since_s[held] <= until_s and (held.shards == 1 or size in (0, held.shards)):
+                if memory.since_s[held] <= until_s:
                     parts[held.version, held.shards].add(held.shard)
         return max((v for (v, shards), found in parts.items() if len(found) == shards), default=NO_STATE)
 

@@ -261,6 +261,26 @@ class SimMemory:
         for done in self._fetches.pop((version, shard)):
             done(True)
 
+    def pieces(self, version: Version, shards: int, sources: tuple[Source, ...], done: Callable[[bool], None]) -> None:
+        """Read pieces of all shards, here or from ``sources``; nothing is kept. ``done`` is called with whether every
+        shard could be read."""
+        others = [one for one in sources if not self.has(version, one.shard)]
+        if others and self.net.kill_source:
+            source = self.net.memories.get((others[0].host, others[0].port))
+            if source is not None:
+                self.net.kill_source = False
+                self.net.timeline.after(0.01, source.owner.crash)
+
+        def read() -> None:
+            done(all(self.has(version, shard) or self._there(version, shard, others) for shard in range(shards)))
+
+        self.owner.after(self.net.rng.uniform(0.02, 0.5), read)
+
+    def _there(self, version: Version, shard: int, sources: Iterable[Source]) -> bool:
+        """Whether one of these nodes can be reached and holds the shard."""
+        nodes = [self.net.memories.get((one.host, one.port)) for one in sources if one.shard == shard]
+        return any(node is not None and self._reaches(node) and node.has(version, shard) for node in nodes)
+
     def lives(self, sources: Iterable[Source]) -> bool:
         """Whether one of these nodes is alive, even if unreachable."""
         return any((source.host, source.port) in self.net.memories for source in sources)

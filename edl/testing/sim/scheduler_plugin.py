@@ -255,11 +255,8 @@ class SchedulerPlugin(Plugin):
             return True
         if not self.cluster.complete or not self._fits(sizing):
             return False
-        return self._may_wait(sizing) or not shell.status().scale.waiting  # last, since a status takes long to make
-
-    def _may_wait(self, sizing: Sizing) -> bool:
-        """Whether the job may lack nodes for good: its state fits one number of nodes only, or some are cordoned."""
-        return self._world.training.size_bound or bool(sizing.cordoned)
+        # With cordoned nodes the job may lack nodes for good. The status comes last, since it takes long to make.
+        return bool(sizing.cordoned) or not shell.status().scale.waiting
 
     def _fits(self, sizing: Sizing) -> bool:
         bounds = sizing.bounds(self._world.spec.nodes)

@@ -181,7 +181,6 @@ class SteppingJob(Job):
         self.farthest = self.position
         self.total = self.position + max(1, math.ceil(total_s / script.step_s))
         self.sharded = script.sharded
-        self.size_bound = script.sharded and not script.save_every
         self.copy_every = script.copy_every
         self.calm = False
         self.rounds: dict[Round, Crew] = {}
@@ -385,9 +384,10 @@ class SteppingJob(Job):
             saved = self.directory.entries.get(world.restore)
             self.timeline.after(self.rng.uniform(0.1, 0.5), done, saved is not None and not saved.corrupt)
         else:
-            shard = worker.rank if world.shards > 1 else 0
-            memory = worker.parent.memory
-            self.timeline.after(0.001, worker.parent.run, memory.piece, world.restore, shard, world.sources, done)
+            memory, sharded = worker.parent.memory, self.script.sharded
+            recut = sharded and world.shards != world.size
+            read, what = (memory.pieces, world.shards) if recut else (memory.piece, worker.rank if sharded else 0)
+            self.timeline.after(0.001, worker.parent.run, read, world.restore, what, world.sources, done)
 
     def stepped(self, world: World, commit: int) -> None:
         """All ranks of a round have completed a step."""
@@ -448,7 +448,6 @@ class SteppingJob(Job):
             return
         version = Version(world.era, commit)
         holding = Holding(version, worker.rank, world.size) if script.sharded else Holding(version)
-        save = save or (script.sharded and turn in _LEAVING)
         worker.busy = True
 
         def taken() -> None:

@@ -122,8 +122,6 @@ class Job(ABC):
         self.processes: list[SimWorker] = []
         self.finished = False
         self.sharded = False
-        self.size_bound = False
-        """Whether the state fits one number of workers only: it is sharded, and no checkpoints are written."""
         self.copy_every = 1
         self.biases = USUAL
 

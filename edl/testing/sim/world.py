@@ -471,9 +471,9 @@ class SimWorld:
             agent = agents.get(member.node)
             if agent is None or agent.info.incarnation != member.incarnation or agent.running_round != record.round:
                 return False
-        if record.done or not size or (self.training.size_bound and previous != size):
+        if record.done or not size:
             return True
-        if self.slotted and not self.training.sharded and any(member.places for member in record.world.members):
+        if self.slotted and any(member.places for member in record.world.members):
             return False
         if any(self._sizing.excludes(member.node) for member in record.world.members):
             return False
