@@ -326,17 +326,6 @@ class TestByHand:
         rule.lose("a")
         assert rule.cordon("a", "0", cordoned=False)[0] is Verdict.ACCEPTED, "its node may be gone"
 
-    def test_not_where_the_state_would_be_lost(self) -> None:
-        rule = Slotted()
-        rule.come(node_info(), aware=True)
-        entry = rule.state.nodes[NodeId("a")]
-        held = tuple(Holding(Version(1, 5), shard, 4) for shard in range(4))
-        nodes = {**rule.state.nodes, NodeId("a"): dataclasses.replace(entry, holdings=held)}
-        rule.state = dataclasses.replace(rule.state, nodes=nodes)
-        rule.feed(ev.ScaleRequested(Cordon("a", True, "me", device="1"), saves=False))
-        (grant,) = [effect for effect in rule.effects if isinstance(effect, ev.Grant)]
-        assert grant.verdict is Verdict.REFUSED and "sharded and only in memory" in grant.text
-
     def test_who_attaches_hears_it_again_where_it_does_not_know(self) -> None:
         rule = Slotted()
         rule.come(node_info())

@@ -291,7 +291,7 @@ def test_a_source_outside_the_world_that_dies_too_soon_is_planned_without() -> N
     assert rule.state.record.restarts == 0
 
 
-def test_a_sharded_state_in_memory_keeps_the_world_at_its_size() -> None:
+def test_a_world_of_another_size_begins_from_a_sharded_state_in_memory() -> None:
     rule = growing()
     rule.answer("a", 1, 7)
     rule.answer("b", 1, 7)
@@ -300,9 +300,8 @@ def test_a_sharded_state_in_memory_keeps_the_world_at_its_size() -> None:
         rule.say(name, Ready(Round(1), (9300 + first, 1, 2), True, held))
     world = rule.state.record.world
     assert world is not None
-    assert (rule.members, world.restore, world.shards) == ("ab", Version(1, 8), 4)
-    rule.underway("a", "b")
-    assert rule.state.agreement is None, "c does not make it grow"
+    assert (rule.members, world.restore, world.shards) == ("abc", Version(1, 8), 4)
+    assert [(source.node, source.shard) for source in world.sources] == [("a", 0), ("a", 1), ("b", 2), ("b", 3)]
 
 
 def test_the_checkpoint_is_read_by_one_node_before_the_world_forms() -> None:

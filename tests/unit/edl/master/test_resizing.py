@@ -200,28 +200,14 @@ class TestSize:
         assert (rule.phase, rule.state.agreement) == (Phase.RUNNING, None)
         assert rule.scale.waiting == "the workers finish"
 
-    def test_state_that_is_cut_to_size_is_not_thrown_away(self) -> None:
+    def test_a_sharded_state_that_is_only_in_memory_lets_the_size_change(self) -> None:
         rule = training("ab")
         nodes = {
             n: dataclasses.replace(e, holdings=(Holding(Version(1, 5), 0, 4),)) for n, e in rule.state.nodes.items()
         }
         rule.state = dataclasses.replace(rule.state, nodes=nodes)
-        assert rule.submit(Resize(1, "me"), saves=False) is Verdict.REFUSED
-        assert rule.submit(Resize(1, "me"), saves=True) is Verdict.ACCEPTED
-        assert rule.state.agreement is None
-        assert "until a checkpoint is complete" in rule.scale.waiting
-
-    @pytest.mark.parametrize("sharded", [True, False])
-    def test_a_checkpoint_of_it_lets_the_size_change(self, sharded: bool) -> None:
-        """A world of any size reads a sharded checkpoint. One of the whole state is of an earlier, smaller world."""
-        rule = training("ab")
-        nodes = {
-            n: dataclasses.replace(e, holdings=(Holding(Version(1, 5), 0, 4),)) for n, e in rule.state.nodes.items()
-        }
-        rule.state = dataclasses.replace(rule.state, nodes=nodes)
-        rule.submit(Resize(1, "me"))
-        rule.say("a", Kept(Version(1, 6), "dir", sharded=sharded))
-        assert (rule.state.agreement is not None) is sharded
+        assert rule.submit(Resize(1, "me"), saves=False) is Verdict.ACCEPTED
+        assert rule.state.agreement is not None
 
 
 class TestLevels:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from edl.master.restoring import Load, Restore, Unusable, choose, copy_holders, size_of_newest
+from edl.master.restoring import Load, Restore, Unusable, choose, copy_holders
 from edl.master.state import NodeEntry, NodeStatus
 from edl.types import Incarnation, NodeId
 from edl.wire.messages import NO_STATE, Holding, NodeInfo, Source, Version
@@ -44,62 +44,61 @@ def source(name: str, shard: int = 0) -> Source:
 
 
 def test_nobody_has_anything() -> None:
-    assert choose([node("a"), node("b")], [node("a"), node("b")], 4) == Restore()
+    assert choose([node("a"), node("b")], [node("a"), node("b")]) == Restore()
 
 
 def test_the_newest_wins_and_all_who_have_it_give_it() -> None:
     nodes = [node("a", whole(1, 9)), node("b", whole(1, 10)), node("c", whole(1, 10), whole(1, 9))]
-    assert choose(nodes, nodes, 6) == Restore(Version(1, 10), sources=(source("b"), source("c")))
+    assert choose(nodes, nodes) == Restore(Version(1, 10), sources=(source("b"), source("c")))
 
 
 def test_a_later_era_wins_over_a_higher_commit_of_a_line_that_was_given_up() -> None:
     nodes = [node("a", whole(1, 12)), node("b", whole(2, 10))]
-    assert choose(nodes, nodes, 4) == Restore(Version(2, 10), sources=(source("b"),))
+    assert choose(nodes, nodes) == Restore(Version(2, 10), sources=(source("b"),))
 
 
 def test_a_node_outside_the_world_may_have_the_newest() -> None:
     members, spare = [node("a", whole(1, 9))], node("b", whole(1, 10))
-    assert choose(members, [*members, spare], 2) == Restore(Version(1, 10), sources=(source("b"),))
+    assert choose(members, [*members, spare]) == Restore(Version(1, 10), sources=(source("b"),))
 
 
-def test_shards_count_only_when_all_are_there_and_the_size_fits() -> None:
-    def shard(commit: int, number: int) -> Holding:
-        return Holding(Version(1, commit), number, 2)
+def test_shards_count_only_when_all_are_there_and_fit_any_number_of_workers() -> None:
+    def shard(commit: int, number: int, shards: int = 2) -> Holding:
+        return Holding(Version(1, commit), number, shards)
 
-    nodes = [node("a", shard(10, 0), shard(9, 0)), node("b", shard(9, 1))]
-    assert choose(nodes, nodes, 2) == Restore(Version(1, 9), 2, sources=(source("a"), source("b", 1)))
-    assert choose(nodes, nodes, 3) == Restore()
-    assert size_of_newest(nodes, NO_STATE) == 2
-    assert size_of_newest(nodes, Version(1, 9)) == 0
+    nodes = [node("a", shard(10, 0), shard(9, 0)), node("b", shard(9, 1)), node("c", shard(8, 0, 1))]
+    assert choose(nodes, nodes) == Restore(Version(1, 9), 2, sources=(source("a"), source("b", 1)))
+    assert choose(nodes, nodes[:1]) == Restore()
+    assert choose(nodes, nodes[1:]) == Restore(Version(1, 8), sources=(source("c"),))
 
 
 def test_a_newer_checkpoint_is_loaded_by_one_node_then_by_another_and_then_done_without() -> None:
     stored = Version(3, 20)
     nodes = [node("a", whole(3, 15), stored=stored), node("b", stored=stored)]
-    assert choose(nodes, nodes, 4) == Load(NodeId("a"))
+    assert choose(nodes, nodes) == Load(NodeId("a"))
     nodes[0] = node("a", whole(3, 15), stored=stored, tried=True)
-    assert choose(nodes, nodes, 4) == Load(NodeId("b"))
+    assert choose(nodes, nodes) == Load(NodeId("b"))
     nodes[1] = node("b", stored=stored, tried=True)
-    assert choose(nodes, nodes, 4) == Restore(Version(3, 15), sources=(source("a"),))
+    assert choose(nodes, nodes) == Restore(Version(3, 15), sources=(source("a"),))
 
 
 def test_a_checkpoint_is_not_read_when_memory_is_as_new() -> None:
     nodes = [node("a", whole(3, 20), stored=Version(3, 20)), node("b", stored=Version(3, 20))]
-    assert choose(nodes, nodes, 4) == Restore(Version(3, 20), sources=(source("a"),))
+    assert choose(nodes, nodes) == Restore(Version(3, 20), sources=(source("a"),))
 
 
 def test_a_sharded_checkpoint_is_read_by_the_workers() -> None:
     nodes = [node("a", whole(3, 15), stored=Version(3, 20), sharded=True)]
-    assert choose(nodes, nodes, 2) == Load(NodeId("a")), "first somebody looks at every byte"
+    assert choose(nodes, nodes) == Load(NodeId("a")), "first somebody looks at every byte"
     nodes = [node("a", whole(3, 15), stored=Version(3, 20), sharded=True, tried=True)]
-    assert choose(nodes, nodes, 2) == Restore(Version(3, 20), stored=True)
+    assert choose(nodes, nodes) == Restore(Version(3, 20), stored=True)
 
 
 def test_an_older_sharded_checkpoint_takes_the_place_of_one_that_somebody_found_damaged() -> None:
     nodes = [node("a", stored=Version(3, 10), sharded=True, tried=True), node("b", stored=Version(3, 20), sharded=True)]
-    assert choose(nodes, nodes, 2) == Load(NodeId("b"))
+    assert choose(nodes, nodes) == Load(NodeId("b"))
     nodes[1] = node("b", stored=Version(3, 10), sharded=True, tried=True)
-    assert choose(nodes, nodes, 2) == Restore(Version(3, 10), stored=True)
+    assert choose(nodes, nodes) == Restore(Version(3, 10), stored=True)
 
 
 @pytest.mark.parametrize(("held", "unusable"), [((), True), ((whole(1, 3),), False)])
@@ -107,7 +106,7 @@ def test_checkpoints_that_nobody_can_read_end_the_job_unless_there_is_something_
     held: tuple[Holding, ...], unusable: bool
 ) -> None:
     nodes = [node("a", *held), node("b", refused="all are corrupt")]
-    found = choose(nodes, nodes, 4)
+    found = choose(nodes, nodes)
     assert found == Unusable("all are corrupt") if unusable else isinstance(found, Restore)
 
 

@@ -56,8 +56,6 @@ CASES: dict[str, tuple[ScaleRequest, Sizing, dict[str, Any], Verdict, str]] = {
     "an ended job": (Resize(4, "me"), NO_SIZING, {"over": "the job has ended: done"}, REFUSED, "has ended"),
     "the end goes before staleness": (Resize(4, "me", revision=6), NO_SIZING, {"over": "ended"}, REFUSED, "ended"),
     "somebody else's size": (Resize(4, "me"), NO_SIZING, {"owner": "statefulset/t"}, REFUSED, "change it there"),
-    "sharded for another size": (Resize(4, "me"), NO_SIZING, {"bound_to": 2}, REFUSED, "needs a --checkpoint-dir"),
-    "sharded for this size": (Resize(2, "me"), NO_SIZING, {"bound_to": 2}, ACCEPTED, "2 nodes"),
     "a fact": (Resize(4, "ss", external=True), NO_SIZING, {"owner": "ss"}, ACCEPTED, "4 nodes given"),
     "a fact outside": (Resize(9, "ss", external=True), NO_SIZING, {}, ACCEPTED, "6 nodes given (9 is not"),
     "a fact off the unit": (Resize(5, "ss", external=True), NO_SIZING, {}, ACCEPTED, "4 nodes given (5 is not"),
@@ -91,13 +89,6 @@ CASES: dict[str, tuple[ScaleRequest, Sizing, dict[str, Any], Verdict, str]] = {
     "a drain by no time": (Drain(("a",), "me", deadline_s=float("nan")), NO_SIZING, {}, REFUSED, "0 or more"),
     "a drain by the end of time": (Drain(("a",), "me", deadline_s=float("inf")), NO_SIZING, {}, REFUSED, "0 or more"),
     "a drain by a time past": (Drain(("a",), "me", deadline_s=-1.0), NO_SIZING, {}, REFUSED, "0 or more"),
-    "a drain that sharded state does not live through": (
-        Drain(("a",), "me"), NO_SIZING, {"bound_to": 4}, REFUSED, "would be lost without a --checkpoint-dir"
-    ),
-    "a cordon that sharded state does not live through": (
-        Cordon("a", True, "me"), NO_SIZING, {"bound_to": 4}, REFUSED, "would be lost without a --checkpoint-dir"
-    ),
-    "a drain where a spare has a place": (Drain(("a",), "me"), NO_SIZING, {"bound_to": 3}, ACCEPTED, "drain of a"),
     "a cordon": (Cordon("a", True, "me"), NO_SIZING, {}, ACCEPTED, "a cordoned"),
     "a cordon again": (
         Cordon("a", True, "me"), sized(cordoned=(Cordoned(NodeId("a"), ""),)), {}, KNOWN, "a is cordoned already"

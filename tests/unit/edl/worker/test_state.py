@@ -16,6 +16,7 @@ from edl.wire import local, snapshot
 from edl.wire.local import OWN, STATE
 from edl.worker.accumulate import run_steps
 from edl.worker.boundary import RoundOver
+from edl.worker.link import Link
 from edl.worker.session import PeersLost
 from edl.worker.state import BaseState
 from edl.worker.steps import Share
@@ -361,9 +362,13 @@ class Sharded(BaseState):
     def __init__(self, **values: Any) -> None:
         super().__init__(FakeFramework(), values, sharded=True)
         self._folders: list[str] = []
+        self._recut_from: list[int] = []
 
     def _restore_sharded(self, folder: str) -> None:
         self._folders.append(folder)
+
+    def _recut(self, link: Link, seat: local.Seat, job: str) -> None:
+        self._recut_from.append(seat.shards)
 
 
 def test_each_worker_of_a_sharded_state_hands_its_part_to_its_agent(worker: Worker) -> None:
@@ -375,10 +380,9 @@ def test_each_worker_of_a_sharded_state_hands_its_part_to_its_agent(worker: Work
     assert (said.shard, said.shards, said.commit, said.save) == (1, 2, 1, True)
 
 
-@pytest.mark.parametrize(("checkpoint_dir", "saved"), [("/there", True), ("", False)])
-def test_a_sharded_state_is_written_before_the_world_changes(worker: Worker, checkpoint_dir: str, saved: bool) -> None:
+def test_a_sharded_state_stays_in_memory_when_the_world_changes(worker: Worker) -> None:
     state = Sharded(epoch=0)
-    begin(worker, state, world_size=2, checkpoint_dir=checkpoint_dir)
+    begin(worker, state, world_size=2, checkpoint_dir="/there")
     worker.agent.send(local.HoldAtBoundary(1, 7))
     worker.agent.expect(local.Here)
     worker.agent.send(local.Target(7, 1, "switch", "why"))
@@ -386,7 +390,15 @@ def test_a_sharded_state_is_written_before_the_world_changes(worker: Worker, che
     with pytest.raises(RoundOver):
         state.commit()
     worker.settle()
-    assert [one.save for one in worker.agent.said if isinstance(one, local.Committed)] == [saved]
+    assert [one.save for one in worker.agent.said if isinstance(one, local.Committed)] == [False]
+
+
+def test_a_worker_of_another_size_asks_for_the_headers_of_all_parts(worker: Worker) -> None:
+    state = Sharded(epoch=0)
+    begin(worker, state, rank=1, world_size=2, restore_era=3, restore_commit=8, shards=4)
+    asked = worker.agent.expect(local.FetchHeaders)
+    assert (asked.era, asked.commit, asked.shards) == (3, 8, 4)
+    assert state._recut_from == [4]
 
 
 def test_a_sharded_state_is_read_by_the_workers_at_another_size(worker: Worker, tmp_path: Path) -> None:
