@@ -1,0 +1,62 @@
+"""Sharded state under real FSDP2 with no checkpoint directory: worlds of other sizes begin from memory.
+
+The script compares every restored value with the right one, bit for bit; see ``workers/sharded_torch.py``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.process.harness import WORKERS, OutsideEtcd
+from tests.process.test_sharded import Sharded, ended
+from tests.torch_release import since
+
+pytestmark = [pytest.mark.torch, since("2.6", "FSDP2 works on GPUs alone")]
+
+
+def redone(began: dict[int, dict[str, Any]], job: Sharded) -> dict[int, int]:
+    """By round, the number of steps of the round before it that were made again."""
+    reached: dict[int, int] = {}
+    for step in job.steps():
+        reached[step.round] = max(reached.get(step.round, 0), step.step)
+    rounds = sorted(began)
+    return {later: reached[before] - began[later]["step"] for before, later in zip(rounds, rounds[1:], strict=False)}
+
+
+def test_worlds_of_any_size_begin_from_memory(tmp_path: Path) -> None:
+    """2 → 3 → 2 → 1 → 2 nodes with two workers each: a join, a killed launcher, a drain, and a join again."""
+    with OutsideEtcd(tmp_path / "etcd") as etcd:
+        script = (str(WORKERS / "sharded_torch.py"),)
+        folder = tmp_path / "job"
+        folder.mkdir()
+        with Sharded(
+            folder, [etcd.endpoint], name="recut", nnodes="1:3", script=script, arguments=("--save-every=0",)
+        ) as job:
+            job.start("a", "b", nproc=2)
+            job.wait_world(4)
+            job.wait_steps(5)
+            job.start("c", nproc=2)
+            grown = job.wait_world(6)
+            job.wait_steps(5)
+            job.kill("c")
+            del job.nodes["c"]
+            shrunk = job.wait_world(4, after=grown.round)
+            job.wait_steps(5)
+            assert job.cli("drain", "b").returncode == 0
+            alone = job.wait_world(2, after=shrunk.round)
+            job.wait_steps(5)
+            job.start("d", nproc=2)
+            again = job.wait_world(4, after=alone.round)
+            job.wait_steps(5)
+            job.end_soon()
+            began = ended(job)
+            assert sorted(began) == [1, grown.round, shrunk.round, alone.round, again.round]
+            lost = redone(began, job)
+            # The step of an agreed boundary is committed and not logged: the commit unwinds the script.
+            assert {lost[grown.round], lost[alone.round], lost[again.round]} == {-1}, lost
+            assert lost[shrunk.round] <= 2, "the copy of a lost node may be one commit behind"
+            said = job.nodes["a"].text
+            print(*[line for line in said.splitlines() if "re-cut" in line], sep="\n")
