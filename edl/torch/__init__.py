@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from edl.torch.checkpoint import load_checkpoint as load_checkpoint
     from edl.torch.data import Data as Data
     from edl.torch.ddp import parallel as parallel
+    from edl.torch.device_mesh import mesh as mesh
     from edl.torch.loader import DataLoader as DataLoader
     from edl.torch.loader import shard_iterable as shard_iterable
     from edl.torch.lr import scale_lr as scale_lr
@@ -34,6 +35,7 @@ _PLACES = {
     "connect": "edl.torch.state",
     "context": "edl.worker.context",
     "settings": "edl.worker.hyper",
+    "mesh": "edl.torch.device_mesh",
     "parallel": "edl.torch.ddp",
     "RandomState": "edl.torch.random_state",
     "EDLBatchSampler": "edl.torch.sampler",
@@ -54,6 +56,7 @@ __all__ = [
     "connect",
     "context",
     "load_checkpoint",
+    "mesh",
     "parallel",
     "run",
     "scale_lr",

@@ -181,6 +181,11 @@ def _box(tensor: Any) -> Box:
     return found
 
 
+def forget_meshes() -> None:
+    """Drop what is known of the meshes of earlier worlds, which would keep their groups alive."""
+    _boxes.clear()
+
+
 def _parameter_names(name: str, optimizer: torch.optim.Optimizer, objects: Mapping[str, Any]) -> list[str]:
     """By number, the names by which another world size or another split into stages finds the parameters."""
     names = {

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 
 from edl.torch import loading, refusals
 from edl.torch.ddp import plain as unwrapped
+from edl.torch.device_mesh import mesh
 from edl.torch.framework import current
 from edl.wire.local import Seat
 from edl.wire.snapshot import Meta
@@ -21,6 +25,8 @@ from edl.worker.loop import make_run
 from edl.worker.numbers import SEED
 
 run = make_run(current())
+Build = Callable[[DeviceMesh], Mapping[str, Any]]
+"""Builds the objects of a world on its device mesh."""
 
 
 def connect() -> None:
@@ -34,13 +40,22 @@ class State(core.BaseState):
 
     It accepts modules, optimizers, LR schedulers, other objects with ``state_dict``, tensors, arrays and plain values.
     ``sharded=True``: parameters are distributed over the workers (FSDP2, ``fully_shard``), and each worker saves its
-    part; the result can be restored at any world size. ``copy_every``: number of commits between copies to other nodes.
+    part; the result can be restored at any world size. ``build``: such a model cannot outlive its world, so this
+    function is called in each world with its device mesh (``edl.mesh``), and returns the model, the optimizer and the
+    like by name; with it workers keep their processes. ``copy_every``: number of commits between copies to other nodes.
     """
 
-    def __init__(self, *, sharded: bool = False, copy_every: int = 1, **values: Any) -> None:
-        super().__init__(current(), values, sharded=sharded, copy_every=copy_every)
-        for name, obj in self._objects.items():
-            refusals.check(name, unwrapped(obj), sharded=sharded)
+    def __init__(
+        self, *, sharded: bool = False, build: Build | None = None, copy_every: int = 1, **values: Any
+    ) -> None:
+        builds = None if build is None else functools.partial(_build, build)
+        sharded = sharded or build is not None
+        super().__init__(current(), values, sharded=sharded, build=builds, copy_every=copy_every)
+
+    def _add(self, name: str, value: Any) -> None:
+        super()._add(name, value)
+        if name in self._objects:
+            refusals.check(name, unwrapped(value), sharded=self._sharded)
 
     def _structure(self, obj: Any) -> str:
         obj = unwrapped(obj)
@@ -111,6 +126,11 @@ class State(core.BaseState):
     def _shared(self) -> dict[str, Any]:
         objects = {name: unwrapped(obj) for name, obj in self._objects.items() if not is_own(obj)}
         return {**self._values, **objects}
+
+
+def _build(build: Build) -> Mapping[str, Any]:
+    _shards().forget_meshes()
+    return build(mesh())
 
 
 def _shards() -> ModuleType:

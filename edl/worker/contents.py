@@ -49,7 +49,8 @@ class Contents:
             for kept in (self._objects, self._values, self._numbers.generators):
                 if name in kept:
                     return kept[name]
-        raise AttributeError(f"this state has no {name!r}; it has {self._names()}")
+        built = ", and what build returns while train runs" if self.__dict__.get("_builder") is not None else ""
+        raise AttributeError(f"this state has no {name!r}; it has {self._names()}{built}")
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name.startswith("_"):

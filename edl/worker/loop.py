@@ -55,7 +55,7 @@ def connect(framework: Framework, why_not: str = "") -> None:
 def _drive(session: Session, framework: Framework, state: BaseState, train: Callable[[], Any]) -> Any:
     _check(session, state)
     session.state = state
-    session.enter(framework, "its state is sharded" if state._sharded else "")
+    session.enter(framework, state._why_restarted)
     while True:
         session.place()
         returned = False

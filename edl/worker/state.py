@@ -19,6 +19,7 @@ from edl.wire.snapshot import Meta, SnapshotHeader, folder_name
 from edl.worker import alike, vote, write_through
 from edl.worker.accumulate import check_finished
 from edl.worker.boundary import BoundaryAction, RoundOver
+from edl.worker.building import Builder
 from edl.worker.contents import Contents, NoRoom, is_own
 from edl.worker.framework import Framework
 from edl.worker.link import Link, MappedMemory
@@ -52,16 +53,24 @@ class BaseState(Contents):
     """
 
     def __init__(
-        self, framework: Framework, values: Mapping[str, Any], *, sharded: bool = False, copy_every: int = 1
+        self,
+        framework: Framework,
+        values: Mapping[str, Any],
+        *,
+        sharded: bool = False,
+        build: Callable[[], Mapping[str, Any]] | None = None,
+        copy_every: int = 1,
     ) -> None:
-        """``copy_every``: copy the state only at every n-th boundary; a planned change copies at its own boundary in
-        any case.
+        """``build`` is called in each world, with the group connected, and returns further objects by name.
+        ``copy_every``: copy the state only at every n-th boundary; a planned change copies at its own boundary in any
+        case.
 
         Raises ``StateError`` for an impossible name or value.
         """
         if copy_every < 1:
             raise StateError(f"copy_every={copy_every}: it must be at least 1, which copies at every commit")
         super().__init__(framework, values, sharded=sharded)
+        self._builder = Builder(build) if build is not None else None
         self._copy_every = copy_every
         self._commits = 0
         self._session: Session | None = None
@@ -127,6 +136,13 @@ class BaseState(Contents):
         """Called on all ranks with the group connected: read the parts of a sharded state from the memory of launchers,
         where a world of another size left it."""
         raise NotImplementedError
+
+    @property
+    def _why_restarted(self) -> str:
+        """Why a worker with this state cannot rejoin in process; empty when it can."""
+        return (
+            "its state is sharded, and no build function was given" if self._sharded and self._builder is None else ""
+        )
 
     # --- boundaries --------------------------------------------------------------------------------------------------
 
@@ -319,6 +335,8 @@ class BaseState(Contents):
     def _begin(self, session: Session, seat: Seat) -> None:
         """Restore the state from which this world begins. Raises ``RoundOver``, ``CheckpointError``, ``StateError``."""
         self._session = session
+        if self._builder is not None:
+            self._builder.rebuild(self)
         if self._numbers.generators:
             self._values[SEED] = ""  # as in the snapshot, the same on all ranks
         if seat.restore_commit == 0:
@@ -357,7 +375,9 @@ class BaseState(Contents):
             self._fetch(session, seat, OWN, seat.rank)
 
     def _begin_from_scratch(self, session: Session, seat: Seat) -> None:
-        if self._trained:
+        if self._builder is not None:
+            self._builder.begin_from_nothing(self)
+        elif self._trained:
             if self._first is None:
                 raise StateError(
                     "the world begins from nothing, but this process has trained already and no longer has its first "

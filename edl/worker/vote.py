@@ -63,7 +63,13 @@ def _put_back(state: Voter, session: Session, seat: Seat, last: Version) -> None
         state._numbers.derive(seat.rank, state._commits)
         return
     began = Version(seat.restore_era, seat.restore_commit)
-    there = replace(seat, restore_era=last.era, restore_commit=last.commit, stored=seat.stored and last == began)
+    there = replace(
+        seat,
+        restore_era=last.era,
+        restore_commit=last.commit,
+        stored=seat.stored and last == began,
+        shards=seat.shards if last == began else seat.world_size,  # counts only if the state is sharded
+    )
     # First the workers that have copied it, so that each agent knows the commit before the same worker requests it.
     # Then the others, which find it there.
     copies = state._copies(seat)

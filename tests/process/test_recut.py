@@ -5,6 +5,7 @@ The script compares every restored value with the right one, bit for bit; see ``
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +24,19 @@ def redone(began: dict[int, dict[str, Any]], job: Sharded) -> dict[int, int]:
     for step in job.steps():
         reached[step.round] = max(reached.get(step.round, 0), step.step)
     rounds = sorted(began)
-    return {later: reached[before] - began[later]["step"] for before, later in zip(rounds, rounds[1:], strict=False)}
+    return {later: reached[before] - began[later]["step"] for before, later in itertools.pairwise(rounds)}
 
 
-def test_worlds_of_any_size_begin_from_memory(tmp_path: Path) -> None:
+@pytest.mark.parametrize("restart", [False, True], ids=["processes stay", "processes restart"])
+def test_worlds_of_any_size_begin_from_memory(tmp_path: Path, restart: bool) -> None:
     """2 → 3 → 2 → 1 → 2 nodes with two workers each: a join, a killed launcher, a drain, and a join again."""
     with OutsideEtcd(tmp_path / "etcd") as etcd:
         script = (str(WORKERS / "sharded_torch.py"),)
         folder = tmp_path / "job"
         folder.mkdir()
-        with Sharded(
-            folder, [etcd.endpoint], name="recut", nnodes="1:3", script=script, arguments=("--save-every=0",)
-        ) as job:
+        arguments = ("--save-every=0", *(["--restart"] if restart else []))
+        named: dict[str, Any] = {"name": "recut", "nnodes": "1:3", "script": script, "arguments": arguments}
+        with Sharded(folder, [etcd.endpoint], **named) as job:
             job.start("a", "b", nproc=2)
             job.wait_world(4)
             job.wait_steps(5)
@@ -54,6 +56,8 @@ def test_worlds_of_any_size_begin_from_memory(tmp_path: Path) -> None:
             job.end_soon()
             began = ended(job)
             assert sorted(began) == [1, grown.round, shrunk.round, alone.round, again.round]
+            pids = {frozenset(seen.pids_of("a")) for seen in job.rounds()}
+            assert len(pids) == (5 if restart else 1), pids
             lost = redone(began, job)
             # The step of an agreed boundary is committed and not logged: the commit unwinds the script.
             assert {lost[grown.round], lost[alone.round], lost[again.round]} == {-1}, lost
