@@ -201,7 +201,7 @@ def test_it_comes_back_after_its_cool_down_and_is_dropped_at_its_next_failure() 
 
 @pytest.mark.parametrize("sharded", [False, True])
 def test_a_drop_by_hand_loses_no_step(sharded: bool) -> None:
-    """A sharded state is written at the boundary, and read by the workers that there are then."""
+    """A sharded state goes through memory to the workers that there are then."""
     story = Story(NodeRange(1, 2), script=Script(rejoins=True, sharded=sharded, step_s=0.25))
     story.start("a", "b")
     story.becomes({"a": ALL, "b": ALL})

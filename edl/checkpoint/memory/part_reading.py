@@ -113,9 +113,8 @@ class PartReading:
             try:
                 for one, view in pairs:
                     if one.start + one.size > len(loan.view):
-                        raise CheckpointError(
-                            f"shard {shard} of {version} has {len(loan.view)} bytes, requested: {one}"
-                        )
+                        have = f"shard {shard} of {version} has {len(loan.view)} bytes"
+                        raise CheckpointError(f"{have}, {one.size} from {one.start} on requested")
                     _copy(loan.descriptor, one.start, view)
             finally:
                 loan.release()

@@ -56,7 +56,7 @@ def test_a_sharded_state_after_context_is_said_again() -> None:
     worker.agent.expect(local.Parked)
     worker.agent.place(a_seat(1))
     again = worker.agent.expect(local.Enter)
-    assert (again.rejoins, again.why_not) == (False, "its state is sharded")
+    assert (again.rejoins, again.why_not) == (False, "its state is sharded, and no build function was given")
     worker.join()
     worker.close()
 
