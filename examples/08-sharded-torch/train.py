@@ -1,4 +1,4 @@
-"""A model that FSDP2 spreads over all workers, trained by however many there are: from memory, in the same processes."""
+"""A model that FSDP2 spreads over all workers, however many there are: from memory, in the same processes."""
 
 import os
 

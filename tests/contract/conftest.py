@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.process.slurm_fixture import Slurm, missing
+from tests.support.copies_fixture import Bench, MemoryBench, TcpBench
 
 
 @pytest.fixture(scope="session")
@@ -25,3 +26,17 @@ def slurm(slurm_cluster: Slurm) -> Iterator[Slurm]:
         yield slurm_cluster
     finally:
         slurm_cluster.clear()
+
+
+@pytest.fixture(params=[MemoryBench, TcpBench])
+def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
+    made: Bench = request.param()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def tcp() -> Iterator[TcpBench]:
+    made = TcpBench()
+    yield made
+    made.close()

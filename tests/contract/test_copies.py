@@ -10,9 +10,8 @@ import os
 import socket
 import struct
 import threading
-import zlib
-from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -22,107 +21,27 @@ from edl.adapters.copy_connection import CopyLimits
 from edl.checkpoint.memory.buffer_table import SnapshotStream
 from edl.checkpoint.memory.snapshot_pool import IncomingCopy, Loan, MemorySnapshotPool
 from edl.errors import CheckpointError, PortInUse
-from edl.ports import Copies, Label, Lent
+from edl.ports import Label, Lent
 from edl.ports import SnapshotPool as SnapshotPoolPort
-from edl.testing.memory_copies import MemoryCopies, MemoryNetwork, Trouble
-from edl.testing.snapshots import JOB, fill_of, make_snapshot
+from edl.testing.memory_copies import Trouble
+from edl.testing.snapshots import fill_of
 from edl.types import NodeId
 from edl.wire.messages import Holding, Version
-from edl.wire.parts import PartRange
-from tests.support.spoiling_proxy import HOST, TIMEOUT_S, Proxy
-
-A, B = NodeId("a"), NodeId("b")
-TOKEN = "secret"
-LIMITS = CopyLimits(connect_s=10, handshake_s=1.5, silence_s=1.5)  # a busy machine is no silent peer
-SIZE = 1_000_000
-OLD, NEW = Holding(Version(1, 1)), Holding(Version(1, 2))
-
-
-class Bench(Protocol):
-    """A transport for copies under test."""
-
-    def node(self, token: str = TOKEN) -> Copies: ...
-    def spoiled(self, port: int, trouble: Trouble, upwards: bool) -> int: ...
-    def mend(self) -> None: ...
-    def close(self) -> None: ...
-
-
-class MemoryBench:
-    def __init__(self) -> None:
-        self.network = MemoryNetwork()
-
-    def node(self, token: str = TOKEN) -> Copies:
-        return MemoryCopies(self.network, token)
-
-    def spoiled(self, port: int, trouble: Trouble, upwards: bool) -> int:
-        self.network.trouble = trouble
-        return port
-
-    def mend(self) -> None:
-        self.network.trouble = None
-
-    def close(self) -> None:
-        pass
-
-
-class TcpBench:
-    def __init__(self) -> None:
-        self._nodes: list[TcpCopies] = []
-        self._proxies: list[Proxy] = []
-
-    def node(self, token: str = TOKEN) -> Copies:
-        self._nodes.append(TcpCopies(A, lambda: token, SystemClock(), LIMITS))
-        return self._nodes[-1]
-
-    def spoiled(self, port: int, trouble: Trouble, upwards: bool) -> int:
-        self._proxies.append(Proxy(port, trouble, upwards, SIZE // 2))
-        return self._proxies[-1].port
-
-    def mend(self) -> None:
-        pass
-
-    def close(self) -> None:
-        for node in self._nodes:
-            node.stop()
-        for proxy in self._proxies:
-            proxy.close()
-
-
-@pytest.fixture(params=[MemoryBench, TcpBench])
-def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
-    made: Bench = request.param()
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def tcp() -> Iterator[TcpBench]:
-    made = TcpBench()
-    yield made
-    made.close()
-
-
-def snapshot_pool(node: NodeId = B, limit_bytes: int = 64 << 20) -> MemorySnapshotPool:
-    return MemorySnapshotPool(node, JOB, limit_bytes, lambda: None)
-
-
-def put_in(
-    into: MemorySnapshotPool, holding: Holding, fill: int, stream: SnapshotStream | None = None
-) -> SnapshotStream:
-    """Put a snapshot into the pool, as if a worker had committed it."""
-    data = make_snapshot(holding, fill, SIZE)
-    stream = stream or SnapshotStream.of_worker(0, "state")
-    arrival = into.incoming(stream, Label(A, holding, len(data), zlib.crc32(data)))
-    arrival.view[:] = data
-    arrival.accept()
-    return stream
-
-
-def lent(owner: MemorySnapshotPool, holding: Holding = NEW, fill: int = 7) -> Loan:
-    put_in(owner, holding, fill)
-    loan = owner.lend(holding.version, holding.shard)
-    assert loan is not None
-    return loan
+from tests.support.copies_fixture import (
+    LIMITS,
+    NEW,
+    OLD,
+    SIZE,
+    TOKEN,
+    A,
+    B,
+    Bench,
+    TcpBench,
+    lent,
+    put_in,
+    snapshot_pool,
+)
+from tests.support.spoiling_proxy import HOST, TIMEOUT_S
 
 
 def content(of: MemorySnapshotPool, holding: Holding = NEW) -> int:
@@ -296,62 +215,6 @@ def test_what_does_not_fit_is_refused_with_the_numbers(bench: Bench) -> None:
     with pytest.raises(CheckpointError, match="--state-memory"):
         bench.node().put(HOST, port, lent(here))
     assert there.usage().total == 0
-
-
-def sequence(into: MemorySnapshotPool, holding: Holding) -> bytes:
-    """Put a snapshot with no two equal stretches into the pool; returns its bytes."""
-    header = make_snapshot(holding, 0, SIZE)[:-SIZE]
-    data = header + b"".join(number.to_bytes(4, "little") for number in range(SIZE // 4))
-    arrival = into.incoming(SnapshotStream.of_worker(0, "state"), Label(A, holding, len(data), zlib.crc32(data)))
-    arrival.view[:] = data
-    arrival.accept()
-    return data
-
-
-PART = Holding(Version(1, 2), 3, 4)
-
-
-def test_pieces_of_a_part_are_read(bench: Bench) -> None:
-    there = snapshot_pool(B)
-    data = sequence(there, PART)
-    port, client = bench.node().start(there, HOST), bench.node()
-    header, size = client.header(HOST, port, PART.version, 3)
-    assert (header, size) == (data[:-SIZE], len(data))
-    places = ((len(data) - 1, 1), (7, 0), (100, 300_000), (0, 8))
-    memory = [bytearray(length) for _, length in places]
-    ranges = [PartRange(3, *place) for place in places]
-    client.read(HOST, port, PART.version, 3, ranges, [memoryview(one) for one in memory])
-    assert [bytes(one) for one in memory] == [data[start : start + length] for start, length in places]
-    with contextlib.closing(there):
-        assert there.usage().replicas == there.usage().loaded == 0, "nothing is kept of it"
-
-
-def test_no_piece_of_what_is_not_there(bench: Bench) -> None:
-    there = snapshot_pool(B)
-    data = sequence(there, PART)
-    port, client = bench.node().start(there, HOST), bench.node()
-    memory = memoryview(bytearray(8))
-    for version, shard in ((PART.version, 2), (Version(1, 1), 3)):
-        with pytest.raises(CheckpointError, match=f"does not hold shard {shard}"):
-            client.header(HOST, port, version, shard)
-        with pytest.raises(CheckpointError, match=f"does not hold shard {shard}"):
-            client.read(HOST, port, version, shard, [PartRange(shard, 0, 8)], [memory])
-    with pytest.raises(CheckpointError, match=f"has {len(data)} bytes"):
-        client.read(HOST, port, PART.version, 3, [PartRange(3, len(data) - 7, 8)], [memory])
-
-
-@pytest.mark.parametrize("trouble", Trouble)
-def test_a_piece_spoiled_on_the_way_does_not_count(bench: Bench, trouble: Trouble) -> None:
-    there = snapshot_pool(B)
-    data = sequence(there, PART)
-    port, client = bench.node().start(there, HOST), bench.node()
-    memory = bytearray(SIZE)
-    ranges, views = [PartRange(3, 10, SIZE)], [memoryview(memory)]
-    with pytest.raises(CheckpointError):
-        client.read(HOST, bench.spoiled(port, trouble, upwards=False), PART.version, 3, ranges, views)
-    bench.mend()
-    client.read(HOST, port, PART.version, 3, ranges, views)
-    assert bytes(memory) == data[10 : 10 + SIZE]
 
 
 def test_nobody_there(bench: Bench) -> None:

@@ -68,14 +68,14 @@ def test_another_holder_is_asked_when_one_does_not_deliver() -> None:
 def test_what_nobody_delivers_is_an_error_that_names_everybody_and_is_tried_again() -> None:
     async def test(bench: Bench) -> None:
         here, _ = await two_parts(bench)
-        with pytest.raises(CheckpointError, match="no node delivered shard 1 of .*: none is known"):
+        with pytest.raises(CheckpointError, match=r"no node delivered shard 1 of .*: none is known"):
             await here.reading.headers(VERSION, 2, [source(A, 0)])
         assert len(decode_headers(await here.reading.headers(VERSION, 2, [source(B, 1)]))) == 2
         bench.network.trouble = Trouble.TRUNCATE
         with pytest.raises(CheckpointError, match=f"no node delivered shard 1 of .*: node {B}: .*{B}:1"):
             await here.reading.ranges(VERSION, [PartRange(1, 0, 8)], [source(B, 1)])
         bench.network.trouble = None
-        with pytest.raises(CheckpointError, match="has .* bytes, 9 from"):
+        with pytest.raises(CheckpointError, match=r"has .* bytes, 9 from"):
             await here.reading.ranges(VERSION, [PartRange(0, SIZE * 2, 9)], [])
 
     run(test)
