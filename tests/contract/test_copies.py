@@ -374,6 +374,9 @@ class SlowSnapshotPool:
         threading.Event().wait(3 * LIMITS.silence_s)
         return self._inner.lend(version, shard)
 
+    def borrow(self, version: Version, shard: int) -> Lent | None:
+        return self._inner.borrow(version, shard)
+
     def arriving(self, label: Label) -> IncomingCopy | None:
         threading.Event().wait(3 * LIMITS.silence_s)
         return self._inner.arriving(label)

@@ -170,9 +170,9 @@ def settings_end_with_the_next_hold() -> contextlib.AbstractContextManager[Any]:
 def one_refusal_ends_the_job() -> contextlib.AbstractContextManager[Any]:
     """A node has found every checkpoint corrupt, and nobody asks what others have in memory."""
 
-    def hasty(members: Any, entries: Any, size: int) -> Any:
+    def hasty(members: Any, entries: Any) -> Any:
         refusals = [entry.refused for entry in members if entry.refused]
-        return Unusable(refusals[0]) if refusals else choose(members, entries, size)
+        return Unusable(refusals[0]) if refusals else choose(members, entries)
 
     return mock.patch.object(forming, "choose", hasty)
 

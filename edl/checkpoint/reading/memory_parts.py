@@ -37,14 +37,14 @@ class MemoryParts(SavedParts):
         self._headers = {one.shard: one for one in headers}
 
     def _header(self, shard: int) -> SnapshotHeader:
-        found = self._headers.get(shard)
-        if found is None:
+        header = self._headers.get(shard)
+        if header is None:
             raise CheckpointError(f"{self.what} came without the header of shard {shard}")
-        parsed = snapshot.parse_header(found.header, found.size, job=self._job)
+        parsed = snapshot.parse_header(header.header, header.size, job=self._job)
         meta, seat = parsed.meta, self._seat
-        told, wanted = (meta.era, meta.commit, meta.shard), (seat.restore_era, seat.restore_commit, shard)
-        if told != wanted:
-            raise CheckpointError(f"{self._name(shard)}: received era, commit and shard {told} instead of {wanted}")
+        found, wanted = (meta.era, meta.commit, meta.shard), (seat.restore_era, seat.restore_commit, shard)
+        if found != wanted:
+            raise CheckpointError(f"{self._name(shard)}: received era, commit and shard {found} instead of {wanted}")
         return parsed
 
     def _distance(self, shard: int) -> int:
