@@ -394,12 +394,14 @@ class MemorySnapshotPool:
     # --- discarding snapshots ----------------------------------------------------------------------------------------
 
     def outgrown(self, stream: SnapshotStream) -> None:
-        """Drop older loaded state after a worker has committed."""
+        """Drop older loaded state after a worker has committed, and, of a sharded state, copies that are no part of
+        the last two commits: those of a world of another size, or of a node that is gone."""
         with self._open():
             held = self._buffer_table.held(stream)
-            needed = 1 if not held or held[0].holding.shards == 1 else 2
+            sharded = bool(held) and held[0].holding.shards > 1
+            needed, uses = (2, (Use.LOADED, Use.REPLICA)) if sharded else (1, (Use.LOADED,))
             if len(held) >= needed:
-                self._drop_older(held[needed - 1].holding.version, (Use.LOADED,))
+                self._drop_older(held[needed - 1].holding.version, uses)
 
     def trim(self, restore: Version) -> None:
         """Enter a world that begins from this commit. Once it is here, older snapshots are dropped, and so are later

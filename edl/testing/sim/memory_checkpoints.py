@@ -187,9 +187,9 @@ class SimMemory:
         self._put(stream, holding)
         self.owner.progressed(slot, holding.version.commit)
         held = self._streams[stream]
-        needed = 1 if holding.shards == 1 else 2
+        needed, uses = (1, ("loaded",)) if holding.shards == 1 else (2, ("loaded", "replica"))
         if len(held) >= needed:
-            self._drop_older(held[needed - 1].version, ("loaded",))
+            self._drop_older(held[needed - 1].version, uses)
         self._replicate()
         if save and holding.shards == 1:
             self.net.acknowledged.add(holding.version)

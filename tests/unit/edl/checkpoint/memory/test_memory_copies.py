@@ -234,17 +234,37 @@ def test_what_was_fetched_goes_when_it_is_outgrown() -> None:
     run(test)
 
 
+def test_copies_of_a_world_of_another_size_go_when_two_commits_are_newer() -> None:
+    async def test(bench: Bench) -> None:
+        here, there = bench.node(A), bench.node(B)
+        there.keep_with(A, A, 1)
+        mine, theirs = Worker(here), Worker(there)
+        for commit, parts in ((1, 2), (2, 2), (3, 4), (4, 4)):
+            await mine.commit(commit, shard=0, shards=parts)
+            assert h(commit, 0, parts) in here.holdings()
+            await theirs.commit(commit, shard=parts - 1, shards=parts)
+            assert await there.copied_before_leaving(LIMIT_S)
+            kept = {(one.version.commit, one.shards) for one in here.holdings() if one.shard}
+            assert (commit, parts) in kept
+            # Commit 2 of two parts stays until commits 3 and 4 are here.
+            assert ((2, 2) in kept) == (commit in (2, 3))
+
+    run(test)
+
+
 def test_a_new_world_makes_older_copies_useless_and_ends_the_line_given_up() -> None:
     async def test(bench: Bench) -> None:
         here, there = bench.node(A), bench.node(B)
         here.keep_with(B, B, 1)
-        await Worker(here, 0).commit(1, shard=0, shards=2)
+        await Worker(here, 0).commit(2, shard=0, shards=2)
         assert await here.copied_before_leaving(LIMIT_S)
         worker = Worker(there, 0)
         for commit in (2, 3):
             await worker.commit(commit, shard=1, shards=2)
         there.trim(Version())
-        assert there.holdings() == (h(1, 0, 2), h(2, 1, 2), h(3, 1, 2))
+        assert there.holdings() == (h(2, 0, 2), h(2, 1, 2), h(3, 1, 2))
+        there.trim(Version(1, 3))
+        assert there.holdings() == (h(2, 1, 2), h(3, 1, 2))
         there.trim(Version(1, 2))
         assert there.holdings() == (h(2, 1, 2),)
         there.trim(Version(1, 9))
