@@ -43,8 +43,8 @@ class WorkerCheckpoints(Protocol):
         """Request a buffer for the next snapshot of a stream."""
         ...
 
-    def committed(self, slot: int, message: local.Committed) -> Coroutine[Any, Any, BufferGrant | BufferRefusal]:
-        """Accept a complete snapshot, effective at once; the returned coroutine waits for the next buffer.
+    def committed(self, slot: int, message: local.Committed) -> None:
+        """Accept a complete snapshot, effective at once.
 
         Raises ``ProtocolError`` when the snapshot is not what the worker says.
         """
@@ -289,12 +289,14 @@ class WorkerServer:
 
     def _committed(self, line: _WorkerConnection, message: local.Committed) -> None:
         try:
-            granting = self._checkpoints.committed(line.slot, message)
+            self._checkpoints.committed(line.slot, message)
         except ProtocolError as error:
             self._log(f"worker in slot {line.slot}: {error}")
             self._send(line, local.NoBuffer(message.stream, str(error)[: LARGEST_BYTES // 4]))
         else:
-            self._background.begin(self._grant(line, message.stream, granting))
+            if local.offered(message):
+                buffer = self._checkpoints.want(line.slot, message.stream, message.size)
+                self._background.begin(self._grant(line, message.stream, buffer))
 
     async def _grant(
         self, line: _WorkerConnection, stream: str, granting: Coroutine[Any, Any, BufferGrant | BufferRefusal]

@@ -50,9 +50,9 @@ class CheckpointManager:
         """Request a buffer for a worker's next commit; see ``worker_server.WorkerCheckpoints``."""
         return self._memory.want(slot, stream, size)
 
-    def committed(self, slot: int, message: local.Committed) -> Coroutine[Any, Any, BufferGrant | BufferRefusal]:
+    def committed(self, slot: int, message: local.Committed) -> None:
         """Accept a worker's commit; see ``worker_server.WorkerCheckpoints``."""
-        return self._memory.committed(slot, message)
+        self._memory.committed(slot, message)
 
     async def piece(self, slot: int, asked: local.Fetch) -> tuple[int, int]:
         """A part of a commit for a worker to restore; see ``worker_server.WorkerCheckpoints``."""

@@ -310,6 +310,12 @@ STATE, OWN = "state", "own"
 random number generators."""
 
 
+def offered(message: Committed) -> bool:
+    """Whether the agent answers a commit with the next buffer. Not for a part of a sharded state: until its worker
+    asks for the next buffer the agent keeps one snapshot more, which a lost node may be behind."""
+    return message.stream != STATE or message.shards == 1
+
+
 @dataclass(frozen=True, slots=True)
 class Seat:
     """A worker's place in a world, as sent in its memory file."""

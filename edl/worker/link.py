@@ -327,7 +327,7 @@ class Link:
                 if isinstance(message, local.Committed):
                     stream = self._streams[message.stream]
                     stream.ready = None
-                    stream.due += 1
+                    stream.due += local.offered(message)
                 self.send(message)
 
     def spoilt(self, number: int) -> str:

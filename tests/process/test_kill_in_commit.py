@@ -70,7 +70,8 @@ class Life:
                 return commit - 1
             number, filled = json.loads(answer)
             message = Committed(STATE, number, filled, 1, commit, 0, 1, False)
-            grant = await self.memory.committed(0, message)
+            self.memory.committed(0, message)
+            grant = await self.memory.want(0, STATE, filled)
 
     async def _hear(self) -> bytes:
         while True:

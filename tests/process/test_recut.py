@@ -27,14 +27,14 @@ def redone(began: dict[int, dict[str, Any]], job: Sharded) -> dict[int, int]:
     return {later: reached[before] - began[later]["step"] for before, later in itertools.pairwise(rounds)}
 
 
-@pytest.mark.parametrize("restart", [False, True], ids=["processes stay", "processes restart"])
-def test_worlds_of_any_size_begin_from_memory(tmp_path: Path, restart: bool) -> None:
+@pytest.mark.parametrize("how", [(), ("--hsdp",), ("--restart",)], ids=["processes stay", "HSDP", "processes restart"])
+def test_worlds_of_any_size_begin_from_memory(tmp_path: Path, how: tuple[str, ...]) -> None:
     """2 → 3 → 2 → 1 → 2 nodes with two workers each: a join, a killed launcher, a drain, and a join again."""
     with OutsideEtcd(tmp_path / "etcd") as etcd:
         script = (str(WORKERS / "sharded_torch.py"),)
         folder = tmp_path / "job"
         folder.mkdir()
-        arguments = ("--save-every=0", *(["--restart"] if restart else []))
+        arguments = ("--save-every=0", *how)
         named: dict[str, Any] = {"name": "recut", "nnodes": "1:3", "script": script, "arguments": arguments}
         with Sharded(folder, [etcd.endpoint], **named) as job:
             job.start("a", "b", nproc=2)
@@ -57,7 +57,7 @@ def test_worlds_of_any_size_begin_from_memory(tmp_path: Path, restart: bool) -> 
             began = ended(job)
             assert sorted(began) == [1, grown.round, shrunk.round, alone.round, again.round]
             pids = {frozenset(seen.pids_of("a")) for seen in job.rounds()}
-            assert len(pids) == (5 if restart else 1), pids
+            assert len(pids) == (5 if "--restart" in how else 1), pids
             lost = redone(began, job)
             # The step of an agreed boundary is committed and not logged: the commit unwinds the script.
             assert {lost[grown.round], lost[alone.round], lost[again.round]} == {-1}, lost

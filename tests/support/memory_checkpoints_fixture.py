@@ -103,21 +103,25 @@ class Worker:
     def say(
         self, holding: Holding, size: int, *, save: bool = False
     ) -> Coroutine[Any, Any, BufferGrant | BufferRefusal]:
+        """Announce a commit. The result waits for the next buffer."""
         assert self.grant is not None
-        version = holding.version
-        return self.memory.committed(
-            self.slot,
-            Committed(
-                self.stream, self.grant.buffer, size, version.era, version.commit, holding.shard, holding.shards, save
-            ),
-        )
+        version, number = holding.version, self.grant.buffer
+        message = Committed(self.stream, number, size, version.era, version.commit, holding.shard, holding.shards, save)
+        self.memory.committed(self.slot, message)
+        self.grant = None
+        return self.memory.want(self.slot, self.stream, size)
 
     async def commit(self, commit: int, *, save: bool = False, shard: int = 0, shards: int = 1, era: int = 1) -> None:
-        """A whole commit, filled with its number."""
+        """A whole commit, filled with its number. As in a worker, the buffer for the next part of a sharded state is
+        wanted no earlier than then."""
         holding = Holding(Version(era, commit), shard, shards)
         if self.grant is None:
             self.take(await self.memory.want(self.slot, self.stream, SIZE + 1000))
-        self.take(await self.say(holding, self.fill(holding, commit), save=save))
+        buffer = self.say(holding, self.fill(holding, commit), save=save)
+        if shards == 1 or self.stream != STATE:
+            self.take(await buffer)
+        else:
+            buffer.close()
 
 
 class Bench:

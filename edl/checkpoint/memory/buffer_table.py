@@ -115,6 +115,8 @@ class _Row:
     buffers: list[int] = field(default_factory=list)
     newest: int | None = None
     previous: int | None = None
+    oldest: int | None = None
+    """The snapshot before ``previous``, until its buffer is written again."""
     writing: int | None = None
     keep_previous: bool = False
 
@@ -134,7 +136,8 @@ class BufferTable:
     def room(self, stream: SnapshotStream, size: int, *, keep_previous: bool = False) -> WritableBuffer | BufferRefusal:
         """A buffer of at least ``size`` bytes for the stream's next snapshot; the same one again until it is filled.
 
-        ``keep_previous``: also keep the snapshot before the newest, as long as memory allows.
+        ``keep_previous``: also keep the snapshot before the newest, as long as memory allows, and the one before that
+        until its buffer is needed.
         """
         row = self._rows.setdefault(stream, _Row())
         row.keep_previous = keep_previous
@@ -159,6 +162,9 @@ class BufferTable:
                 return made
         buffer = self._buffers[number]
         buffer.held = None
+        if row.oldest is not None and (row.oldest == number or not row.keep_previous):
+            self._buffers[row.oldest].held = None
+            row.oldest = None
         if row.previous is not None and (row.previous == number or not self._is_kept(row)):
             self._buffers[row.previous].held = None
             row.previous = None
@@ -211,9 +217,12 @@ class BufferTable:
         assert row.writing is not None, "may_fill was called first"  # noqa: S101
         held = HeldSnapshot(row.writing, holding, size)
         self._buffers[row.writing].held = held
-        if row.previous is not None:
-            self._buffers[row.previous].held = None
-        row.previous, row.newest, row.writing = row.newest, row.writing, None
+        if row.oldest is not None:
+            self._buffers[row.oldest].held = None
+        row.oldest, row.previous, row.newest, row.writing = row.previous, row.newest, row.writing, None
+        if row.oldest is not None and not row.keep_previous:
+            self._buffers[row.oldest].held = None
+            row.oldest = None
         return held
 
     # --- readers -----------------------------------------------------------------------------------------------------
@@ -242,7 +251,7 @@ class BufferTable:
     def held(self, stream: SnapshotStream) -> tuple[HeldSnapshot, ...]:
         """All complete snapshots of a stream, newest first."""
         row = self._rows.get(stream)
-        numbers = () if row is None else (row.newest, row.previous)
+        numbers = () if row is None else (row.newest, row.previous, row.oldest)
         found = (self._buffers[number].held for number in numbers if number is not None)
         return tuple(one for one in found if one is not None)
 
@@ -269,14 +278,12 @@ class BufferTable:
     def forget(self, stream: SnapshotStream, version: Version) -> None:
         """Forget one snapshot. Its buffer becomes free for the stream's next one."""
         row = self._rows[stream]
-        for number in (row.newest, row.previous):
+        for number in (row.newest, row.previous, row.oldest):
             held = None if number is None else self._buffers[number].held
             if number is not None and held is not None and held.holding.version == version:
                 self._buffers[number].held = None
-                if row.newest == number:
-                    row.newest, row.previous = row.previous, None
-                else:
-                    row.previous = None
+                left = [one for one in (row.newest, row.previous, row.oldest) if one != number]
+                row.newest, row.previous, row.oldest = left[0], left[1], None
         if row.newest is None and row.writing is None:
             self.drop(stream)
 
@@ -299,7 +306,7 @@ class BufferTable:
         kept = {row.newest, row.writing}
         if row.keep_previous and not sacrifice:
             kept.add(row.previous)
-        for number in sorted(row.buffers, key=lambda number: number == row.previous):
+        for number in sorted(row.buffers, key=lambda number: (number == row.previous, number == row.oldest)):
             if number not in kept and not self._buffers[number].pins:
                 yield number
 
@@ -340,6 +347,8 @@ class BufferTable:
         row.buffers.remove(number)
         if row.previous == number:
             row.previous = None
+        if row.oldest == number:
+            row.oldest = None
         self._doom(number)
 
     def _doom(self, number: int) -> None:

@@ -139,6 +139,8 @@ class MemoryCheckpoints:
 
     async def _grant(self, slot: int, worker: _Slot, stream: SnapshotStream, size: int) -> BufferGrant | BufferRefusal:
         logged = False
+        if stream.name == STATE and self._parts.get(stream, 1) > 1:
+            await self._replication.wait_for_copy(stream)
         async with self._stream_locks.setdefault(stream, asyncio.Lock()):
             while not worker.gone:
                 released = self._released
@@ -156,9 +158,8 @@ class MemoryCheckpoints:
                 await released.wait()
         return BufferRefusal("the worker is gone")
 
-    def committed(self, slot: int, message: Committed) -> Coroutine[Any, Any, BufferGrant | BufferRefusal]:
-        """Accept the commit in the worker's buffer, effective at once. The returned coroutine waits for the next
-        buffer.
+    def committed(self, slot: int, message: Committed) -> None:
+        """Accept the commit in the worker's buffer, effective at once.
 
         Raises ``ProtocolError`` when the buffer is not the worker's or does not hold what the message says.
         """
@@ -183,9 +184,6 @@ class MemoryCheckpoints:
                 self._request_save(holding.version)
             if message.save and message.shards > 1:
                 self._save_part(holding)
-            if message.shards > 1:
-                return self._granted_when_copied(slot, message, holding.version)
-        return self.want(slot, message.stream, message.size)
 
     def _save_part(self, holding: Holding) -> None:
         """Queue a part before the worker gets its next buffer, so that this one is kept."""
@@ -197,12 +195,6 @@ class MemoryCheckpoints:
         if self._writer:
             self._pending_save.take(holding.version, whole=False)
         self._part_saves.save(loan, looks_after=self._writer)
-
-    async def _granted_when_copied(
-        self, slot: int, message: Committed, version: Version
-    ) -> BufferGrant | BufferRefusal:
-        await self._replication.wait_for_copy(SnapshotStream.of_worker(slot, message.stream), version)
-        return await self.want(slot, message.stream, message.size)
 
     async def made_ahead(self) -> None:
         """Wait until no buffer is being allocated ahead."""

@@ -45,8 +45,10 @@ class CommitReplication:
         self._nodes = 1
         self._leaving = False
         self._peer: CopyTarget | None = None
-        self._given_up: CopyTarget | None = None
-        """A peer that was too slow or unreachable; workers no longer wait for it."""
+        self._told = asyncio.Event()
+        """The Master has named a node, or said that there is none."""
+        self._patient = True
+        """False after a peer was too slow or unreachable: workers no longer wait for it."""
         self._copied: dict[SnapshotStream, Holding] = {}
         self._warned = self._failed = False
         self._to_send = asyncio.Event()
@@ -81,6 +83,8 @@ class CommitReplication:
         self._peer = CopyTarget(node, host, port) if node and node != self._node and not never else None
         self._copied.clear()  # if the same peer is named again, it reports what it already has
         self._warned = False
+        self._patient = True
+        self._told.set()
         self.look()
 
     def look(self) -> None:
@@ -91,28 +95,37 @@ class CommitReplication:
         """Whether commits of ``shards`` parts are copied now."""
         return self._peer is not None and needed(self._copying, shards, self._nodes)
 
-    async def wait_for_copy(self, stream: SnapshotStream, version: Version) -> None:
-        """Wait until the previous commit is on the other node, or that node turns out to be too slow.
+    async def wait_for_copy(self, stream: SnapshotStream) -> None:
+        """Wait until the newest commit of this stream is on the other node, or that node turns out to be too slow.
 
-        All parts of a sharded state must exist somewhere for the same commit. Nodes keep their last two commits; no
-        worker gets further ahead of its copy than that, so that the copies for a lost node are recent enough.
+        All parts of a sharded state must exist somewhere for the same commit. While some workers have made commit N,
+        a worker that is lost had its buffer for N-1, and so a copy of N-2. The others still have that: they keep N,
+        N-1, and N-2 until they ask for the buffer for N+1.
         """
 
         async def copied() -> None:
-            while self._peer is not None and self._peer is not self._given_up:
-                latest = self._copied.get(stream)
-                if latest is not None and latest.version.commit >= version.commit - 1:
+            while self._patient and (self._peer is not None or self._awaits_peer):
+                newest = self._snapshot_pool.newest_of(stream)
+                if newest is None or self._copied.get(stream) == newest:
                     return
-                await self._sent_once_more()
+                if self._peer is None:
+                    await self._told.wait()
+                else:
+                    await self._sent_once_more()
 
         try:
             await asyncio.wait_for(copied(), COPY_TIMEOUT_S)
         except asyncio.TimeoutError:
             log.warning(
-                "State: the peer has had no copy of the previous commit for %g s; training continues without waiting",
+                "State: the peer has had no copy of the newest commit for %g s; training continues without waiting",
                 COPY_TIMEOUT_S,
             )
-            self._given_up = self._peer
+            self._patient = False
+
+    @property
+    def _awaits_peer(self) -> bool:
+        """Whether the Master is about to name the node that receives copies."""
+        return self._nodes > 1 and self._copying is not Copying.NEVER and not self._told.is_set()
 
     async def copied_before_leaving(self, timeout_s: float) -> bool:
         """Wait for the last copies before leaving; see ``MemoryCheckpoints.copied_before_leaving``."""

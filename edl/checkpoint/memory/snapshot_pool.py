@@ -382,6 +382,12 @@ class MemorySnapshotPool:
             ]
         return tuple((stream, held.holding) for stream, held in pairs if held is not None)
 
+    def newest_of(self, stream: SnapshotStream) -> Holding | None:
+        """The newest snapshot of a stream."""
+        with self._lock:
+            held = self._buffer_table.newest(stream)
+        return None if held is None else held.holding
+
     def newest(self) -> Holding | None:
         """The newest part of the shared state."""
         return max(self.holdings(), key=_order, default=None)
@@ -395,11 +401,11 @@ class MemorySnapshotPool:
 
     def outgrown(self, stream: SnapshotStream) -> None:
         """Drop older loaded state after a worker has committed, and, of a sharded state, copies that are no part of
-        the last two commits: those of a world of another size, or of a node that is gone."""
+        the last three commits: those of a world of another size, or of a node that is gone."""
         with self._open():
             held = self._buffer_table.held(stream)
             sharded = bool(held) and held[0].holding.shards > 1
-            needed, uses = (2, (Use.LOADED, Use.REPLICA)) if sharded else (1, (Use.LOADED,))
+            needed, uses = (3, (Use.LOADED, Use.REPLICA)) if sharded else (1, (Use.LOADED,))
             if len(held) >= needed:
                 self._drop_older(held[needed - 1].holding.version, uses)
 

@@ -168,7 +168,7 @@ class SimMemory:
 
     def _put(self, stream: Stream, holding: Holding) -> None:
         held = [one for one in self._streams.get(stream, ()) if one != holding]
-        self._streams[stream] = [holding, *held][: 2 if holding.shards > 1 else 1]
+        self._streams[stream] = [holding, *held][: 3 if holding.shards > 1 else 1]
         self.since_s[holding] = self.net.timeline.now_s
 
     def _of(self, *uses: str) -> Iterator[Stream]:
@@ -187,7 +187,7 @@ class SimMemory:
         self._put(stream, holding)
         self.owner.progressed(slot, holding.version.commit)
         held = self._streams[stream]
-        needed, uses = (1, ("loaded",)) if holding.shards == 1 else (2, ("loaded", "replica"))
+        needed, uses = (1, ("loaded",)) if holding.shards == 1 else (3, ("loaded", "replica"))
         if len(held) >= needed:
             self._drop_older(held[needed - 1].version, uses)
         self._replicate()

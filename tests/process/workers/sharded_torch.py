@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 
 import edl.torch as edl
 from edl.torch.sharded import DTensor, compute_local_shape_and_global_offset
@@ -128,6 +129,9 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--save-every", type=int, default=5)
     parser.add_argument("--width", type=int, default=1, help="how often as large one tensor is made")
     parser.add_argument("--fail-at", type=int, default=0, help="raise an error at this step, as if FOLDER/fail existed")
+    parser.add_argument(
+        "--hsdp", action="store_true", help="shard within pairs of workers, which are copies of each other"
+    )
     parser.add_argument("--restart", action="store_true", help="build the model once: each world gets new processes")
     return parser.parse_args()
 
@@ -140,6 +144,9 @@ resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 def shard(mesh: Any) -> dict[str, Any]:
     model = build(options.width)
+    if options.hsdp:
+        sizes = (dist.get_world_size() // 2, 2)
+        mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("replicate", "shard"))
     for child in model.children():
         fully_shard(child, mesh=mesh)
     fully_shard(model, mesh=mesh)

@@ -13,9 +13,10 @@ from edl.checkpoint.directory.writer import FileCheckpointStorage
 from edl.checkpoint.memory.shard_saves import parts_to_write
 from edl.errors import CheckpointError
 from edl.ports import Files
+from edl.wire.local import STATE
 from edl.wire.messages import Holding, Version
 from tests.support.checkpoint_tools import Fault, FaultyFiles, open_checkpoint_storage, state
-from tests.support.memory_checkpoints_fixture import A, B, Bench, Worker, h, run, until
+from tests.support.memory_checkpoints_fixture import SIZE, A, B, Bench, Worker, h, run, until
 
 # --- in memory ------------------------------------------------------------------------------------------------------
 
@@ -34,23 +35,23 @@ def test_each_node_writes_the_parts_of_its_workers_and_the_last_one_says_so() ->
     run(test)
 
 
-def test_no_save_is_left_out_while_the_disk_is_slow() -> None:
+def test_no_save_is_left_out_while_the_disk_is_slow(caplog: pytest.LogCaptureFixture) -> None:
     """A replicated state would skip the second: the other nodes cannot know which one this node skips."""
 
     async def test(bench: Bench) -> None:
         memory = bench.node()
         worker = Worker(memory)
         bench.checkpoint_storage.gate.clear()
-        for commit in (1, 2):
+        for commit in (1, 2, 3, 4):
             await worker.commit(commit, save=True, shard=0, shards=2)
         assert memory.busy
-        third = asyncio.ensure_future(worker.commit(3, save=True, shard=0, shards=2))
-        await until(lambda: memory.holdings()[-1].version.commit == 3)
-        assert not third.done(), "no buffer is free: training waits for the disk"
+        buffer = asyncio.ensure_future(memory.want(0, STATE, SIZE))
+        await until(lambda: "waits for a buffer before its next commit: all 4 buffers" in caplog.text or buffer.done())
+        assert not buffer.done(), "no buffer is free: training waits for the disk"
         bench.checkpoint_storage.gate.set()
-        await third
+        worker.take(await buffer)
         await memory.settled()
-        assert sorted(bench.checkpoint_storage.kept) == [(Version(1, commit), 0) for commit in (1, 2, 3)]
+        assert sorted(bench.checkpoint_storage.kept) == [(Version(1, commit), 0) for commit in (1, 2, 3, 4)]
         assert bench.reports.empty(), "the other part is missing: nothing is complete"
 
     run(test)

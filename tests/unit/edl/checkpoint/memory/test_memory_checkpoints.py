@@ -85,7 +85,7 @@ def test_a_commit_that_is_not_what_it_says_does_not_count(change: dict[str, Any]
         fields = {"stream": STATE, "buffer": worker.grant.buffer, "size": size, "era": 1, "commit": 2}
         message = Committed(**(fields | {"shard": 0, "shards": 1, "save": False} | change))  # type: ignore[arg-type]
         with pytest.raises(ProtocolError, match=problem):
-            await memory.committed(0, message)
+            memory.committed(0, message)
         assert memory.holdings() == (h(1),)
         worker.take(await worker.say(h(2), size))
         assert await piece(memory, 2) == 2
@@ -135,13 +135,17 @@ def test_own_values_stay_with_their_slot_and_the_ones_before_too() -> None:
     run(test)
 
 
-def test_of_a_sharded_state_the_commit_before_stays() -> None:
+def test_of_a_sharded_state_two_earlier_commits_stay_until_there_is_to_be_a_next_one() -> None:
     async def test(bench: Bench) -> None:
         memory = bench.node()
         workers = [Worker(memory, slot) for slot in (0, 1)]
         for commit in (1, 2, 3):
             for worker in workers:
                 await worker.commit(commit, shard=worker.slot, shards=2)
+        assert memory.holdings() == tuple(h(commit, shard, 2) for commit in (1, 2, 3) for shard in (0, 1))
+        assert await piece(memory, 1, shard=1) == 1
+        for worker in workers:
+            worker.take(await memory.want(worker.slot, STATE, SIZE))
         assert memory.holdings() == tuple(h(commit, shard, 2) for commit in (2, 3) for shard in (0, 1))
         assert await piece(memory, 2, shard=1) == 2
 

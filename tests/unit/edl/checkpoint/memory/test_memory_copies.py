@@ -234,20 +234,58 @@ def test_what_was_fetched_goes_when_it_is_outgrown() -> None:
     run(test)
 
 
-def test_copies_of_a_world_of_another_size_go_when_two_commits_are_newer() -> None:
+def test_the_others_still_have_what_was_copied_of_a_lost_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Node c is lost while its copies are as late as they can be, and node a is as far ahead as it can be."""
+    gate = threading.Event()
+    gate.set()
+    put = MemoryCopies.put
+
+    def late(self: MemoryCopies, host: str, port: int, lent: Lent, *, urgent: bool = False) -> None:
+        gate.wait(LIMIT_S)
+        put(self, host, port, lent, urgent=urgent)
+
+    monkeypatch.setattr(MemoryCopies, "put", late)
+
+    async def test(bench: Bench) -> None:
+        here, lost = bench.node(A), bench.node(C)
+        for memory in (here, lost):
+            memory.enter(Version(), 2, writes=False)
+        here.keep_with(NodeId(""), "", 0)
+        mine, theirs = Worker(here), Worker(lost)
+        await mine.commit(1, shard=0, shards=2)
+        await theirs.commit(1, shard=1, shards=2)
+        buffer = asyncio.ensure_future(lost.want(0, STATE, SIZE))
+        await mine.commit(2, shard=0, shards=2)  # the other one takes part in this step before it needs a buffer
+        assert not buffer.done(), "it waits for the Master to name a node for its copies"
+        lost.keep_with(A, A, 1)
+        theirs.take(await buffer)
+        gate.clear()
+        await theirs.commit(2, shard=1, shards=2)
+        buffer = asyncio.ensure_future(lost.want(0, STATE, SIZE))
+        await mine.commit(3, shard=0, shards=2)
+        assert not buffer.done(), "its own copy of commit 2 is not there"
+        assert here.holdings() == (h(1, 0, 2), h(1, 1, 2), h(2, 0, 2), h(3, 0, 2)), "commit 1 is complete"
+        gate.set()
+        theirs.take(await buffer)
+        assert h(2, 1, 2) in here.holdings()
+
+    run(test)
+
+
+def test_copies_of_a_world_of_another_size_go_when_three_commits_are_newer() -> None:
     async def test(bench: Bench) -> None:
         here, there = bench.node(A), bench.node(B)
         there.keep_with(A, A, 1)
         mine, theirs = Worker(here), Worker(there)
-        for commit, parts in ((1, 2), (2, 2), (3, 4), (4, 4)):
+        for commit, parts in ((1, 2), (2, 2), (3, 4), (4, 4), (5, 4)):
             await mine.commit(commit, shard=0, shards=parts)
             assert h(commit, 0, parts) in here.holdings()
             await theirs.commit(commit, shard=parts - 1, shards=parts)
             assert await there.copied_before_leaving(LIMIT_S)
             kept = {(one.version.commit, one.shards) for one in here.holdings() if one.shard}
             assert (commit, parts) in kept
-            # Commit 2 of two parts stays until commits 3 and 4 are here.
-            assert ((2, 2) in kept) == (commit in (2, 3))
+            # Commit 2 of two parts stays until three newer ones are here.
+            assert ((2, 2) in kept) == (commit in (2, 3, 4))
 
     run(test)
 
