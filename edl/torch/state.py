@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from edl.torch import loading, refusals
 from edl.torch.ddp import plain as unwrapped
-from edl.torch.device_mesh import mesh
+from edl.torch.device_mesh import begin_world, mesh
 from edl.torch.framework import current
 from edl.wire.local import Seat
 from edl.wire.snapshot import Meta
@@ -130,6 +130,7 @@ class State(core.BaseState):
 
 def _build(build: Build) -> Mapping[str, Any]:
     _shards().forget_meshes()
+    begin_world()
     return build(mesh())
 
 
