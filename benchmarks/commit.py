@@ -86,7 +86,8 @@ async def serve(agent: socket.socket, folder: str, limit_bytes: int, peer_port: 
                 case Want():
                     grant = await memory.want(0, message.stream, message.size)
                 case Committed():
-                    grant = await memory.committed(0, message)
+                    memory.committed(0, message)
+                    grant = await memory.want(0, message.stream, message.size)
                 case other:
                     raise AssertionError(other)
             _answer(agent, grant)

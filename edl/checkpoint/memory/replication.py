@@ -49,6 +49,8 @@ class CommitReplication:
         """The Master has named a node, or said that there is none."""
         self._patient = True
         """False after a peer was too slow or unreachable: workers no longer wait for it."""
+        self._waiting = 0
+        """Workers that wait for a copy."""
         self._copied: dict[SnapshotStream, Holding] = {}
         self._warned = self._failed = False
         self._to_send = asyncio.Event()
@@ -113,6 +115,7 @@ class CommitReplication:
                 else:
                     await self._sent_once_more()
 
+        self._waiting += 1
         try:
             await asyncio.wait_for(copied(), COPY_TIMEOUT_S)
         except asyncio.TimeoutError:
@@ -121,6 +124,8 @@ class CommitReplication:
                 COPY_TIMEOUT_S,
             )
             self._patient = False
+        finally:
+            self._waiting -= 1
 
     @property
     def _awaits_peer(self) -> bool:
@@ -172,8 +177,8 @@ class CommitReplication:
         if loan is None:
             return True
 
-        # A node that leaves does not wait behind whatever else keeps the processors busy.
-        urgent = self._leaving
+        # A node that leaves, or a worker that waits, does not wait behind whatever else keeps the processors busy.
+        urgent = self._leaving or self._waiting > 0
 
         def put() -> None:
             try:
