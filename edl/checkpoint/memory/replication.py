@@ -45,7 +45,7 @@ class CommitReplication:
         self._nodes = 1
         self._leaving = False
         self._peer: CopyTarget | None = None
-        self._told = asyncio.Event()
+        self._peer_named = asyncio.Event()
         """The Master has named a node, or said that there is none."""
         self._patient = True
         """False after a peer was too slow or unreachable: workers no longer wait for it."""
@@ -86,7 +86,7 @@ class CommitReplication:
         self._copied.clear()  # if the same peer is named again, it reports what it already has
         self._warned = False
         self._patient = True
-        self._told.set()
+        self._peer_named.set()
         self.look()
 
     def look(self) -> None:
@@ -111,7 +111,7 @@ class CommitReplication:
                 if newest is None or self._copied.get(stream) == newest:
                     return
                 if self._peer is None:
-                    await self._told.wait()
+                    await self._peer_named.wait()
                 else:
                     await self._sent_once_more()
 
@@ -130,7 +130,7 @@ class CommitReplication:
     @property
     def _awaits_peer(self) -> bool:
         """Whether the Master is about to name the node that receives copies."""
-        return self._nodes > 1 and self._copying is not Copying.NEVER and not self._told.is_set()
+        return self._nodes > 1 and self._copying is not Copying.NEVER and not self._peer_named.is_set()
 
     async def copied_before_leaving(self, timeout_s: float) -> bool:
         """Wait for the last copies before leaving; see ``MemoryCheckpoints.copied_before_leaving``."""
