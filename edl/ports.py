@@ -454,6 +454,10 @@ class SnapshotPool(Protocol):
         ...
 
 
+Piece = tuple[PartRange, memoryview]
+"""A range of a shard, and the memory for it."""
+
+
 class Copies(Protocol):
     """Copies snapshots from one node's memory to another's. ``put`` and ``get`` block, at most for their own time
     limits."""
@@ -480,16 +484,8 @@ class Copies(Protocol):
         """The header of a shard that the node holds, and the size of the shard in bytes. Raises ``CheckpointError``."""
         ...
 
-    def read(
-        self,
-        host: str,
-        port: int,
-        version: Version,
-        shard: int,
-        ranges: Sequence[PartRange],
-        into: Sequence[memoryview],
-    ) -> None:
-        """Read ranges of a shard that the node holds into memory of the same sizes. Raises ``CheckpointError``; the
+    def read(self, host: str, port: int, version: Version, shard: int, pieces: Sequence[Piece]) -> None:
+        """Read ranges of a shard that the node holds. Raises ``CheckpointError``; the
         memory may then hold anything."""
         ...
 

@@ -27,12 +27,12 @@ from typing import Any
 
 from edl.adapters.copy_connection import CopyConnection, CopyLimits, admit, introduce, short
 from edl.errors import CheckpointError, PortInUse, ProtocolError
-from edl.ports import Arrival, Clock, Label, Lent, SnapshotPool
+from edl.ports import Arrival, Clock, Label, Lent, Piece, SnapshotPool
 from edl.types import NodeId
 from edl.wire.address import address
 from edl.wire.messages import Holding, Version
-from edl.wire.parts import PartRange
-from edl.wire.snapshot import HEADER_BYTES, header_bytes
+from edl.wire.parts import PartRange, check_ranges
+from edl.wire.snapshot import raw_header
 
 log = logging.getLogger(__name__)
 
@@ -120,24 +120,16 @@ class TcpCopies:
             line.within(line.time_for(length))
             return line.read(length), size
 
-    def read(
-        self,
-        host: str,
-        port: int,
-        version: Version,
-        shard: int,
-        ranges: Sequence[PartRange],
-        into: Sequence[memoryview],
-    ) -> None:
+    def read(self, host: str, port: int, version: Version, shard: int, pieces: Sequence[Piece]) -> None:
         """Read ranges of a part in another node's memory. Raises ``CheckpointError``."""
         with self._call(host, port) as line:
-            line.send_frame({"op": "read", **_from_part(version, shard), "ranges": len(ranges)})
-            line.write(b"".join(_RANGE.pack(one.start, one.size) for one in ranges))
+            line.send_frame({"op": "read", **_from_part(version, shard), "ranges": len(pieces)})
+            line.write(b"".join(_RANGE.pack(one.start, one.size) for one, _ in pieces))
             if "go" not in (answer := line.receive_answer()):
                 raise ProtocolError(f"unexpected answer to read: {short(answer)}")
-            line.within(line.time_for(sum(one.size for one in ranges)))
+            line.within(line.time_for(sum(one.size for one, _ in pieces)))
             crc32 = 0
-            for view in into:
+            for _, view in pieces:
                 crc32 = line.read_into(view, crc32)
             expected = _count(line.receive_answer(), "crc32")
             if crc32 != expected:
@@ -268,60 +260,55 @@ class TcpCopies:
         line.send_frame({"whole": True})
 
     def _give(self, line: CopyConnection, snapshot_pool: SnapshotPool, request: dict[str, Any]) -> None:
-        version, shard = _to_part(request)
-        lent = line.wait_for(lambda: snapshot_pool.lend(version, shard), _release)
-        if lent is None:
-            self._refuse_part(line, version, shard)
-            return
-        try:
-            line.send_frame(_from_label(lent.label))
-            if "go" in line.receive_answer():
-                line.send_file(lent.descriptor, lent.label.size)
-        finally:
-            lent.release()
+        def lend(version: Version, shard: int) -> Lent | None:
+            return line.wait_for(lambda: snapshot_pool.lend(version, shard), _release)
+
+        with self._held(line, *_to_part(request), lend) as lent:
+            if lent is not None:
+                line.send_frame(_from_label(lent.label))
+                if "go" in line.receive_answer():
+                    line.send_file(lent.descriptor, lent.label.size)
 
     def _give_header(self, line: CopyConnection, snapshot_pool: SnapshotPool, request: dict[str, Any]) -> None:
-        version, shard = _to_part(request)
-        lent = snapshot_pool.borrow(version, shard)
-        if lent is None:
-            self._refuse_part(line, version, shard)
-            return
-        try:
-            length = header_bytes(lent.view[:HEADER_BYTES])
-            line.send_frame({"header": length, "size": len(lent.view)})
-            line.send_file(lent.descriptor, length)
-        finally:
-            lent.release()
+        with self._held(line, *_to_part(request), snapshot_pool.borrow) as lent:
+            if lent is not None:
+                header = raw_header(lent.view)
+                line.send_frame({"header": len(header), "size": len(lent.view)})
+                line.write(header)
 
     def _give_ranges(self, line: CopyConnection, snapshot_pool: SnapshotPool, request: dict[str, Any]) -> None:
-        version, shard = _to_part(request)
-        count = _count(request, "ranges")
+        (version, shard), count = _to_part(request), _count(request, "ranges")
         if count > _MOST_RANGES:
             raise ProtocolError(f"{count} ranges in one request; at most {_MOST_RANGES} are allowed")
-        ranges = list(_RANGE.iter_unpack(line.read(count * _RANGE.size)))
-        lent = snapshot_pool.borrow(version, shard)
-        if lent is None:
-            self._refuse_part(line, version, shard)
-            return
-        try:
+        ranges = [PartRange(shard, *one) for one in _RANGE.iter_unpack(line.read(count * _RANGE.size))]
+        with self._held(line, version, shard, snapshot_pool.borrow) as lent:
+            if lent is None:
+                return
             view = lent.view
-            beyond = next((one for one in ranges if sum(one) > len(view)), None)
-            if beyond is not None:
-                line.refuse(
-                    f"shard {shard} of {version} has {len(view)} bytes; {beyond[1]} from {beyond[0]} on requested"
-                )
+            try:
+                check_ranges(ranges, len(view), f"shard {shard} of {version}")
+            except CheckpointError as error:
+                line.refuse(str(error))
                 return
             line.send_frame({"go": True})
             crc32 = 0
-            for start, size in ranges:
-                line.send_file(lent.descriptor, size, start=start)
-                crc32 = zlib.crc32(view[start : start + size], crc32)  # while the kernel sends
+            for one in ranges:
+                line.send_file(lent.descriptor, one.size, start=one.start)
+                crc32 = zlib.crc32(view[one.start : one.start + one.size], crc32)  # while the kernel sends
             line.send_frame({"crc32": crc32})
-        finally:
-            lent.release()
 
-    def _refuse_part(self, line: CopyConnection, version: Version, shard: int) -> None:
-        line.refuse(f"node {self._node} does not hold shard {shard} of {version} any more")
+    @contextlib.contextmanager
+    def _held(
+        self, line: CopyConnection, version: Version, shard: int, lend: Callable[[Version, int], Lent | None]
+    ) -> Iterator[Lent | None]:
+        """The part that is asked for, until the block ends; None, after a refusal to the peer, if it is not here."""
+        lent = lend(version, shard)
+        if lent is None:
+            line.refuse(f"node {self._node} does not hold shard {shard} of {version} any more")
+        try:
+            yield lent
+        finally:
+            _release(lent)
 
 
 def _receive(line: CopyConnection, label: Label, arrival: Arrival) -> None:

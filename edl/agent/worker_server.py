@@ -293,10 +293,10 @@ class WorkerServer:
         except ProtocolError as error:
             self._log(f"worker in slot {line.slot}: {error}")
             self._send(line, local.NoBuffer(message.stream, str(error)[: LARGEST_BYTES // 4]))
-        else:
-            if local.offered(message):
-                buffer = self._checkpoints.want(line.slot, message.stream, message.size)
-                self._background.begin(self._grant(line, message.stream, buffer))
+            return
+        if local.offered(message):
+            buffer = self._checkpoints.want(line.slot, message.stream, message.size)
+            self._background.begin(self._grant(line, message.stream, buffer))
 
     async def _grant(
         self, line: _WorkerConnection, stream: str, granting: Coroutine[Any, Any, BufferGrant | BufferRefusal]

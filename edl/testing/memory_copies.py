@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from edl.errors import CheckpointError
-from edl.ports import Arrival, Label, Lent, SnapshotPool
+from edl.ports import Arrival, Label, Lent, Piece, SnapshotPool
 from edl.wire.messages import Version
-from edl.wire.parts import PartRange
-from edl.wire.snapshot import HEADER_BYTES, header_bytes
+from edl.wire.parts import check_ranges
+from edl.wire.snapshot import raw_header
 
 
 class Trouble(enum.Enum):
@@ -70,29 +70,19 @@ class MemoryCopies:
         """The header of a part in the memory of the node at this address. Raises ``CheckpointError``."""
         lent = self._borrowed(host, port, version, shard)
         try:
-            return bytes(lent.view[: header_bytes(lent.view[:HEADER_BYTES])]), len(lent.view)
+            return raw_header(lent.view), len(lent.view)
         finally:
             lent.release()
 
-    def read(
-        self,
-        host: str,
-        port: int,
-        version: Version,
-        shard: int,
-        ranges: Sequence[PartRange],
-        into: Sequence[memoryview],
-    ) -> None:
+    def read(self, host: str, port: int, version: Version, shard: int, pieces: Sequence[Piece]) -> None:
         """Read ranges of a part in the memory of the node at this address. Raises ``CheckpointError``."""
         lent = self._borrowed(host, port, version, shard)
         self._network.served.append(f"read {host}:{port}")
         try:
-            beyond = next((one for one in ranges if one.start + one.size > len(lent.view)), None)
-            if beyond is not None:
-                raise CheckpointError(f"shard {shard} has {len(lent.view)} bytes, requested: {beyond}")
+            check_ranges([one for one, _ in pieces], len(lent.view), f"shard {shard}")
             if self._network.trouble is not None:
                 raise CheckpointError(f"{host}:{port}: {self._network.trouble.value}")
-            for one, view in zip(ranges, into, strict=True):
+            for one, view in pieces:
                 view[:] = lent.view[one.start : one.start + one.size]
         finally:
             lent.release()

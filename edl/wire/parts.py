@@ -10,7 +10,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edl.errors import ProtocolError
+from edl.errors import CheckpointError, ProtocolError
 
 _COUNT = struct.Struct("<q")
 _HEADER = struct.Struct("<4q")
@@ -37,6 +37,13 @@ class PartRange:
     shard: int
     start: int
     size: int
+
+
+def check_ranges(ranges: Sequence[PartRange], size: int, what: str) -> None:
+    """Raise ``CheckpointError`` for a range beyond the end of a part of ``size`` bytes. ``what`` names the part."""
+    for one in ranges:
+        if one.start + one.size > size:
+            raise CheckpointError(f"{what} has {size} bytes, {one.size} from {one.start} on requested")
 
 
 def encode_headers(parts: Sequence[PartHeader]) -> bytes:

@@ -175,6 +175,11 @@ def header_bytes(start: bytes | memoryview) -> int:
     return _LENGTH.size + int(length)
 
 
+def raw_header(view: memoryview) -> bytes:
+    """The header of a snapshot, with its length, as ``parse_header`` takes it. Raises ``CheckpointError``."""
+    return bytes(view[: header_bytes(view[:HEADER_BYTES])])
+
+
 def parse(buffer: bytes | bytearray | memoryview, *, job: str = "") -> SnapshotHeader:
     """Read and check a whole snapshot, which fills the buffer exactly. Looks at the header only, not at the data.
 

@@ -40,8 +40,8 @@ def test_pieces_of_a_part_are_read(bench: Bench) -> None:
     assert (header, size) == (data[:-SIZE], len(data))
     places = ((len(data) - 1, 1), (7, 0), (100, 300_000), (0, 8))
     memory = [bytearray(length) for _, length in places]
-    ranges = [PartRange(3, *place) for place in places]
-    client.read(HOST, port, PART.version, 3, ranges, [memoryview(one) for one in memory])
+    pieces = [(PartRange(3, *place), memoryview(one)) for place, one in zip(places, memory, strict=True)]
+    client.read(HOST, port, PART.version, 3, pieces)
     assert [bytes(one) for one in memory] == [data[start : start + length] for start, length in places]
     with contextlib.closing(there):
         assert there.usage().replicas == there.usage().loaded == 0, "nothing is kept of it"
@@ -56,9 +56,9 @@ def test_no_piece_of_what_is_not_there(bench: Bench) -> None:
         with pytest.raises(CheckpointError, match=f"does not hold shard {shard}"):
             client.header(HOST, port, version, shard)
         with pytest.raises(CheckpointError, match=f"does not hold shard {shard}"):
-            client.read(HOST, port, version, shard, [PartRange(shard, 0, 8)], [memory])
+            client.read(HOST, port, version, shard, [(PartRange(shard, 0, 8), memory)])
     with pytest.raises(CheckpointError, match=f"has {len(data)} bytes"):
-        client.read(HOST, port, PART.version, 3, [PartRange(3, len(data) - 7, 8)], [memory])
+        client.read(HOST, port, PART.version, 3, [(PartRange(3, len(data) - 7, 8), memory)])
 
 
 @pytest.mark.parametrize("trouble", Trouble)
@@ -67,9 +67,9 @@ def test_a_piece_spoiled_on_the_way_does_not_count(bench: Bench, trouble: Troubl
     data = sequence(there, PART)
     port, client = bench.node().start(there, HOST), bench.node()
     memory = bytearray(SIZE)
-    ranges, views = [PartRange(3, 10, SIZE)], [memoryview(memory)]
+    pieces = [(PartRange(3, 10, SIZE), memoryview(memory))]
     with pytest.raises(CheckpointError):
-        client.read(HOST, bench.spoiled(port, trouble, upwards=False), PART.version, 3, ranges, views)
+        client.read(HOST, bench.spoiled(port, trouble, upwards=False), PART.version, 3, pieces)
     bench.mend()
-    client.read(HOST, port, PART.version, 3, ranges, views)
+    client.read(HOST, port, PART.version, 3, pieces)
     assert bytes(memory) == data[10 : 10 + SIZE]

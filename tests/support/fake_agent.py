@@ -24,6 +24,7 @@ from edl.wire.messages import Holding, Version
 from edl.worker.framework import ArrayInfo, Arrays
 from edl.worker.link import Link
 from edl.worker.session import Session
+from edl.worker.state import BaseState
 
 TIMEOUT_S = 60.0
 """After that a test that waits has failed."""
@@ -429,6 +430,19 @@ class Worker:
     def close(self) -> None:
         self.link.close()
         self.agent.close()
+
+
+def begin(worker: Worker, state: BaseState, **changes: Any) -> None:
+    """Give it a place, and restore."""
+    number = changes.pop("number", worker.session.seat.round + 1 if worker.session.seat else 1)
+    worker.agent.place(a_seat(number, **changes))
+    worker.session.framework = state._framework
+    worker.session.leave()
+    seat = worker.session.place()
+    worker.agent.expect(local.Parked)
+    state._ask(worker.session, seat)
+    state._begin(worker.session, seat)
+    worker.session.training = True
 
 
 def connected() -> tuple[str, socket.socket]:

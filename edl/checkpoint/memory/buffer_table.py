@@ -113,10 +113,8 @@ class _Buffer:
 @dataclass(slots=True)
 class _Row:
     buffers: list[int] = field(default_factory=list)
-    newest: int | None = None
-    previous: int | None = None
-    oldest: int | None = None
-    """The snapshot before ``previous``, until its buffer is written again."""
+    snapshots: list[int] = field(default_factory=list)
+    """Buffers of the complete snapshots, newest first; at most three."""
     writing: int | None = None
     keep_previous: bool = False
 
@@ -153,7 +151,7 @@ class BufferTable:
             made = self._make(stream, row, size)
             if isinstance(made, WritableBuffer):
                 return made
-            if any(self._buffers[n].pins for n in row.buffers if n != row.newest):
+            if any(self._buffers[n].pins for n in row.buffers if n not in row.snapshots[:1]):
                 return BufferRefusal(made.why, later=True)
             number = self._choose(row, size, sacrifice=True)
             if number is None:
@@ -162,12 +160,9 @@ class BufferTable:
                 return made
         buffer = self._buffers[number]
         buffer.held = None
-        if row.oldest is not None and (row.oldest == number or not row.keep_previous):
-            self._buffers[row.oldest].held = None
-            row.oldest = None
-        if row.previous is not None and (row.previous == number or not self._is_kept(row)):
-            self._buffers[row.previous].held = None
-            row.previous = None
+        for old in reversed(row.snapshots[1:]):
+            if old == number or not self._is_kept(row, old):
+                self._forget(row, old)
         row.writing = number
         return WritableBuffer(number, buffer.capacity, new=False)
 
@@ -200,7 +195,7 @@ class BufferTable:
         row = self._rows.get(stream)
         if row is not None:
             row.writing = None
-            if row.newest is None and stream.use is not Use.WORKER:
+            if not row.snapshots and stream.use is not Use.WORKER:
                 self.drop(stream)
 
     def may_fill(self, stream: SnapshotStream, number: int, size: int) -> str:
@@ -217,12 +212,10 @@ class BufferTable:
         assert row.writing is not None, "may_fill was called first"  # noqa: S101
         held = HeldSnapshot(row.writing, holding, size)
         self._buffers[row.writing].held = held
-        if row.oldest is not None:
-            self._buffers[row.oldest].held = None
-        row.oldest, row.previous, row.newest, row.writing = row.previous, row.newest, row.writing, None
-        if row.oldest is not None and not row.keep_previous:
-            self._buffers[row.oldest].held = None
-            row.oldest = None
+        row.snapshots.insert(0, row.writing)
+        row.writing = None
+        for old in row.snapshots[2 + row.keep_previous :]:
+            self._forget(row, old)
         return held
 
     # --- readers -----------------------------------------------------------------------------------------------------
@@ -246,13 +239,12 @@ class BufferTable:
     def newest(self, stream: SnapshotStream) -> HeldSnapshot | None:
         """The newest complete snapshot of a stream."""
         row = self._rows.get(stream)
-        return None if row is None or row.newest is None else self._buffers[row.newest].held
+        return None if row is None or not row.snapshots else self._buffers[row.snapshots[0]].held
 
     def held(self, stream: SnapshotStream) -> tuple[HeldSnapshot, ...]:
         """All complete snapshots of a stream, newest first."""
         row = self._rows.get(stream)
-        numbers = () if row is None else (row.newest, row.previous, row.oldest)
-        found = (self._buffers[number].held for number in numbers if number is not None)
+        found = (self._buffers[number].held for number in (row.snapshots if row is not None else ()))
         return tuple(one for one in found if one is not None)
 
     def streams(self, use: Use, name: str | None = None) -> tuple[SnapshotStream, ...]:
@@ -278,13 +270,11 @@ class BufferTable:
     def forget(self, stream: SnapshotStream, version: Version) -> None:
         """Forget one snapshot. Its buffer becomes free for the stream's next one."""
         row = self._rows[stream]
-        for number in (row.newest, row.previous, row.oldest):
-            held = None if number is None else self._buffers[number].held
-            if number is not None and held is not None and held.holding.version == version:
-                self._buffers[number].held = None
-                left = [one for one in (row.newest, row.previous, row.oldest) if one != number]
-                row.newest, row.previous, row.oldest = left[0], left[1], None
-        if row.newest is None and row.writing is None:
+        for number in tuple(row.snapshots):
+            held = self._buffers[number].held
+            if held is not None and held.holding.version == version:
+                self._forget(row, number)
+        if not row.snapshots and row.writing is None:
             self.drop(stream)
 
     def collect(self) -> tuple[int, ...]:
@@ -297,16 +287,20 @@ class BufferTable:
     def _fits(self, buffer: _Buffer, size: int) -> bool:
         return size <= buffer.capacity <= 2 * size + 64 * _PAGE  # a state that has shrunk returns memory
 
-    def _is_kept(self, row: _Row) -> bool:
-        """Whether the previous snapshot is wanted or being read."""
-        return row.keep_previous or (row.previous is not None and self._buffers[row.previous].pins > 0)
+    def _is_kept(self, row: _Row, number: int) -> bool:
+        """Whether an earlier snapshot is wanted, or is the previous one and being read."""
+        return row.keep_previous or (number in row.snapshots[1:2] and self._buffers[number].pins > 0)
+
+    def _forget(self, row: _Row, number: int) -> None:
+        self._buffers[number].held = None
+        row.snapshots.remove(number)
 
     def _idle(self, row: _Row, *, sacrifice: bool) -> Iterator[int]:
-        """Unused buffers of a stream; with ``sacrifice`` also that of the previous snapshot."""
-        kept = {row.newest, row.writing}
-        if row.keep_previous and not sacrifice:
-            kept.add(row.previous)
-        for number in sorted(row.buffers, key=lambda number: (number == row.previous, number == row.oldest)):
+        """Unused buffers of a stream, the empty ones first, then the oldest snapshot; with ``sacrifice`` also that of
+        the previous snapshot."""
+        kept = {row.writing, *row.snapshots[: 2 if row.keep_previous and not sacrifice else 1]}
+        ages = {number: age for age, number in enumerate(row.snapshots)}
+        for number in sorted(row.buffers, key=lambda number: -ages.get(number, len(ages))):
             if number not in kept and not self._buffers[number].pins:
                 yield number
 
@@ -345,10 +339,8 @@ class BufferTable:
 
     def _let_go(self, row: _Row, number: int) -> None:
         row.buffers.remove(number)
-        if row.previous == number:
-            row.previous = None
-        if row.oldest == number:
-            row.oldest = None
+        if number in row.snapshots:
+            row.snapshots.remove(number)
         self._doom(number)
 
     def _doom(self, number: int) -> None:

@@ -9,23 +9,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
 
 from edl.checkpoint.memory.background import in_pool
+from edl.checkpoint.memory.holders import from_any
 from edl.checkpoint.memory.memory_files import MemoryFile
 from edl.checkpoint.memory.snapshot_pool import MemorySnapshotPool
 from edl.errors import CheckpointError
-from edl.ports import Copies
+from edl.ports import Copies, Piece
 from edl.tasks import end
 from edl.types import NodeId
 from edl.wire.messages import Source, Version
-from edl.wire.parts import PartHeader, PartRange, encode_headers
-from edl.wire.snapshot import HEADER_BYTES, header_bytes
+from edl.wire.parts import PartHeader, PartRange, check_ranges, encode_headers
+from edl.wire.snapshot import raw_header
 
-T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 STREAMS = 4
@@ -41,12 +39,11 @@ class PartReading:
         self._snapshot_pool = snapshot_pool
         self._copies = copies
         self._node = node
-        self._first = zlib.crc32(node.encode())
         self._threads = ThreadPoolExecutor(STREAMS, "edl-pieces")
         self._headers: tuple[Version, asyncio.Task[bytes]] | None = None
 
     async def close(self) -> None:
-        """End all reads."""
+        """End all reads that are in progress."""
         if self._headers is not None:
             await end(self._headers[1])
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -67,8 +64,7 @@ class PartReading:
         loan = self._snapshot_pool.borrow(version, shard)
         if loan is not None:
             try:
-                header = bytes(loan.view[: header_bytes(loan.view[:HEADER_BYTES])])
-                return PartHeader(shard, len(loan.view), HERE, header)
+                return PartHeader(shard, len(loan.view), HERE, raw_header(loan.view))
             finally:
                 loan.release()
 
@@ -76,20 +72,21 @@ class PartReading:
             header, size = self._copies.header(source.host, source.port, version, shard)
             return PartHeader(shard, size, ELSEWHERE, header)
 
-        return self._from_any(version, shard, sources, read)
+        return from_any(self._node, version, shard, sources, read)
 
     async def ranges(self, version: Version, wanted: Sequence[PartRange], sources: Sequence[Source]) -> MemoryFile:
         """Memory that holds these ranges one after another, for the caller to close. Raises ``CheckpointError``, or
         ``MemoryError`` when there is no room."""
         memory = await in_pool(self._threads, lambda: MemoryFile(max(1, sum(one.size for one in wanted)), touch=False))
-        by_shard: dict[int, list[tuple[PartRange, memoryview]]] = {}
+        by_shard: dict[int, list[Piece]] = {}
         at = 0
         for one in wanted:
             by_shard.setdefault(one.shard, []).append((one, memory.view[at : at + one.size]))
             at += one.size
         try:
             reads = [
-                in_pool(self._threads, self._read, version, shard, pairs, sources) for shard, pairs in by_shard.items()
+                in_pool(self._threads, self._read, version, shard, pieces, sources)
+                for shard, pieces in by_shard.items()
             ]
             here = sum(await asyncio.gather(*reads))
         except BaseException:
@@ -99,45 +96,25 @@ class PartReading:
         log.info("State: %s re-cut for a worker: %d bytes from this node, %d from others", version, here, at - here)
         return memory
 
-    def _read(
-        self,
-        version: Version,
-        shard: int,
-        pairs: Sequence[tuple[PartRange, memoryview]],
-        sources: Sequence[Source],
-    ) -> int:
+    def _read(self, version: Version, shard: int, pieces: Sequence[Piece], sources: Sequence[Source]) -> int:
         """Read ranges of one part; returns the number of bytes that came from this node."""
-        ranges, views = [one for one, _ in pairs], [view for _, view in pairs]
         loan = self._snapshot_pool.borrow(version, shard)
-        if loan is not None:
-            try:
-                for one, view in pairs:
-                    if one.start + one.size > len(loan.view):
-                        have = f"shard {shard} of {version} has {len(loan.view)} bytes"
-                        raise CheckpointError(f"{have}, {one.size} from {one.start} on requested")
-                    _copy(loan.descriptor, one.start, view)
-            finally:
-                loan.release()
-            return sum(one.size for one in ranges)
-
-        def read(source: Source) -> None:
-            self._copies.read(source.host, source.port, version, shard, ranges, views)
-
-        self._from_any(version, shard, sources, read)
-        return 0
-
-    def _from_any(self, version: Version, shard: int, sources: Sequence[Source], read: Callable[[Source], T]) -> T:
-        mine = [source for source in sources if source.shard == shard and source.node != self._node]
-        # Many nodes get the same list of sources, so each starts at another one.
-        first = (self._first + shard) % len(mine) if mine else 0
-        causes = []
-        for source in (*mine[first:], *mine[:first]):
-            try:
-                return read(source)
-            except CheckpointError as error:
-                causes.append(f"node {source.node}: {error}")
-                log.info("State: no piece of shard %d of %s from node %s: %s", shard, version, source.node, error)
-        raise CheckpointError(f"no node delivered shard {shard} of {version}: {'; '.join(causes) or 'none is known'}")
+        if loan is None:
+            from_any(
+                self._node,
+                version,
+                shard,
+                sources,
+                lambda source: self._copies.read(source.host, source.port, version, shard, pieces),
+            )
+            return 0
+        try:
+            check_ranges([one for one, _ in pieces], len(loan.view), f"shard {shard} of {version}")
+            for one, view in pieces:
+                _copy(loan.descriptor, one.start, view)
+        finally:
+            loan.release()
+        return sum(one.size for one, _ in pieces)
 
 
 def _copy(descriptor: int, start: int, view: memoryview) -> None:

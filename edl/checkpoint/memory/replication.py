@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import zlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -17,8 +16,8 @@ from typing import Any
 from edl.checkpoint.memory.background import in_pool, lower_priority
 from edl.checkpoint.memory.buffer_table import SnapshotStream
 from edl.checkpoint.memory.copy_policy import Copying, CopyTarget, needed
+from edl.checkpoint.memory.holders import from_any
 from edl.checkpoint.memory.snapshot_pool import MemorySnapshotPool
-from edl.errors import CheckpointError
 from edl.ports import Copies, Label
 from edl.tasks import AGAIN_S, end
 from edl.types import NodeId
@@ -106,10 +105,7 @@ class CommitReplication:
         """
 
         async def copied() -> None:
-            while self._patient and (self._peer is not None or self._awaits_peer):
-                newest = self._snapshot_pool.newest_of(stream)
-                if newest is None or self._copied.get(stream) == newest:
-                    return
+            while self._patient and (self._peer is not None or self._awaits_peer) and stream in self._behind():
                 if self._peer is None:
                     await self._peer_named.wait()
                 else:
@@ -215,19 +211,11 @@ class CommitReplication:
 
     async def _fetch(self, version: Version, shard: int, sources: Sequence[Source]) -> None:
         stream = SnapshotStream.loaded(f"{version.era}.{version.commit}.{shard}")
-        mine = [source for source in sources if source.shard == shard and source.node != self._node]
-        # Many newcomers get the same list of sources, so each starts at another one.
-        first = zlib.crc32(self._node.encode()) % len(mine) if mine else 0
-        causes = []
 
         def arriving(label: Label) -> Any:
             return self._snapshot_pool.incoming(stream, label)
 
-        for source in (*mine[first:], *mine[:first]):
-            try:
-                await in_pool(self._fetchers, self._copies.get, source.host, source.port, version, shard, arriving)
-                return
-            except CheckpointError as error:
-                causes.append(f"node {source.node}: {error}")
-                log.info("State: could not fetch shard %d of %s from node %s: %s", shard, version, source.node, error)
-        raise CheckpointError(f"no node delivered shard {shard} of {version}: {'; '.join(causes) or 'none is known'}")
+        def get(source: Source) -> None:
+            self._copies.get(source.host, source.port, version, shard, arriving)
+
+        await in_pool(self._fetchers, from_any, self._node, version, shard, sources, get)

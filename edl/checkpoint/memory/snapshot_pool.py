@@ -382,12 +382,6 @@ class MemorySnapshotPool:
             ]
         return tuple((stream, held.holding) for stream, held in pairs if held is not None)
 
-    def newest_of(self, stream: SnapshotStream) -> Holding | None:
-        """The newest snapshot of a stream."""
-        with self._lock:
-            held = self._buffer_table.newest(stream)
-        return None if held is None else held.holding
-
     def newest(self) -> Holding | None:
         """The newest part of the shared state."""
         return max(self.holdings(), key=_order, default=None)

@@ -241,9 +241,7 @@ class SimMemory:
                 done(False)
             return
         source = self.net.memories.get((others[0].host, others[0].port))
-        if source is not None and self.net.kill_source:
-            self.net.kill_source = False
-            self.net.timeline.after(0.01, source.owner.crash)
+        self._may_kill(source)
         self.owner.after(self.net.rng.uniform(0.02, 0.5), self._given, version, shard, others, source)
 
     def _given(self, version: Version, shard: int, others: list[Source], source: SimMemory | None) -> None:
@@ -265,16 +263,19 @@ class SimMemory:
         """Read pieces of all shards, here or from ``sources``; nothing is kept. ``done`` is called with whether every
         shard could be read."""
         others = [one for one in sources if not self.has(version, one.shard)]
-        if others and self.net.kill_source:
-            source = self.net.memories.get((others[0].host, others[0].port))
-            if source is not None:
-                self.net.kill_source = False
-                self.net.timeline.after(0.01, source.owner.crash)
+        if others:
+            self._may_kill(self.net.memories.get((others[0].host, others[0].port)))
 
         def read() -> None:
             done(all(self.has(version, shard) or self._there(version, shard, others) for shard in range(shards)))
 
         self.owner.after(self.net.rng.uniform(0.02, 0.5), read)
+
+    def _may_kill(self, source: SimMemory | None) -> None:
+        """Crash a node that is read from, if the schedule wants one to die so."""
+        if source is not None and self.net.kill_source:
+            self.net.kill_source = False
+            self.net.timeline.after(0.01, source.owner.crash)
 
     def _there(self, version: Version, shard: int, sources: Iterable[Source]) -> bool:
         """Whether one of these nodes can be reached and holds the shard."""

@@ -13,7 +13,7 @@ from edl.errors import StateError
 from edl.wire import local
 from edl.worker.loop import make_run
 from edl.worker.state import BaseState
-from tests.support.fake_agent import FakeFramework, Model, Worker, a_seat
+from tests.support.fake_agent import FakeFramework, Model, Worker, begin
 
 
 @pytest.fixture
@@ -21,17 +21,6 @@ def worker() -> Iterator[Worker]:
     made = Worker()
     yield made
     made.close()
-
-
-def begin(worker: Worker, state: BaseState, number: int, **changes: Any) -> None:
-    worker.agent.place(a_seat(number, **changes))
-    worker.session.framework = state._framework
-    worker.session.leave()
-    seat = worker.session.place()
-    worker.agent.expect(local.Parked)
-    state._ask(worker.session, seat)
-    state._begin(worker.session, seat)
-    worker.session.training = True
 
 
 def test_each_world_gets_objects_of_its_own_and_the_old_ones_are_gone_before(worker: Worker) -> None:
@@ -49,10 +38,10 @@ def test_each_world_gets_objects_of_its_own_and_the_old_ones_are_gone_before(wor
     try:
         with pytest.raises(AttributeError, match="what build returns while train runs"):
             _ = state.model
-        begin(worker, state, 1)
+        begin(worker, state)
         assert isinstance(state.model, Model)
         state.step, state.told = 5, [1, 2]
-        begin(worker, state, 2)
+        begin(worker, state)
         assert len(alive) == 2
         assert (state.step, state.told, state.commits) == (0, [], 0), "this world begins from nothing, too"
     finally:
@@ -61,12 +50,12 @@ def test_each_world_gets_objects_of_its_own_and_the_old_ones_are_gone_before(wor
 
 def test_what_build_makes_is_committed_and_restored(worker: Worker) -> None:
     state = BaseState(FakeFramework(), {"step": 0}, build=lambda: {"model": Model(2)})
-    begin(worker, state, 1)
+    begin(worker, state)
     state.step = 3
     state.model.weight.data[:] = 7
     state.commit()
     worker.settle()
-    begin(worker, state, 2, restore_era=1, restore_commit=1)
+    begin(worker, state, restore_era=1, restore_commit=1)
     assert (state.model.weight.data == 7).all()
     assert (state.step, state.commits) == (3, 1)
 
@@ -83,7 +72,7 @@ def test_what_build_makes_is_committed_and_restored(worker: Worker) -> None:
 def test_a_result_that_a_state_cannot_keep(worker: Worker, result: Any, said: str) -> None:
     state = BaseState(FakeFramework(), {"step": 0}, build=lambda: result)
     with pytest.raises(StateError, match=said):
-        begin(worker, state, 1)
+        begin(worker, state)
 
 
 def test_only_sharded_states_without_build_need_new_processes() -> None:

@@ -12,8 +12,7 @@ from edl.errors import StateError
 from edl.wire.local import STATE
 from edl.worker.numbers import RandomNumbers
 from edl.worker.state import BaseState
-from tests.support.fake_agent import TIMEOUT_S, FakeFramework, Worker
-from tests.unit.edl.worker.test_state import begin
+from tests.support.fake_agent import TIMEOUT_S, FakeFramework, Worker, begin
 
 
 class Generators:

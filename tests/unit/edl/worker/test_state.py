@@ -20,7 +20,7 @@ from edl.worker.link import Link
 from edl.worker.session import PeersLost
 from edl.worker.state import BaseState
 from edl.worker.steps import Share
-from tests.support.fake_agent import JOB, TIMEOUT_S, FakeFramework, Generator, Model, Tensor, Worker, a_seat
+from tests.support.fake_agent import JOB, TIMEOUT_S, FakeFramework, Generator, Model, Tensor, Worker, begin
 
 
 @pytest.fixture(autouse=True, params=[False, True], ids=["synchronous", "asynchronous"])
@@ -38,19 +38,6 @@ def worker() -> Iterator[Worker]:
 
 def made(**values: Any) -> BaseState:
     return BaseState(FakeFramework(), values)
-
-
-def begin(worker: Worker, state: BaseState, **changes: Any) -> None:
-    """Give it a place, and restore."""
-    number = changes.pop("number", worker.session.seat.round + 1 if worker.session.seat else 1)
-    worker.agent.place(a_seat(number, **changes))
-    worker.session.framework = state._framework
-    worker.session.leave()
-    seat = worker.session.place()
-    worker.agent.expect(local.Parked)
-    state._ask(worker.session, seat)
-    state._begin(worker.session, seat)
-    worker.session.training = True
 
 
 class Half:
