@@ -271,3 +271,15 @@ def test_no_order_of_events_spoils_what_is_held_or_read(
             held = buffer_table.newest(one)
             assert held is not None
             assert (held.buffer, held.holding) == (buffer, v(commit))
+
+
+def test_an_oldest_snapshot_that_is_read_stays_when_younger_ones_go() -> None:
+    """Its size changes, which gives up the previous one, and then the newest turns out to belong to a lost history."""
+    buffer_table = BufferTable(64 << 20)
+    oldest, *_ = [commit(buffer_table, number, keep=True) for number in (1, 2, 3)]
+    buffer_table.pin(oldest)
+    room(buffer_table, 16 << 20)
+    assert commits(buffer_table) == [3, 1]
+    buffer_table.abandon(STATE)
+    buffer_table.forget(STATE, v(3).version)
+    assert commits(buffer_table) == [1]
