@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from edl.config import JobSpec
-from edl.master import autoscaling, away, dropping, planning, resizing
+from edl.master import autoscaling, away, dropping, incidents, planning, resizing
 from edl.master.events import (
     Decision,
     Event,
@@ -53,7 +53,6 @@ from edl.wire.messages import (
     Boundary,
     Dismissed,
     Expelled,
-    Failure,
     Hanging,
     Kept,
     Leaving,
@@ -68,12 +67,6 @@ from edl.wire.messages import (
     WorkerFailed,
     WorkersDone,
 )
-
-QUICK_S = 5.0
-"""A world whose workers fail within this many seconds counts as failed at once."""
-
-MAX_FAILURES_KEPT = 12
-"""Number of failures kept per incident, so that they fit into one value of the store."""
 
 
 def take_over(spec: JobSpec, record: Record | None, nodes: Sequence[NodeInfo], now_s: float) -> Decision:
@@ -150,6 +143,8 @@ def _apply_rules(turn: MasterTurn) -> None:
         return
     resizing.depart(turn)
     dropping.come_back(turn)
+    if turn.record.phase is Phase.RUNNING:
+        incidents.look_for_cause(turn)
     rules = (
         planning.look_at_agreement,
         planning.consider_stop,
@@ -161,9 +156,10 @@ def _apply_rules(turn: MasterTurn) -> None:
         planning.assign_copy_holders,
     )
     for rule in rules:
-        if turn.record.phase is Phase.RUNNING:
+        if turn.record.phase is Phase.RUNNING and not turn.held:
             rule(turn)
     if turn.record.phase is Phase.FORMING:
+        incidents.add_held(turn)
         try_to_form(turn)
     if turn.record.outcome is None:
         dropping.tell(turn)
@@ -403,54 +399,6 @@ def _preparing(turn: MasterTurn, entry: NodeEntry, preparing: Preparing) -> None
         stop_world(turn, f"node {entry.info.node} has stopped its workers")
 
 
-def _hanging(turn: MasterTurn, entry: NodeEntry, hanging: Hanging) -> None:
-    if turn.record.phase is not Phase.RUNNING or hanging.round != turn.record.round or turn.member(entry) is None:
-        return
-    used = turn.record.restarts + 1
-    budget = turn.spec.max_restarts
-    turn.quick = 0
-    what = f"{hanging.what} on {entry.info.node}" + (f"; restart {used} of {budget}" if used <= budget else "")
-    turn.write(restarts=used, charged=True, failures=())
-    turn.note(Kind.WORKER_FAILED, what, entry.info.node)
-    stop_world(turn, what, dump=True)
-
-
-def _worker_failed(turn: MasterTurn, entry: NodeEntry, message: WorkerFailed) -> None:
-    record, failure = turn.record, message.failure
-    if failure.round != record.round or turn.member(entry) is None:
-        return
-    if record.phase is Phase.FORMING:
-        # The world was being stopped: a part of the same incident, which is charged once.
-        turn.write(failures=_kept((*record.failures, failure)))
-        if turn.at_boundary and not record.charged and not failure.peer_loss and not entry.draining:
-            # In a planned change, workers were still training up to a step boundary: not a consequence of the change.
-            turn.write(restarts=record.restarts + 1, charged=True)
-        turn.note(Kind.WORKER_FAILED, f"also {_describe(failure)}", failure.node)
-        interrupt(turn)
-        return
-    used = record.restarts + 1
-    turn.quick = turn.quick + 1 if turn.now_s - turn.formed_at_s < QUICK_S else 0
-    turn.write(restarts=used, charged=True, failures=(failure,))
-    budget = turn.spec.max_restarts
-    what = _describe(failure) + (f"; restart {used} of {budget}" if used <= budget else "")
-    turn.note(Kind.WORKER_FAILED, what, failure.node)
-    stop_world(turn, what)
-
-
-def _kept(failures: tuple[Failure, ...]) -> tuple[Failure, ...]:
-    """Limit the failures of an incident to ``MAX_FAILURES_KEPT``; consequences are left out first."""
-    if len(failures) <= MAX_FAILURES_KEPT:
-        return failures
-    last = [index for index, failure in enumerate(failures) if failure.peer_loss]
-    surplus = last[-1] if last else len(failures) - 1
-    return (*failures[:surplus], *failures[surplus + 1 :])
-
-
-def _describe(failure: Failure) -> str:
-    cause = f": {failure.exception}" if failure.exception else ""
-    return f"worker {failure.rank} on {failure.node} {failure.what}{cause}"
-
-
 def _workers_done(turn: MasterTurn, entry: NodeEntry, message: WorkersDone) -> None:
     if turn.record.phase is Phase.RUNNING and message.round == turn.record.round:
         _done(turn, entry, message.saving, message.unsaved)
@@ -550,8 +498,8 @@ MESSAGE_HANDLERS: dict[type, Callable[[MasterTurn, NodeEntry, Any], None]] = {
     Kept: planning.kept,
     Asked: _asked,
     Pace: autoscaling.paced,
-    Hanging: _hanging,
-    WorkerFailed: _worker_failed,
+    Hanging: incidents.hanging,
+    WorkerFailed: incidents.worker_failed,
     WorkersDone: _workers_done,
     NotKept: planning.not_kept,
     NotLogged: planning.not_kept,

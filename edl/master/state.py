@@ -265,6 +265,10 @@ class MasterState:
     """Seconds that the last world ran."""
     quick: int = 0
     """Number of worlds in a row whose workers failed as soon as they ran; see ``forming.pause_s``."""
+    held: tuple[Failure, ...] = ()
+    """Failures in the running world whose cause is not known yet; see ``edl.master.incidents``."""
+    held_until_s: float = 0.0
+    """Time until which the cause of ``held`` is waited for."""
     dropped_s: Mapping[tuple[NodeId, int], float] = field(default_factory=dict)
     """Times at which the cool-downs of automatically dropped slots began, as far as this Master knows."""
     settings_failed: bool = False

@@ -38,6 +38,8 @@ class MasterTurn:
         self.formed_at_s = state.formed_at_s
         self.trained_s = state.trained_s
         self.quick = state.quick
+        self.held = state.held
+        self.held_until_s = state.held_until_s
         self.dropped_s = state.dropped_s
         self.settings_failed = state.settings_failed
         self.resizing = state.resizing
@@ -71,6 +73,8 @@ class MasterTurn:
             formed_at_s=self.formed_at_s,
             trained_s=self.trained_s,
             quick=self.quick,
+            held=self.held,
+            held_until_s=self.held_until_s,
             dropped_s=self.dropped_s,
             settings_failed=self.settings_failed,
             resizing=self.resizing,

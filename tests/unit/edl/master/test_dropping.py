@@ -11,7 +11,8 @@ from edl.agent.machine import events as ag
 from edl.agent.machine.state import AgentPhase, AgentState, WorkerStatus
 from edl.config import FaultTolerance, NodeRange, SlotRules, Timeouts
 from edl.master import events as ev
-from edl.master.machine import MAX_FAILURES_KEPT, take_over
+from edl.master.incidents import MAX_FAILURES_KEPT
+from edl.master.machine import take_over
 from edl.master.policies import slots
 from edl.master.state import Phase
 from edl.master.view import job_status

@@ -10,6 +10,7 @@ import pytest
 from edl.config import FaultTolerance, HyperPolicy, JobSpec, NodeRange, Timeouts
 from edl.exit_codes import ExitCode
 from edl.master import events as ev
+from edl.master.incidents import CAUSE_WAIT_S
 from edl.master.invariants import state_violations, step_violations
 from edl.master.machine import absent, step, take_over
 from edl.master.state import MasterState, Phase, Record
@@ -184,7 +185,7 @@ def test_spent_budget_ends_the_job_when_all_have_stopped() -> None:
     outcome = rule.state.record.outcome
     assert outcome is not None
     assert outcome.exit_code == ExitCode.WORKER_FAILED
-    assert outcome.reason == "worker 0 on a ended with exit status 1; --max-restarts=0"
+    assert outcome.reason == "worker 0 on b ended with exit status 1; --max-restarts=0"
     assert [failure.node for failure in outcome.failures] == ["b", "a"], "the root cause comes first"
 
 
@@ -204,6 +205,7 @@ def test_a_final_failure_ends_the_job_with_its_status_whatever_the_budget() -> N
 def test_failure_that_a_lost_node_caused_is_given_back() -> None:
     rule = pair(restarts=0)
     rule.fail("a", peer_loss=True)
+    rule.wait(CAUSE_WAIT_S)
     rule.ready("a", seen=1)
     assert rule.state.record.restarts == 1
     rule.lose("b")
@@ -213,6 +215,8 @@ def test_failure_that_a_lost_node_caused_is_given_back() -> None:
 def test_failure_that_a_leaving_node_caused_is_given_back() -> None:
     rule = pair(restarts=0)
     rule.fail("a", peer_loss=True)
+    rule.wait(CAUSE_WAIT_S)
+    assert rule.state.record.restarts == 1
     rule.say("b", Leaving("SIGTERM"))
     assert rule.state.record.restarts == 0
     assert rule.state.record.reason == "node b leaves: SIGTERM"
@@ -232,6 +236,7 @@ def test_a_consequence_of_workers_that_a_node_killed_itself_is_given_back(
 ) -> None:
     rule = pair(restarts=1)
     rule.fail("a", peer_loss=consequence)
+    rule.wait(CAUSE_WAIT_S)
     assert rule.state.record.restarts == 1
     rule.say("b", message)
     assert rule.state.record.restarts == (0 if consequence else 1)
@@ -250,6 +255,7 @@ def test_unheard_member_may_be_the_cause() -> None:
     rule = pair(restarts=0)
     rule.feed(ev.NodeDetached(NodeId("b"), info("b").incarnation))
     rule.fail("a", peer_loss=True)
+    rule.wait(CAUSE_WAIT_S)
     rule.ready("a", seen=1)
     rule.wait(7.0)
     assert rule.reason == "worker 0 on a ended with exit status 1; waiting for a report from b, which may be the cause"

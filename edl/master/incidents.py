@@ -1,0 +1,121 @@
+"""What the Master does when workers fail or hang: it charges the restart budget once, and stops the world.
+
+A worker that loses its peer often ends before that peer's own end is reported. A failure that only reports a lost peer
+is therefore held for a while before the world is stopped: the stop order could otherwise reach the peer while it is
+exiting, and the cause would be recorded nowhere.
+"""
+
+from __future__ import annotations
+
+from edl.master.events import Kind
+from edl.master.forming import interrupt, stop_world
+from edl.master.state import NodeEntry, Phase
+from edl.master.turn import MasterTurn
+from edl.wire.messages import Failure, Hanging, WorkerFailed
+
+QUICK_S = 5.0
+"""A world whose workers fail within this many seconds counts as failed at once."""
+
+CAUSE_WAIT_S = 1.0
+"""How long a lost peer's own end is waited for. A process closes its connections at the start of its exit, and ends
+when its libraries and devices are shut down."""
+
+MAX_FAILURES_KEPT = 12
+"""Number of failures kept per incident, so that they fit into one value of the store."""
+
+
+def worker_failed(turn: MasterTurn, entry: NodeEntry, message: WorkerFailed) -> None:
+    """Handle a report of a failed worker. An agent repeats it when it attaches again."""
+    failure = message.failure
+    known = failure in turn.held or failure in turn.record.failures
+    if failure.round != turn.record.round or turn.member(entry) is None or known:
+        return
+    if turn.record.phase is Phase.FORMING:
+        _add(turn, failure, planned_for_it=entry.draining)
+        return
+    turn.held = (*turn.held, failure)
+    if len(turn.held) == 1:
+        turn.held_until_s = turn.now_s + CAUSE_WAIT_S
+
+
+def look_for_cause(turn: MasterTurn) -> None:
+    """Stop the running world for the failures that are held, once their cause is among them or cannot be waited for."""
+    if not turn.held:
+        return
+    unknown = all(failure.peer_loss for failure in turn.held)
+    if unknown and turn.now_s < turn.held_until_s and _others_run(turn):
+        turn.wake_at(turn.held_until_s)
+        return
+    failures, turn.held = turn.held, ()
+    first = next((failure for failure in failures if not failure.peer_loss), failures[0])
+    used = turn.record.restarts + 1
+    turn.quick = turn.quick + 1 if turn.now_s - turn.formed_at_s < QUICK_S else 0
+    turn.write(restarts=used, charged=True, failures=_kept(failures))
+    what = _describe(first) + _count(turn, used)
+    turn.note(Kind.WORKER_FAILED, what, first.node)
+    stop_world(turn, what)
+    for failure in failures:
+        if failure is not first:
+            turn.note(Kind.WORKER_FAILED, f"also {_describe(failure)}", failure.node)
+
+
+def add_held(turn: MasterTurn) -> None:
+    """Add the failures that are held to the incident for which the world is being stopped."""
+    held, turn.held = turn.held, ()
+    for failure in held:
+        _add(turn, failure)
+
+
+def hanging(turn: MasterTurn, entry: NodeEntry, message: Hanging) -> None:
+    """Stop the world, because workers of a node make no progress."""
+    if turn.record.phase is not Phase.RUNNING or message.round != turn.record.round or turn.member(entry) is None:
+        return
+    used = turn.record.restarts + 1
+    turn.quick = 0
+    what = f"{message.what} on {entry.info.node}" + _count(turn, used)
+    turn.write(restarts=used, charged=True, failures=())
+    turn.note(Kind.WORKER_FAILED, what, entry.info.node)
+    stop_world(turn, what, dump=True)
+
+
+def _others_run(turn: MasterTurn) -> bool:
+    """Whether a worker of the running world may not have ended yet."""
+    world = turn.record.world
+    members = world.members if world is not None else ()
+    running = sum(member.slots for member in members if member.node not in turn.record.done)
+    return not turn.spec.independent and len(turn.held) < running
+
+
+def _add(turn: MasterTurn, failure: Failure, planned_for_it: bool = False) -> None:
+    """Add a failure to an incident that has been charged, or to a planned change, which it turns into an incident.
+    ``planned_for_it``: the change lets its node leave."""
+    record = turn.record
+    of_round = tuple(other for other in record.failures if other.round == failure.round)
+    turn.write(failures=_kept((*of_round, failure)))
+    if turn.at_boundary and not record.charged and not failure.peer_loss and not planned_for_it:
+        # In a planned change, workers were still training up to a step boundary: not a consequence of the change.
+        turn.write(restarts=record.restarts + 1, charged=True)
+    turn.note(Kind.WORKER_FAILED, f"also {_describe(failure)}", failure.node)
+    interrupt(turn)
+
+
+def _kept(failures: tuple[Failure, ...]) -> tuple[Failure, ...]:
+    """Limit the failures of an incident to ``MAX_FAILURES_KEPT``; consequences are left out first."""
+    surplus = len(failures) - MAX_FAILURES_KEPT
+    if surplus <= 0:
+        return failures
+    consequences = [index for index, failure in enumerate(failures) if failure.peer_loss]
+    left_out = {*consequences[-surplus:]}
+    left_out.update(range(len(failures) - (surplus - len(left_out)), len(failures)))
+    return tuple(failure for index, failure in enumerate(failures) if index not in left_out)
+
+
+def _describe(failure: Failure) -> str:
+    cause = f": {failure.exception}" if failure.exception else ""
+    return f"worker {failure.rank} on {failure.node} {failure.what}{cause}"
+
+
+def _count(turn: MasterTurn, used: int) -> str:
+    """How much of the restart budget is used, unless it is exceeded."""
+    budget = turn.spec.max_restarts
+    return f"; restart {used} of {budget}" if used <= budget else ""
