@@ -51,12 +51,12 @@ def look_for_cause(turn: MasterTurn) -> None:
     used = turn.record.restarts + 1
     turn.quick = turn.quick + 1 if turn.now_s - turn.formed_at_s < QUICK_S else 0
     turn.write(restarts=used, charged=True, failures=_kept(failures))
+    for failure in failures:
+        if failure is not first:
+            turn.note(Kind.WORKER_FAILED, f"{_describe(failure)} (it had lost a peer)", failure.node)
     what = _describe(first) + _count(turn, used)
     turn.note(Kind.WORKER_FAILED, what, first.node)
     stop_world(turn, what)
-    for failure in failures:
-        if failure is not first:
-            turn.note(Kind.WORKER_FAILED, f"also {_describe(failure)}", failure.node)
 
 
 def add_held(turn: MasterTurn) -> None:

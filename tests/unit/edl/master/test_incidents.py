@@ -42,9 +42,9 @@ def test_the_world_runs_until_the_peers_own_end_is_reported() -> None:
     assert rule.state.record.restarts == 1
     assert ranks(rule) == [0, 2, 3]
     assert notes(rule) == [
+        "worker 0 on a ended with exit status 1 (it had lost a peer)",
+        "worker 2 on b ended with exit status 1 (it had lost a peer)",
         "worker 3 on b ended with exit status 3; restart 1 of 1",
-        "also worker 0 on a ended with exit status 1",
-        "also worker 2 on b ended with exit status 1",
     ]
 
 
