@@ -11,6 +11,7 @@ from edl.master.events import Kind
 from edl.master.forming import interrupt, stop_world
 from edl.master.state import NodeEntry, Phase
 from edl.master.turn import MasterTurn
+from edl.rendezvous.phrases import listed
 from edl.wire.messages import Failure, Hanging, WorkerFailed
 
 QUICK_S = 5.0
@@ -51,9 +52,7 @@ def look_for_cause(turn: MasterTurn) -> None:
     used = turn.record.restarts + 1
     turn.quick = turn.quick + 1 if turn.now_s - turn.formed_at_s < QUICK_S else 0
     turn.write(restarts=used, charged=True, failures=_kept(failures))
-    for failure in failures:
-        if failure is not first:
-            turn.note(Kind.WORKER_FAILED, f"{_describe(failure)} (it had lost a peer)", failure.node)
+    _note_others(turn, [failure for failure in failures if failure is not first])
     what = _describe(first) + _count(turn, used)
     turn.note(Kind.WORKER_FAILED, what, first.node)
     stop_world(turn, what)
@@ -97,6 +96,19 @@ def _add(turn: MasterTurn, failure: Failure, planned_for_it: bool = False) -> No
         turn.write(restarts=record.restarts + 1, charged=True)
     turn.note(Kind.WORKER_FAILED, f"also {_describe(failure)}", failure.node)
     interrupt(turn)
+
+
+def _note_others(turn: MasterTurn, others: list[Failure]) -> None:
+    """Note failures beside the first; one entry for many consequences, which would fill the history."""
+    for failure in others:
+        if not failure.peer_loss:
+            turn.note(Kind.WORKER_FAILED, f"also {_describe(failure)}", failure.node)
+    lost = [failure for failure in others if failure.peer_loss]
+    if len(lost) == 1:
+        turn.note(Kind.WORKER_FAILED, f"{_describe(lost[0])} (it had lost a peer)", lost[0].node)
+    elif lost:
+        where = listed([f"{failure.rank} on {failure.node}" for failure in lost])
+        turn.note(Kind.WORKER_FAILED, f"{len(lost)} workers ended that had lost a peer: {where}")
 
 
 def _kept(failures: tuple[Failure, ...]) -> tuple[Failure, ...]:

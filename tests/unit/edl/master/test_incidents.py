@@ -42,10 +42,16 @@ def test_the_world_runs_until_the_peers_own_end_is_reported() -> None:
     assert rule.state.record.restarts == 1
     assert ranks(rule) == [0, 2, 3]
     assert notes(rule) == [
-        "worker 0 on a ended with exit status 1 (it had lost a peer)",
-        "worker 2 on b ended with exit status 1 (it had lost a peer)",
+        "2 workers ended that had lost a peer: 0 on a, 2 on b",
         "worker 3 on b ended with exit status 3; restart 1 of 1",
     ]
+
+
+def test_a_single_consequence_is_noted_with_its_end() -> None:
+    rule = pair()
+    report(rule, "a", 0, peer_loss=True)
+    report(rule, "b", 1)
+    assert notes(rule)[0] == "worker 0 on a ended with exit status 1 (it had lost a peer)"
 
 
 def test_a_failure_of_its_own_stops_the_world_at_once() -> None:
