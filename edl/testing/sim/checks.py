@@ -202,7 +202,7 @@ class Checks:
             known = self.worlds.setdefault(record.round, record.world)
             if known != record.world:
                 self.fail(f"round {record.round} got a second world")
-            self.demand(world_violations(record.world, self.spec.nodes.unit))
+            self.demand(world_violations(record.world, self.spec))
             if before is None or before.round < record.round:
                 self._world_formed(before.world if before is not None else None, state, record.world, decided_s)
         formed = record.world is not None and (before is None or before.round < record.round)

@@ -448,7 +448,8 @@ class SimWorld:
         """Launchers whose node may be in a world, given the users' requests."""
         stay = [one for one in usable or self.usable() if (agent := one.agent) is not None and agent.draining is None]
         dropped = self.checks.record.dropped if self.checks.record is not None else ()
-        return [one for one in stay if not self._sizing.excludes(one.node) and places(dropped, one.info)]
+        replicas = self.spec.replicas
+        return [one for one in stay if not self._sizing.excludes(one.node) and places(dropped, one.info, replicas)]
 
     def settled(self) -> bool:
         """Whether the job has ended, runs a world as large as requested and possible, or waits for a valid reason."""

@@ -9,7 +9,7 @@ import pytest
 
 from edl.agent.machine import events as ag
 from edl.agent.machine.state import AgentPhase, AgentState, WorkerStatus
-from edl.config import FaultTolerance, NodeRange, SlotRules, Timeouts
+from edl.config import FaultTolerance, NodeRange, Replicas, SlotRules, Timeouts
 from edl.master import events as ev
 from edl.master.incidents import MAX_FAILURES_KEPT
 from edl.master.machine import take_over
@@ -39,6 +39,7 @@ from tests.unit.edl.agent.machine.test_rounds import entered, parked, underway
 from tests.unit.edl.master.test_resizing import Resizable
 
 ALL = (0, 1, 2, 3)
+ONE = Replicas()
 UP_TO_TWO = NodeRange(1, 2)
 
 
@@ -271,11 +272,11 @@ class TestDrops:
     def test_of_returning_nodes_the_device_counts(self) -> None:
         cards = ("GPU-0", "GPU-1", "GPU-2", "GPU-3")
         dropped = [slots.Dropped(NodeId("a"), "a", 1, "GPU-1", "", Round(1))]
-        assert slots.places(dropped, node_info(devices=cards)) == (0, 2, 3)
-        assert slots.places(dropped, node_info("b", devices=cards[::-1])) == (0, 1, 3), "moved to another host"
-        assert slots.places(dropped, node_info(devices=("GPU-0", "GPU-9", "GPU-2", "GPU-3"))) == ALL
-        assert slots.places(dropped, node_info()) == (0, 2, 3), "nobody can tell any more"
-        assert slots.places(dropped, node_info("b")) == ALL
+        assert slots.places(dropped, node_info(devices=cards), ONE) == (0, 2, 3)
+        assert slots.places(dropped, node_info("b", devices=cards[::-1]), ONE) == (0, 1, 3), "moved to another host"
+        assert slots.places(dropped, node_info(devices=("GPU-0", "GPU-9", "GPU-2", "GPU-3")), ONE) == ALL
+        assert slots.places(dropped, node_info(), ONE) == (0, 2, 3), "nobody can tell any more"
+        assert slots.places(dropped, node_info("b"), ONE) == ALL
 
 
 class TestByHand:
