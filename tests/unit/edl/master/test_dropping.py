@@ -279,6 +279,49 @@ class TestDrops:
         assert slots.places(dropped, node_info("b"), ONE) == ALL
 
 
+class TestReplicas:
+    """Nodes with four slots; a dropped slot takes the other workers of its replica with it."""
+
+    def rule(self, size: int, bounds: NodeRange = UP_TO_TWO) -> Slotted:
+        rule = Slotted(bounds)
+        rule.spec = dataclasses.replace(rule.spec, replicas=Replicas(size, 4))
+        rule.state = dataclasses.replace(rule.state, spec=rule.spec)
+        return rule
+
+    def test_a_node_runs_whole_replicas(self) -> None:
+        rule = self.rule(2)
+        rule.come(node_info())
+        for _ in range(2):
+            rule.breaks(failure())
+        assert rule.places == {"a": (0, 2)}
+
+    def test_a_spare_slot_completes_the_replica(self) -> None:
+        rule = self.rule(2)
+        rule.come(node_info(spare=1))
+        for _ in range(2):
+            rule.breaks(failure())
+        assert rule.places == {"a": (0, 2, 3, 4)}
+
+    def test_a_node_that_shares_a_replica_is_out_without_a_slot(self) -> None:
+        rule = self.rule(8, NodeRange(2, 4, 2))
+        rule.come(*(node_info(name) for name in "abc"))
+        assert rule.places == {"a": ALL, "b": ALL}
+        for _ in range(2):
+            rule.breaks(failure())
+        assert rule.places == {"c": ALL, "b": ALL}
+
+    def test_a_slot_that_the_last_replica_needs_stays(self) -> None:
+        rule = self.rule(4, NodeRange(1, 1))
+        rule.come(node_info())
+        for _ in range(2):
+            rule.breaks(failure())
+        assert rule.places == {"a": ALL}
+        assert rule.cordon("a", "1") == (
+            Verdict.REFUSED,
+            "slot 1 of a is needed: no whole replica is left without. Cordon the node instead: edl cordon a",
+        )
+
+
 class TestByHand:
     def test_at_one_boundary_and_back(self) -> None:
         rule = Slotted()
