@@ -173,6 +173,7 @@ def worker_variables() -> set[str]:
         data=data_sets(("train=/data/*.parquet",)),
         servers=Training(),
         verify=VerifyRules(1),
+        replicas=Replicas(2, 2),
     )
     found = set(environment_of(ServerSettings(listed=("h:1",))))
     for gpus in (0, 2):

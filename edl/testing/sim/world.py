@@ -447,9 +447,8 @@ class SimWorld:
     def able(self, usable: Sequence[SimLauncher] = ()) -> list[SimLauncher]:
         """Launchers whose node may be in a world, given the users' requests."""
         stay = [one for one in usable or self.usable() if (agent := one.agent) is not None and agent.draining is None]
-        dropped = self.checks.record.dropped if self.checks.record is not None else ()
-        replicas = self.spec.replicas
-        return [one for one in stay if not self._sizing.excludes(one.node) and places(dropped, one.info, replicas)]
+        dropped, whole = self.checks.record.dropped if self.checks.record is not None else (), self.spec.replicas
+        return [one for one in stay if not self._sizing.excludes(one.node) and places(dropped, one.info, whole)]
 
     def settled(self) -> bool:
         """Whether the job has ended, runs a world as large as requested and possible, or waits for a valid reason."""

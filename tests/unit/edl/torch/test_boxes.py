@@ -114,8 +114,12 @@ def test_an_order_that_torch_states_counts() -> None:
 def test_a_part_of_another_shape_is_refused() -> None:
     with playing(0, 2):
         mesh = init_device_mesh("cpu", (2,))
-        tensor = DTensor.from_local(torch.zeros(3, 2), mesh, [Shard(0)], run_check=False, shape=(5, 2), stride=(2, 1))
+        tensor = DTensor.from_local(
+            torch.zeros(3, 2), mesh, [Shard(0)], run_check=False, shape=torch.Size((5, 2)), stride=(2, 1)
+        )
         assert box_of(tensor).shape == (3, 2)
-        wrong = DTensor.from_local(torch.zeros(2, 2), mesh, [Shard(0)], run_check=False, shape=(5, 2), stride=(2, 1))
+        wrong = DTensor.from_local(
+            torch.zeros(2, 2), mesh, [Shard(0)], run_check=False, shape=torch.Size((5, 2)), stride=(2, 1)
+        )
         with pytest.raises(StateError, match=r"a part of shape \(2, 2\), \(3, 2\) was expected"):
             box_of(wrong)
