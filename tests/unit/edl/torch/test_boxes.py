@@ -112,14 +112,11 @@ def test_an_order_that_torch_states_counts() -> None:
 
 
 def test_a_part_of_another_shape_is_refused() -> None:
+    def part(rows: int) -> Any:
+        more: dict[str, Any] = {"run_check": False, "shape": torch.Size((5, 2)), "stride": (2, 1)}
+        return DTensor.from_local(torch.zeros(rows, 2), init_device_mesh("cpu", (2,)), [Shard(0)], **more)
+
     with playing(0, 2):
-        mesh = init_device_mesh("cpu", (2,))
-        tensor = DTensor.from_local(
-            torch.zeros(3, 2), mesh, [Shard(0)], run_check=False, shape=torch.Size((5, 2)), stride=(2, 1)
-        )
-        assert box_of(tensor).shape == (3, 2)
-        wrong = DTensor.from_local(
-            torch.zeros(2, 2), mesh, [Shard(0)], run_check=False, shape=torch.Size((5, 2)), stride=(2, 1)
-        )
+        assert box_of(part(3)).shape == (3, 2)
         with pytest.raises(StateError, match=r"a part of shape \(2, 2\), \(3, 2\) was expected"):
-            box_of(wrong)
+            box_of(part(2))
