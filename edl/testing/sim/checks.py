@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from edl.agent.machine import events as ag
@@ -79,6 +79,10 @@ class RoundProgress:
     """Commit at which the round ends, once agreed, else 0. No worker may pass it."""
     saves: set[int] = field(default_factory=set)
     """Commits to be saved before the round ends."""
+    lost: int = 0
+    """Launchers with state in memory that had died before it began."""
+    impatient: int = 0
+    """How often a worker had given up waiting for a copy before it began."""
     passed_s: float = 0.0
     """When a worker last passed a step boundary."""
     agreed_s: float = 0.0
@@ -108,6 +112,7 @@ class Checks:
         self.gave_up = False
         """Whether a worker or a service has reported that the job cannot continue."""
         self.lost_memories = 0
+        self.impatient: Callable[[], int] = lambda: 0
         """Number of in-memory checkpoints that were lost before they were written to the directory."""
         self.owed: tuple[Version, int] | None = None
         """The checkpoint that the kill switch must leave in the directory, and ``lost_memories`` at that time: if more
@@ -283,11 +288,25 @@ class Checks:
             for memory in self.memories.values()
             if any(member.incarnation == memory.owner.info.incarnation for member in world.members)
         }
-        if progress.copied_by & survivors and not self.training.sharded:
-            every = self.training.copy_every
-            least = (progress.reached - 1) // every * every
+        every = self.training.copy_every
+        least = (progress.reached - 1) // every * every
+        if self._keeps_parts(before, world, progress):
+            least -= every  # the lost node's last commit may not have been copied yet
+        elif self.training.sharded:
+            return
+        if progress.copied_by & survivors:
             if least > before.restore.commit and world.restore < Version(before.era, least):
                 self.fail(f"round {before.round} got to {progress.reached}, {world.round} begins from {world.restore}")
+
+    def _keeps_parts(self, before: World, world: World, progress: RoundProgress) -> bool:
+        """Whether every part of a sharded state must have survived: one node at most is gone, and workers waited for
+        the copies of their last commits."""
+        if not self.training.sharded or len(before.members) < 2:
+            return False
+        stay = {member.incarnation for member in world.members}
+        gone = sum(member.incarnation not in stay for member in before.members)
+        lost = self.lost_memories - progress.lost
+        return gone <= 1 and lost <= gone and progress.impatient == self.impatient()
 
     # --- reported by agents and workers -------------------------------------------------------------------------------
 
@@ -394,7 +413,8 @@ class Checks:
         """Check the commit that a worker has restored."""
         if version != self.worlds[world.round].restore:
             self.fail(f"{worker} begins round {world.round} from {version}, not {self.worlds[world.round].restore}")
-        self.progress.setdefault(world.round, RoundProgress(version.commit, set()))
+        begun = RoundProgress(version.commit, set(), lost=self.lost_memories, impatient=self.impatient())
+        self.progress.setdefault(world.round, begun)
 
     def passed(self, worker: SimWorker, world: World, commit: int) -> None:
         """Check that a worker may pass a step boundary."""

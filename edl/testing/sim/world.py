@@ -79,6 +79,7 @@ class SimWorld:
         self.plugin = plugin or Plugin()
         self.training = self._job(total_s, script)
         checks.training, checks.memories = self.training, self.states.memories
+        checks.impatient = lambda: self.states.impatient
         checks.directory = self.directory
         self.warm_s = warm_s
         shown = None if trace is None else lambda text: trace(f"{timeline.now_s:9.3f} {text}")
