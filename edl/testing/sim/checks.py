@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from edl.agent.machine import events as ag
@@ -15,7 +15,7 @@ from edl.master.invariants import step_violations, world_violations
 from edl.master.sizing import Sizing
 from edl.master.state import MasterState, NodeEntry, NodeStatus, Phase, Record
 from edl.testing.sim.asking import Promises
-from edl.testing.sim.memory_checkpoints import Directory, SimMemory
+from edl.testing.sim.memory_checkpoints import Directory, SimMemory, StateNet
 from edl.testing.sim.pairs import Pair, agent_pair, master_pair, why_impossible
 from edl.testing.sim.timeline import Timeline
 from edl.testing.sim.workers import Job, Parent, SimWorker
@@ -96,7 +96,7 @@ class Checks:
         self.spec = spec
         self.timeline = timeline
         self.training: Job
-        self.memories: Mapping[tuple[str, int], SimMemory] = {}
+        self.states: StateNet
         self.directory = Directory()
         self.record: Record | None = None
         """The record in the store."""
@@ -112,7 +112,6 @@ class Checks:
         self.gave_up = False
         """Whether a worker or a service has reported that the job cannot continue."""
         self.lost_memories = 0
-        self.impatient: Callable[[], int] = lambda: 0
         """Number of in-memory checkpoints that were lost before they were written to the directory."""
         self.owed: tuple[Version, int] | None = None
         """The checkpoint that the kill switch must leave in the directory, and ``lost_memories`` at that time: if more
@@ -216,7 +215,7 @@ class Checks:
         if self.settings.setdefault(record.settings.number, record.settings) != record.settings:
             self.fail(f"settings {record.settings} are recorded after {self.settings[record.settings.number]}")
         if record.phase is Phase.ENDED and record.outcome is not None and record.outcome.exit_code == ExitCode.KILLED:
-            self.owed = self._newest(list(self.memories.values()), decided_s), self.lost_memories
+            self.owed = self._newest(list(self.states.memories.values()), decided_s), self.lost_memories
         if record.outcome is not None and record.outcome.exit_code == ExitCode.CHECKPOINT_UNUSABLE and record != before:
             self._check_unusable(state, decided_s)
 
@@ -255,7 +254,9 @@ class Checks:
 
     def _attached(self, entries: Iterable[NodeEntry]) -> list[SimMemory]:
         """In-memory checkpoints of the attached nodes among these, as far as the nodes are alive."""
-        found = ((self.memories.get((one.info.host, one.info.state_port)), one) for one in entries if one.attached)
+        found = (
+            (self.states.memories.get((one.info.host, one.info.state_port)), one) for one in entries if one.attached
+        )
         return [memory for memory, entry in found if memory is not None and memory.owner.info == entry.info]
 
     @staticmethod
@@ -285,7 +286,7 @@ class Checks:
             self.fail(f"round {before.round} was interrupted after commit {progress.reached} though nothing went wrong")
         survivors = {
             id(memory.owner)
-            for memory in self.memories.values()
+            for memory in self.states.memories.values()
             if any(member.incarnation == memory.owner.info.incarnation for member in world.members)
         }
         every = self.training.copy_every
@@ -294,9 +295,9 @@ class Checks:
             least -= every  # the lost node's last commit may not have been copied yet
         elif self.training.sharded:
             return
-        if progress.copied_by & survivors:
-            if least > before.restore.commit and world.restore < Version(before.era, least):
-                self.fail(f"round {before.round} got to {progress.reached}, {world.round} begins from {world.restore}")
+        kept = progress.copied_by & survivors and least > before.restore.commit
+        if kept and world.restore < Version(before.era, least):
+            self.fail(f"round {before.round} got to {progress.reached}, {world.round} begins from {world.restore}")
 
     def _keeps_parts(self, before: World, world: World, progress: RoundProgress) -> bool:
         """Whether every part of a sharded state must have survived: one node at most is gone, and workers waited for
@@ -306,7 +307,7 @@ class Checks:
         stay = {member.incarnation for member in world.members}
         gone = sum(member.incarnation not in stay for member in before.members)
         lost = self.lost_memories - progress.lost
-        return gone <= 1 and lost <= gone and progress.impatient == self.impatient()
+        return gone <= 1 and lost <= gone and progress.impatient == self.states.impatient
 
     # --- reported by agents and workers -------------------------------------------------------------------------------
 
@@ -413,7 +414,7 @@ class Checks:
         """Check the commit that a worker has restored."""
         if version != self.worlds[world.round].restore:
             self.fail(f"{worker} begins round {world.round} from {version}, not {self.worlds[world.round].restore}")
-        begun = RoundProgress(version.commit, set(), lost=self.lost_memories, impatient=self.impatient())
+        begun = RoundProgress(version.commit, set(), lost=self.lost_memories, impatient=self.states.impatient)
         self.progress.setdefault(world.round, begun)
 
     def passed(self, worker: SimWorker, world: World, commit: int) -> None:

@@ -78,8 +78,7 @@ class SimWorld:
         self.states.copying = Copying.ALWAYS if seed % 4 == COPYING_SEEDS else Copying.AUTO
         self.plugin = plugin or Plugin()
         self.training = self._job(total_s, script)
-        checks.training, checks.memories = self.training, self.states.memories
-        checks.impatient = lambda: self.states.impatient
+        checks.training, checks.states = self.training, self.states
         checks.directory = self.directory
         self.warm_s = warm_s
         shown = None if trace is None else lambda text: trace(f"{timeline.now_s:9.3f} {text}")
