@@ -253,6 +253,38 @@ class SlotRules:
 
 
 @dataclass(frozen=True, slots=True)
+class Replicas:
+    """Workers that hold one replica of the model together, such as a tensor-parallel group. A world has whole replicas
+    only, each of workers with consecutive ranks; a replica that loses a worker is out of the next world, or complete
+    again."""
+
+    size: int = 1
+    """Workers of one replica."""
+    slots: int = 0
+    """Workers of each node, on which all launchers must agree; 0: nodes may differ, because ``size`` is 1."""
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise SettingError("--replica-size", self.size, "must be at least 1", "1: every worker has the whole model")
+        if self.slots and self.size % self.slots and self.slots % self.size:
+            raise SettingError(
+                "--replica-size",
+                self.size,
+                f"nodes with {self.slots} workers can neither hold whole replicas nor share one evenly",
+                "Make one of --replica-size and --nproc-per-node a multiple of the other",
+            )
+
+    @property
+    def nodes(self) -> int:
+        """Nodes that a replica needs; 1 if a node holds one or more."""
+        return max(1, self.size // self.slots) if self.slots else 1
+
+    def whole(self, slots: int) -> int:
+        """How many of a node's usable slots a world can use."""
+        return slots - slots % min(self.size, self.slots) if self.slots else slots
+
+
+@dataclass(frozen=True, slots=True)
 class ScriptServers:
     """Pservers that run the script themselves, as under Paddle's launcher. They occupy slots of the nodes, as trainers
     do."""
@@ -331,6 +363,7 @@ class JobSpec:
     """Seconds from one resize to the next."""
     autoscale: AutoscaleRules = field(default_factory=AutoscaleRules)
     slots: SlotRules = field(default_factory=SlotRules)
+    replicas: Replicas = field(default_factory=Replicas)
     verify: VerifyRules = field(default_factory=VerifyRules)
 
     @property

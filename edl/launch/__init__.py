@@ -5,7 +5,8 @@ The main path: ``__main__`` (entry point), ``resolved_options`` and ``cli`` (opt
 launcher) and ``launcher`` (runs them).
 
 - Options: the table ``options``; the subjects ``data_option``, ``http_options``, ``leave_options``, ``log_options``,
-  ``ps_options``, ``scale_options``, ``slot_options`` and ``store_options``; ``spelling`` and ``naming``.
+  ``ps_options``, ``replica_options``, ``scale_options``, ``slot_options`` and ``store_options``; ``spelling`` and
+  ``naming``.
 - Command lines of other launchers: ``dropin_table``; ``torch``, ``torchrun_options``, ``torchrun_store``,
   ``torchrun_table``; ``paddle``, ``paddle_devices``, ``paddle_options``, ``paddle_table``, ``script_servers``;
   ``cluster_env`` for the variables of schedulers.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import secrets
 import socket
@@ -31,6 +32,7 @@ from edl.launch.leave_options import leave_from
 from edl.launch.log_options import log_plan, server_folder
 from edl.launch.options import OPTIONS, record, value
 from edl.launch.ps_options import sizes_with_servers, wants_servers
+from edl.launch.replica_options import replicas_from
 from edl.launch.resolved_options import ResolvedOptions
 from edl.launch.scale_options import node_index, node_name, wanted_from
 from edl.launch.script_check import worker_command
@@ -92,9 +94,10 @@ def _launch_settings(resolved: ResolvedOptions, sizes: Sizes, invocation: Invoca
     if not resolved.script and invocation.command is None:
         raise click.MissingParameter(param_type="argument", param_hint="'SCRIPT'")
     here = with_spares(options, sizes.slots)
+    replicas, sizes = replicas_from(options, sizes, here.workers)
     state, scheduler = record(StateSettings, options), wanted_from(options)
     job, store = job_and_store(options, sizes.nodes, state.checkpoint_dir)
-    spec = _spec(options, job, sizes, here.workers, scheduler)
+    spec = dataclasses.replace(_spec(options, job, sizes, here.workers, scheduler), replicas=replicas)
     node = _node(options, sizes.nodes, scheduler, env)
     http, leave = http_from(options), leave_from(options)
     command = invocation.command or worker_command(

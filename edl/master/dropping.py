@@ -85,8 +85,12 @@ def _drop_by_itself(turn: MasterTurn, entry: NodeEntry, slot: int, why: str) -> 
 def _missed(turn: MasterTurn, entry: NodeEntry, slot: int) -> str:
     """Why the job cannot do without a slot; empty if it can."""
     left = [one for one in rules.usable(turn.record.dropped, entry.info) if one != slot]
-    if not left and not turn.next_size(_others(turn, entry)).nodes:
-        return "it is the last one of its node, and there is no world without that"
+    if not turn.spec.replicas.whole(len(left)) and not turn.next_size(_others(turn, entry)).nodes:
+        return (
+            "it is the last one of its node, and there is no world without that"
+            if not left
+            else "its node holds no whole replica without it, and there is no world without that node"
+        )
     return ""
 
 
@@ -180,7 +184,7 @@ def relieved(turn: MasterTurn, newcomers: Sequence[NodeEntry], nodes: int) -> li
     staying = [entry for entry in members if not turn.excluded(entry) and not entry.draining]
     candidates = [candidate(turn, entry) for entry in (*staying, *newcomers)]
     target = turn.record.sizing.target(turn.spec.nodes)
-    chosen = order([entry.info.node for entry in members], candidates, nodes, target)
+    chosen = order([entry.info.node for entry in members], candidates, nodes, target, turn.spec.replicas.nodes)
     return [entry for entry in impaired if entry.info.node not in chosen]
 
 

@@ -210,7 +210,8 @@ def _form_with_state(turn: MasterTurn, ready: Sequence[NodeEntry], previous: Seq
     target = turn.record.sizing.target(turn.spec.nodes)
     givers = [entry for entry in turn.nodes.values() if entry.attached]
 
-    members = [entries[node] for node in order(previous, candidates, size.nodes, target)]
+    chosen = order(previous, candidates, size.nodes, target, turn.spec.replicas.nodes)
+    members = [entries[node] for node in chosen]
     match choose(members, givers):
         case Restore() as restore:
             _form(turn, members, restore, size.reason)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from edl.config import NodeRange
+from edl.config import JobSpec, NodeRange
 from edl.master.events import Decision, TellNode
 from edl.master.policies.slots import Dropped
 from edl.master.state import MasterState, NodeStatus, Phase, Record
@@ -40,11 +40,18 @@ def _is_in(one: Dropped, member: Member, slot: int) -> bool:
     return not one.device and one.node == member.node and one.slot == slot
 
 
-def world_violations(world: World, unit: int) -> Iterator[str]:
-    """Violations by a world at any time: node unit, duplicate nodes, ranks without gaps, slots and ports."""
+def world_violations(world: World, spec: JobSpec) -> Iterator[str]:
+    """Violations by a world at any time: node unit, whole replicas, duplicate nodes, ranks without gaps, slots and
+    ports."""
     nodes = [member.node for member in world.members]
-    if len(nodes) % unit:
-        yield f"round {world.round} has {len(nodes)} nodes, not a multiple of {unit}"
+    if len(nodes) % spec.nodes.unit:
+        yield f"round {world.round} has {len(nodes)} nodes, not a multiple of {spec.nodes.unit}"
+    if world.size % spec.replicas.size:
+        yield f"round {world.round} has {world.size} workers, not whole replicas of {spec.replicas.size}"
+    if spec.replicas.nodes == 1:  # else each node has all its workers
+        for member in world.members:
+            if member.slots % spec.replicas.size:
+                yield f"round {world.round}: {member.node} has {member.slots} workers, which cuts a replica"
     if len(set(nodes)) != len(nodes):
         yield f"round {world.round} lists a node twice: {nodes}"
     expected = 0
@@ -62,7 +69,7 @@ def state_violations(state: MasterState) -> Iterator[str]:
     """Contradictions within one state."""
     record = state.record
     if record.world is not None:
-        yield from world_violations(record.world, state.spec.nodes.unit)
+        yield from world_violations(record.world, state.spec)
         if record.world.round != record.round:
             yield f"record says round {record.round}, its world {record.world.round}"
     elif record.round:

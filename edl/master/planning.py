@@ -351,7 +351,8 @@ def assign_copy_holders(turn: MasterTurn) -> None:
     members = turn.members()
     if not any(entry.underway for entry in members):
         return  # a plain script makes no commits
-    for node, copy_holder in copy_holders(members, [e for e in turn.ready() if turn.member(e) is None]).items():
+    spares = [entry for entry in turn.ready() if turn.member(entry) is None]
+    for node, copy_holder in copy_holders(members, spares, turn.spec.replicas.nodes).items():
         entry = turn.nodes[node]
         name = copy_holder.info.node if copy_holder is not None else ""
         if entry.attached and entry.copy_holder != name:

@@ -104,6 +104,7 @@ def _facts(turn: MasterTurn, event: ScaleRequested) -> Facts:
         seen=record.seen,
         infos={node: entry.info for node, entry in turn.nodes.items()},
         dropped=record.dropped,
+        replicas=spec.replicas,
     )
 
 

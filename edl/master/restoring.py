@@ -79,12 +79,14 @@ def newest_in_memory(entries: Iterable[NodeEntry]) -> Restore:
     return max(whole, key=lambda restore: restore.version, default=Restore())
 
 
-def copy_holders(members: Sequence[NodeEntry], spares: Sequence[NodeEntry]) -> Mapping[NodeId, NodeEntry | None]:
+def copy_holders(
+    members: Sequence[NodeEntry], spares: Sequence[NodeEntry], group: int = 1
+) -> Mapping[NodeId, NodeEntry | None]:
     """For each member the node that stores copies of its commits; None: none can.
 
-    It is a member on another rack, with the copies spread as evenly as possible; without one the next member; in a
-    world of one node a spare. An earlier choice is kept unless that node would hold too many, because a new choice
-    costs a copy of everything.
+    It is a member on another rack, with the copies spread as evenly as possible; without one the member in the same
+    place of the next replica (of ``group`` nodes); in a world of one node a spare. An earlier choice is kept unless
+    that node would hold too many, because a new choice costs a copy of everything.
     """
     racks = {entry.info.rack for entry in members} - {""}
     # With a single rack, searching other racks would only cost time (quadratic in the nodes).
@@ -109,7 +111,8 @@ def copy_holders(members: Sequence[NodeEntry], spares: Sequence[NodeEntry]) -> M
             chosen: NodeEntry | None = min(there, key=lambda one: load[one.info.node])  # of equals the next member
         else:
             alone = next(iter(spares), None)
-            chosen = members[(index + 1) % len(members)] if len(members) > 1 else alone
+            step = group if len(members) > group else 1
+            chosen = members[(index + step) % len(members)] if len(members) > 1 else alone
         found[entry.info.node] = chosen
         if chosen is not None:
             load[chosen.info.node] += 1

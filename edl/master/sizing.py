@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from edl.config import NodeRange
+from edl.config import NodeRange, Replicas
 from edl.errors import SettingError
 from edl.master.policies import slots
 from edl.rendezvous.phrases import count
@@ -143,6 +143,7 @@ class Facts:
     """The infos of the existing nodes."""
     dropped: Sequence[slots.Dropped] = ()
     """Dropped slots."""
+    replicas: Replicas = field(default_factory=Replicas)
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,7 +326,7 @@ def _short(sizing: Sizing, facts: Facts, going: frozenset[str]) -> str:
 def _cordon(sizing: Sizing, request: Cordon, facts: Facts) -> Judged:
     node = NodeId(request.node)
     info = facts.infos.get(node)
-    bare = info is not None and not slots.places(facts.dropped, info)
+    bare = info is not None and not slots.places(facts.dropped, info, facts.replicas)
     if request.device or (bare and not request.cordoned and not sizing.excludes(node)):
         return (_cordon_slot if request.cordoned else _uncordon_slots)(sizing, request, facts)
     excluded = sizing.excludes(node)
@@ -355,9 +356,11 @@ def _cordon_slot(sizing: Sizing, request: Cordon, facts: Facts) -> Judged:
     name = f"slot {slot} of {request.node}"
     if slot not in left:
         return _known(sizing, f"{name} is dropped")
-    if len(left) == 1:
+    if not facts.replicas.whole(len(left) - 1):
         advice = f"Cordon the node instead: edl cordon {request.node}"
-        return _refused(sizing, f"{name} is the only one left there that takes part. {advice}")
+        only = len(left) == 1
+        what = "is the only one left there that takes part" if only else "is needed: no whole replica is left without"
+        return _refused(sizing, f"{name} {what}. {advice}")
     return _accepted(sizing, f"{name} dropped")
 
 

@@ -132,7 +132,7 @@ class MasterTurn:
 
     def places(self, entry: NodeEntry) -> tuple[int, ...]:
         """The slots of a node that the next world's workers use; empty: all are dropped."""
-        return slots.places(self.record.dropped, entry.info)
+        return slots.places(self.record.dropped, entry.info, self.spec.replicas)
 
     def excluded(self, entry: NodeEntry) -> bool:
         """Whether a node is kept out of the next world: cordoned, departing, or without a usable slot."""

@@ -46,7 +46,7 @@ def job_status(
         restarts_allowed=state.spec.max_restarts,
         master=master,
         nodes=tuple(
-            _node_view(entry, record, cordoned=_is_out(entry, record))
+            _node_view(entry, record, cordoned=_is_out(entry, state))
             for entry in sorted(state.nodes.values(), key=lambda entry: _order(entry, record.world))
         ),
         history=history[-SHOWN:],
@@ -75,9 +75,11 @@ def _warnings(state: MasterState) -> tuple[str, ...]:
     return tuple(text for text in (state.unwritten[1], *unkept, *unlogged) if text)
 
 
-def _is_out(entry: NodeEntry, record: Record) -> bool:
+def _is_out(entry: NodeEntry, state: MasterState) -> bool:
     """Whether a node is shown as cordoned: it is, or it has no usable slot."""
-    return record.sizing.excludes(entry.info.node) or not slots.places(record.dropped, entry.info)
+    record = state.record
+    bare = not slots.places(record.dropped, entry.info, state.spec.replicas)
+    return record.sizing.excludes(entry.info.node) or bare
 
 
 def _phase(record: Record) -> str:

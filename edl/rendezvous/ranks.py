@@ -4,11 +4,13 @@ The rules, by priority. If there are more candidates than places, the nodes that
 highest indexes, where it assigns any) are left out first, then impaired nodes, which run fewer workers than planned
 because a slot was dropped: a complete node replaces them. A node that requested a position with ``--node-rank`` gets it
 when the world is large enough. Survivors keep their order. A newcomer takes the first vacated place; further newcomers
-go to the end in the order in which they joined.
+go to the end in the order in which they joined. If a replica of the model spans several nodes, replicas that have lost
+none of them stay together, and survivors of the others fill one another's places.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,30 +32,40 @@ class ReadyNode:
 
 
 def order(
-    previous: Sequence[NodeId], candidates: Sequence[ReadyNode], size: int, wanted: int = 0
+    previous: Sequence[NodeId], candidates: Sequence[ReadyNode], size: int, wanted: int = 0, group: int = 1
 ) -> tuple[NodeId, ...]:
     """The next world's nodes, position 0 first.
 
     ``previous``: the last world in order. ``size``: from 1 to ``len(candidates)``. ``wanted``: the target number of
-    nodes, 0 if there is none; a scheduler removes nodes whose index is not below it. If there are more candidates than
-    places, those nodes are left out first, then impaired ones, then newcomers, then the highest indexes, then the last
-    survivors. Raises ``ValueError`` for a size out of range.
+    nodes, 0 if there is none; a scheduler removes nodes whose index is not below it. ``group``: nodes of one replica,
+    of which ``size`` is a multiple. If there are more candidates than places, the nodes to be removed are left out
+    first, then impaired ones, then newcomers, then survivors of replicas that have lost a node, then the highest
+    indexes, then the last survivors. Raises ``ValueError`` for a size out of range.
     """
     if not 0 < size <= len(candidates):
         raise ValueError(f"size={size} with {len(candidates)} candidates")
-    chosen = _choose(previous, candidates, size, wanted)
-    return _honour_node_ranks(_fill_places(previous, chosen), {c.node: c.node_rank for c in candidates})
+    if size % group:
+        raise ValueError(f"size={size} with replicas of {group} nodes")
+    chosen = _choose(previous, candidates, size, wanted, group)
+    placed = _fill_places(previous, chosen) if group == 1 else _fill_groups(previous, chosen, group)
+    return _honour_node_ranks(placed, {c.node: c.node_rank for c in candidates})
 
 
-def _choose(previous: Sequence[NodeId], candidates: Sequence[ReadyNode], size: int, wanted: int) -> list[NodeId]:
-    """Candidates in order of priority, at most ``size``: survivors by index and position, then newcomers by requested
-    node rank, index and arrival; then impaired nodes in the same order; last those that will be removed."""
+def _choose(
+    previous: Sequence[NodeId], candidates: Sequence[ReadyNode], size: int, wanted: int, group: int
+) -> list[NodeId]:
+    """Candidates in order of priority, at most ``size``: survivors of whole replicas, then the others, each by index
+    and position; then newcomers by requested node rank, index and arrival; then impaired nodes in the same order; last
+    those that will be removed."""
     place = {node: position for position, node in enumerate(previous)}
+    there = {one.node for one in candidates}
+    kept = [nodes for nodes in _groups(previous, group) if len(nodes) == group and there.issuperset(nodes)]
+    whole = set(itertools.chain.from_iterable(kept))
 
     def claim(one: ReadyNode) -> tuple[Any, ...]:
         surplus = 0 < wanted <= one.index
         if one.node in place:
-            return (surplus, one.impaired, False, one.index, place[one.node])
+            return (surplus, one.impaired, False, one.node not in whole, one.index, place[one.node])
         return (surplus, one.impaired, True, one.node_rank < 0, one.node_rank, one.index, one.joined, one.node)
 
     return [one.node for one in sorted(candidates, key=claim)][:size]
@@ -68,6 +80,27 @@ def _fill_places(previous: Sequence[NodeId], chosen: Sequence[NodeId]) -> list[N
         if occupant is not None:
             placed.append(occupant)
     return placed + list(newcomers)
+
+
+def _fill_groups(previous: Sequence[NodeId], chosen: Sequence[NodeId], group: int) -> list[NodeId]:
+    """Like ``_fill_places``, but whole replicas stay together. Vacated places of the others go to newcomers, then to
+    survivors of the last of these others, which are dissolved."""
+    before, members = set(previous), set(chosen)
+    newcomers = [node for node in chosen if node not in before]
+    parts = [[node for node in nodes if node in members] for nodes in _groups(previous, group)]
+    broken = [part for part in parts if len(part) < group]
+    for index, part in enumerate(broken):
+        while part and len(part) < group:
+            giver = newcomers if newcomers else next((later for later in reversed(broken[index + 1 :]) if later), None)
+            if giver is None:
+                break
+            part.append(giver.pop(0))
+    return [*itertools.chain.from_iterable(parts), *newcomers]
+
+
+def _groups(previous: Sequence[NodeId], group: int) -> list[Sequence[NodeId]]:
+    """The replicas of a world, in order."""
+    return [previous[start : start + group] for start in range(0, len(previous), group)]
 
 
 def _honour_node_ranks(ordered: Sequence[NodeId], asked: dict[NodeId, int]) -> tuple[NodeId, ...]:

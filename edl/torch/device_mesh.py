@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,25 +13,51 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from edl.errors import StateError
 
-_latest: list[tuple[Any, DeviceMesh]] = []
-"""The mesh of the newest default group."""
+_latest: dict[tuple[tuple[str, int], ...], DeviceMesh] = {}
+"""The meshes of the newest world, by their inner dimensions."""
+_group: list[Any] = []
+"""The default group of that world."""
 _worlds = 0
 
 
-def mesh() -> DeviceMesh:
-    """All workers of this world in one dimension, named ``dp``. The same object until the world changes.
+def mesh(**inner: int) -> DeviceMesh:
+    """All workers of this world as a mesh: ``dp``, and inside it the dimensions in ``inner``, such as ``tp=2``.
 
-    Raises ``StateError`` where there is no world: before ``run`` calls the script's function.
+    ``dp`` takes what is left of the world, so it grows and shrinks; the others keep their sizes. Workers of one place
+    in ``dp`` have consecutive ranks. With ``--replica-size`` every world is a multiple of it, and the loss of a worker
+    costs only the replica that it belongs to. The same arguments give the same object until the world changes.
+
+    Raises ``StateError`` where there is no world (before ``run`` calls the script's function), and for sizes that do
+    not divide it.
     """
     if not dist.is_initialized():
         raise StateError(
             "there is no world yet: call mesh() in build, in the function that run calls, or after connect()"
         )
     group: Any = dist.group.WORLD
-    if not _latest or _latest[0][0] is not group:
+    if not _group or _group[0] is not group:
+        _group[:] = [group]
+        _latest.clear()
+    key = tuple(inner.items())
+    if key not in _latest:
+        sizes = _sizes(inner, dist.get_world_size())
         device = "cuda" if torch.cuda.is_available() and dist.is_nccl_available() else "cpu"
-        _latest[:] = [(group, init_device_mesh(device, (dist.get_world_size(),), mesh_dim_names=("dp",)))]
-    return _latest[0][1]
+        _latest[key] = init_device_mesh(device, sizes, mesh_dim_names=("dp", *inner))
+    return _latest[key]
+
+
+def _sizes(inner: Mapping[str, int], world: int) -> tuple[int, ...]:
+    """The sizes of all dimensions, ``dp`` first. Raises ``StateError``."""
+    shown = ", ".join(f"{name}={size}" for name, size in inner.items())
+    if "dp" in inner or any(not isinstance(size, int) or size < 1 for size in inner.values()):
+        raise StateError(f"mesh({shown}): give the size of each dimension but dp as a number from 1")
+    replica = math.prod(inner.values())
+    if world % replica:
+        raise StateError(
+            f"mesh({shown}) needs a multiple of {replica} workers, and this world has {world}: start the job with "
+            f"--replica-size={replica}, which keeps each world at such a size"
+        )
+    return (world // replica, *inner.values())
 
 
 def begin_world() -> None:
@@ -42,6 +70,7 @@ def begin_world() -> None:
     """
     global _worlds
     _worlds += 1
+    _group.clear()
     _latest.clear()
     original: Any = DeviceMesh.__init__
     if not hasattr(original, "_edl_numbered"):

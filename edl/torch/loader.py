@@ -199,11 +199,13 @@ class ShardedIterable(CoreStream, IterableDataset[Any]):
 
 
 def shard_iterable(dataset: Any, *, transform: Callable[[Any], Any] | None = None, tail: str = PAD,
-                   num_replicas: int | None = None, rank: int | None = None) -> ShardedIterable:  # fmt: skip
-    """Distribute a finite or infinite stream over the workers, for ``edl.DataLoader``.
+                   num_replicas: int | None = None, rank: int | None = None,
+                   model_parallel: int = 1) -> ShardedIterable:  # fmt: skip
+    """Distribute a finite or infinite stream over the workers, for ``edl.DataLoader``. ``model_parallel``: number of
+    consecutive ranks that work on the same items.
 
     ``dataset`` must yield the same items in the same order in every process. Each loading process reads all of it, and
     applies ``transform`` only to the items that it returns. If ``dataset`` has ``iter_from(position)``, that is called
     instead of skipping consumed items; if it has ``set_epoch``, that is called before each epoch.
     """
-    return ShardedIterable(dataset, num_replicas, rank, tail=tail, transform=transform)
+    return ShardedIterable(dataset, num_replicas, rank, tail=tail, transform=transform, model_parallel=model_parallel)

@@ -33,6 +33,7 @@ class EDLDistributedSampler(core.CoreSampler, Sampler[Any]):
     - ``order``: ``"framework"`` is torch's own and takes 4 bytes of memory per sample; ``"computed"`` takes none.
     - ``base``: another sampler, whose indices (or lists of indices, which stay together) are distributed.
     - ``counts=False``: only ``advance()`` moves the position.
+    - ``model_parallel``: number of consecutive ranks that work on the same samples, such as a tensor-parallel group.
 
     State: ``State(sampler=sampler)``. Raises ``StateError`` for unsupported options.
     """
@@ -41,17 +42,18 @@ class EDLDistributedSampler(core.CoreSampler, Sampler[Any]):
 
     def __init__(self, dataset: Any, num_replicas: int | None = None, rank: int | None = None, shuffle: bool = True,
                  seed: int = 0, drop_last: bool = False, *, tail: str | None = None, order: str = "framework",
-                 base: Any = None, counts: bool = True) -> None:  # fmt: skip
+                 base: Any = None, counts: bool = True, model_parallel: int = 1) -> None:  # fmt: skip
         if drop_last and tail not in (None, DROP):
             raise StateError(f"drop_last=True with tail={tail!r}: leave one of them out")
         super().__init__(dataset, num_replicas, rank, shuffle=shuffle, seed=seed,
-                         tail=tail or (DROP if drop_last else PAD), order=order, base=base, counts=counts)  # fmt: skip
+                         tail=tail or (DROP if drop_last else PAD), order=order, base=base, counts=counts,
+                         model_parallel=model_parallel)  # fmt: skip
 
     def place(self) -> core.WorldPlace:
         """The worker's place in the job's world; without a launcher, in torch's default group."""
         alone = self._fixed is None and AGENT_VARIABLE not in os.environ  # noqa: TID251
         if alone and torch.distributed.is_available() and torch.distributed.is_initialized():
-            return core.WorldPlace(torch.distributed.get_rank(), torch.distributed.get_world_size(), 0)
+            return self.replica(core.WorldPlace(torch.distributed.get_rank(), torch.distributed.get_world_size(), 0))
         return super().place()
 
     def _shuffled(self, length: int, epoch: int) -> Any:

@@ -18,12 +18,8 @@ import torch.distributed as dist
 
 try:
     from torch.distributed.tensor import DTensor
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-except ImportError:  # torch 2.4, where they are the same and not public yet; others import them from here
+except ImportError:  # torch 2.4, where it is the same and not public yet; others import it from here
     from torch.distributed._tensor import DTensor  # type: ignore[attr-defined]
-    from torch.distributed._tensor._utils import (  # type: ignore[import-not-found,no-redef]
-        compute_local_shape_and_global_offset,
-    )
 
 from edl.checkpoint.reading.assembly import (
     LOCAL,
@@ -45,6 +41,7 @@ from edl.checkpoint.reading.saved_parts import ReadRequest, SavedParts
 from edl.errors import CheckpointError, StateError
 from edl.torch import loading
 from edl.torch.arrays import TorchArrays
+from edl.torch.boxes import box_of
 from edl.wire.snapshot import Meta
 from edl.worker import tree
 from edl.worker.framework import ArrayInfo
@@ -54,7 +51,6 @@ __all__ = [
     "Folder",
     "MemoryParts",
     "capture",
-    "compute_local_shape_and_global_offset",
     "load_local_parts",
     "load_sharded",
 ]
@@ -62,8 +58,6 @@ __all__ = [
 Loading = Callable[[str, Meta], AbstractContextManager[None]]
 """Adds to errors raised inside it which object of which commit was being restored."""
 _arrays = TorchArrays()
-_boxes: dict[Any, Box] = {}
-_MOST_BOXES = 100_000
 
 # --- what is kept ----------------------------------------------------------------------------------------------------
 
@@ -127,7 +121,7 @@ def _optimizer_parts(
 def _is_spread_like(part: Any, parameter: Any) -> bool:
     if not isinstance(parameter, DTensor) or tuple(part[SHAPE]) != tuple(parameter.shape):
         return False
-    return (tuple(part[OFFSET]), tuple(part[LOCAL].shape)) == (_box(parameter).offset, _box(parameter).shape)
+    return (tuple(part[OFFSET]), tuple(part[LOCAL].shape)) == (box_of(parameter).offset, box_of(parameter).shape)
 
 
 def _not_restorable(name: str, key: str, whose: str, why: str) -> StateError:
@@ -140,7 +134,7 @@ def _not_restorable(name: str, key: str, whose: str, why: str) -> StateError:
 def local_parts(value: Any) -> Any:
     """The same structure with each DTensor replaced by this worker's part and its place in the whole."""
     if isinstance(value, DTensor):
-        box = _box(value)
+        box = box_of(value)
         return {LOCAL: value.to_local(), SHAPE: list(value.shape), OFFSET: list(box.offset)}
     return tree.map_entries(value, lambda _, part: local_parts(part))
 
@@ -157,33 +151,6 @@ def without_parts(structure: Any) -> Any:
             return {SHAPE: structure[SHAPE]}
         return {key: without_parts(part) for key, part in structure.items()}
     return [without_parts(part) for part in structure] if isinstance(structure, list) else structure
-
-
-def _box(tensor: Any) -> Box:
-    """This worker's part of the whole tensor. Raises ``StateError`` for a tensor whose parts are not boxes."""
-    mesh, placements, shape = tensor.device_mesh, tensor.placements, tuple(tensor.shape)
-    key = (mesh, tuple(mesh.get_coordinate() or ()), placements, shape)
-    found = _boxes.get(key)
-    if found is None:
-        if any(placement.is_partial() for placement in placements):
-            raise StateError(f"a DTensor of placements {placements} cannot be kept: its values are not summed up yet")
-        local, offset = compute_local_shape_and_global_offset(shape, mesh, placements)
-        if len(_boxes) >= _MOST_BOXES:
-            _boxes.clear()
-        # The offset of an empty part may lie beyond the end.
-        offset = tuple(min(at, length) for at, length in zip(offset, shape, strict=True))
-        found = _boxes[key] = Box(offset, tuple(local))
-    if found.shape != tuple(tensor.to_local().shape):
-        raise StateError(
-            f"a DTensor of shape {shape} and placements {placements} cannot be kept: this worker has a part of shape "
-            f"{tuple(tensor.to_local().shape)}, {found.shape} was expected"
-        )
-    return found
-
-
-def forget_meshes() -> None:
-    """Drop what is known of the meshes of earlier worlds, which would keep their groups alive."""
-    _boxes.clear()
 
 
 def _parameter_names(name: str, optimizer: torch.optim.Optimizer, objects: Mapping[str, Any]) -> list[str]:
@@ -282,7 +249,7 @@ def _piece(part: Any, live: Any, where: str) -> Any:
     shape = tuple(part[SHAPE] if sharded else part.shape)
     if shape != tuple(live.shape):
         raise ValueError(f"{where}: saved as {shape}, now {tuple(live.shape)}")
-    here = _box(live) if isinstance(live, DTensor) else Box((0,) * len(shape), shape)
+    here = box_of(live) if isinstance(live, DTensor) else Box((0,) * len(shape), shape)
     if not sharded:
         return part[tuple(slice(at, at + n) for at, n in zip(here.offset, here.shape, strict=True))]
     kept = Box(tuple(part[OFFSET]), tuple(part[LOCAL].shape))
@@ -413,7 +380,7 @@ class _Restore:
             if isinstance(live, DTensor):
                 if value.shape != tuple(live.shape):
                     raise ValueError(f"{where}: saved as {value.shape}, now {tuple(live.shape)}")
-                return _LocalPart(live, self._tensor(value, _box(live)))
+                return _LocalPart(live, self._tensor(value, box_of(live)))
             return self._tensor(value, value.box)
         if isinstance(value, Whole):
             return self._array(value.copies[0])
@@ -480,7 +447,7 @@ class _Restore:
     def _read(self, kept: Spread | Whole, target: Any) -> torch.Tensor:
         """The part of a tensor that this worker holds."""
         if isinstance(kept, Spread):
-            return self._tensor(kept, _box(target) if isinstance(target, DTensor) else kept.box)
+            return self._tensor(kept, box_of(target) if isinstance(target, DTensor) else kept.box)
         whole = torch.as_tensor(self._array(kept.copies[0]))
         return _piece(whole, target, "") if isinstance(target, DTensor) else whole
 

@@ -12,6 +12,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from edl.torch import loading, refusals
+from edl.torch.boxes import forget_meshes
 from edl.torch.ddp import plain as unwrapped
 from edl.torch.device_mesh import begin_world, mesh
 from edl.torch.framework import current
@@ -129,7 +130,7 @@ class State(core.BaseState):
 
 
 def _build(build: Build) -> Mapping[str, Any]:
-    _shards().forget_meshes()
+    forget_meshes()
     begin_world()
     return build(mesh())
 

@@ -27,6 +27,8 @@ class Context:
     """The reason for ``should_stop``; else empty."""
     launched: bool
     """Started by the launcher; False means that the process runs alone."""
+    replica_size: int = 1
+    """Workers that hold one replica of the model together (``--replica-size``)."""
 
 
 def context() -> Context:
@@ -58,23 +60,26 @@ def context_of(session: Session) -> Context:
         should_stop=bool(reason),
         reason=reason,
         launched=link is not None,
+        replica_size=_number("EDL_REPLICA_SIZE", 1),
     )
 
 
-def _inherited() -> Context:
-    def number(name: str, default: int) -> int:
-        text = os.environ.get(name, "")
-        return int(text) if text.isdigit() else default
+def _number(name: str, default: int) -> int:
+    text = os.environ.get(name, "")
+    return int(text) if text.isdigit() else default
 
+
+def _inherited() -> Context:
     return Context(
-        rank=number("RANK", 0),
-        local_rank=number("LOCAL_RANK", 0),
-        world_size=number("WORLD_SIZE", 1),
-        local_world_size=number("LOCAL_WORLD_SIZE", 1),
+        rank=_number("RANK", 0),
+        local_rank=_number("LOCAL_RANK", 0),
+        world_size=_number("WORLD_SIZE", 1),
+        local_world_size=_number("LOCAL_WORLD_SIZE", 1),
         node=os.environ.get("EDL_NODE_ID", ""),
-        nodes=number("EDL_NODES", 1),
-        round=number("EDL_ROUND", 1),
+        nodes=_number("EDL_NODES", 1),
+        round=_number("EDL_ROUND", 1),
         should_stop=False,
         reason="",
         launched=True,
+        replica_size=_number("EDL_REPLICA_SIZE", 1),
     )

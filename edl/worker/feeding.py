@@ -267,8 +267,8 @@ class CoreStream(Position):
     """
 
     def __init__(self, dataset: Any, num_replicas: int | None, rank: int | None, *,
-                 tail: str, transform: Callable[[Any], Any] | None) -> None:  # fmt: skip
-        super().__init__(num_replicas, rank)
+                 tail: str, transform: Callable[[Any], Any] | None, model_parallel: int = 1) -> None:  # fmt: skip
+        super().__init__(num_replicas, rank, model_parallel=model_parallel)
         check_tail(tail)
         self.dataset = dataset
         self.tail = tail

@@ -84,7 +84,16 @@ class Position:
     Loaders report what they have delivered, and the state saved by a commit covers exactly that.
     """
 
-    def __init__(self, num_replicas: int | None, rank: int | None, *, counts: bool = True) -> None:
+    def __init__(
+        self, num_replicas: int | None, rank: int | None, *, counts: bool = True, model_parallel: int = 1
+    ) -> None:
+        if not isinstance(model_parallel, int) or model_parallel < 1:
+            raise StateError(f"model_parallel={model_parallel!r}: it must be an integer of at least 1")
+        if model_parallel > 1 and num_replicas is not None:
+            raise StateError(
+                f"model_parallel={model_parallel} with num_replicas={num_replicas}: leave one of them out. A rank that "
+                "is given is that of the data-parallel replica"
+            )
         if (num_replicas is None) != (rank is None):
             raise StateError(f"num_replicas={num_replicas}, rank={rank}: give both, or neither to follow the job")
         if num_replicas is not None and rank is not None and not 0 <= rank < num_replicas:
@@ -98,6 +107,7 @@ class Position:
         """The position was set on purpose since the last iteration began."""
         self._walk: Walk | None = None
         self._counts = counts
+        self._model_parallel = model_parallel
 
     @property
     def epoch(self) -> int:
@@ -149,8 +159,19 @@ class Position:
             self._go(self._epoch + 1)
 
     def place(self) -> WorldPlace:
-        """The receiver of samples: the given one, or this worker's place in the current world."""
-        return self._fixed or current_place()
+        """The receiver of samples: the given one, or this worker's place in the current world. Raises ``StateError`` if
+        ``model_parallel`` does not divide that."""
+        return self._fixed or self.replica(current_place())
+
+    def replica(self, here: WorldPlace) -> WorldPlace:
+        """The place of this worker's replica: its workers get the same samples."""
+        together = self._model_parallel
+        if here.world % together:
+            raise StateError(
+                f"model_parallel={together} in a world of {here.world} workers: start the job with "
+                f"--replica-size={together}, which keeps each world at a multiple of it"
+            )
+        return WorldPlace(here.rank // together, here.world // together, here.round)
 
     # --- for iterations ----------------------------------------------------------------------------------------------
 
@@ -346,9 +367,9 @@ class CoreSampler(Position):
 
     def __init__(
         self, dataset: Any, num_replicas: int | None, rank: int | None, *, shuffle: bool, seed: int,
-        tail: str, order: str, base: Any, counts: bool,
+        tail: str, order: str, base: Any, counts: bool, model_parallel: int = 1,
     ) -> None:  # fmt: skip
-        super().__init__(num_replicas, rank, counts=counts)
+        super().__init__(num_replicas, rank, counts=counts, model_parallel=model_parallel)
         check_tail(tail)
         if order not in _ORDERS:
             raise StateError(f"order={order!r}: it must be one of {', '.join(_ORDERS)}")

@@ -27,7 +27,11 @@ def redone(began: dict[int, dict[str, Any]], job: Sharded) -> dict[int, int]:
     return {later: reached[before] - began[later]["step"] for before, later in itertools.pairwise(rounds)}
 
 
-@pytest.mark.parametrize("how", [(), ("--hsdp",), ("--restart",)], ids=["processes stay", "HSDP", "processes restart"])
+@pytest.mark.parametrize(
+    "how",
+    [(), ("--hsdp",), ("--tp",), ("--restart",)],
+    ids=["processes stay", "HSDP", "tensor parallel", "processes restart"],
+)
 def test_worlds_of_any_size_begin_from_memory(tmp_path: Path, how: tuple[str, ...]) -> None:
     """2 → 3 → 2 → 1 → 2 nodes with two workers each: a join, a killed launcher, a drain, and a join again."""
     with OutsideEtcd(tmp_path / "etcd") as etcd:
@@ -36,6 +40,8 @@ def test_worlds_of_any_size_begin_from_memory(tmp_path: Path, how: tuple[str, ..
         folder.mkdir()
         arguments = ("--save-every=0", *how)
         named: dict[str, Any] = {"name": "recut", "nnodes": "1:3", "script": script, "arguments": arguments}
+        if "--tp" in how:
+            named["options"] = ("--replica-size=2",)
         with Sharded(folder, [etcd.endpoint], **named) as job:
             job.start("a", "b", nproc=2)
             job.wait_world(4)
@@ -64,3 +70,36 @@ def test_worlds_of_any_size_begin_from_memory(tmp_path: Path, how: tuple[str, ..
             assert lost[shrunk.round] <= 2, "the copy of a lost node may be one commit behind"
             said = job.nodes["a"].text
             print(*[line for line in said.splitlines() if "re-cut" in line], sep="\n")
+
+
+def test_a_lost_node_costs_the_replica_that_it_belongs_to(tmp_path: Path) -> None:
+    """Replicas of two nodes with one worker each: 2 → 4 → 2 (one survivor waits as a spare) → 4 nodes."""
+    with OutsideEtcd(tmp_path / "etcd") as etcd:
+        folder = tmp_path / "job"
+        folder.mkdir()
+        script, arguments = (str(WORKERS / "sharded_torch.py"),), ("--save-every=0", "--tp")
+        named: dict[str, Any] = {"name": "replicas", "nnodes": "1:4", "script": script, "arguments": arguments}
+        with Sharded(folder, [etcd.endpoint], **named, options=("--replica-size=2",)) as job:
+            job.start("a", "b")
+            job.wait_world(2)
+            job.wait_steps(5)
+            job.start("c", "d")
+            grown = job.wait_world(4)
+            job.wait_steps(5)
+            job.kill("a")
+            del job.nodes["a"]
+            shrunk = job.wait_world(2, after=grown.round)
+            assert shrunk.nodes == {0: "c", 1: "d"}, "b has no partner"
+            job.wait_steps(5)
+            job.start("e")
+            again = job.wait_world(4, after=shrunk.round)
+            assert (again.nodes[0], again.nodes[1], {again.nodes[2], again.nodes[3]}) == ("c", "d", {"b", "e"})
+            job.wait_steps(5)
+            job.end_soon()
+            began = ended(job)
+            lost = redone(began, job)
+            assert (lost[grown.round], lost[again.round]) == (-1, -1), lost
+            assert lost[shrunk.round] <= 2, lost
+            for node in ("c", "d"):
+                pids = {tuple(seen.pids_of(node)) for seen in job.rounds() if node in seen.nodes.values()}
+                assert len(pids) == 1, "it keeps its process"

@@ -18,13 +18,17 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 try:
     from torch.distributed.tensor import Partial, Replicate, Shard
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 except ImportError:  # torch 2.4
     from torch.distributed._tensor import Partial, Replicate, Shard  # type: ignore[attr-defined]
+    from torch.distributed._tensor._utils import (  # type: ignore[import-not-found,no-redef]
+        compute_local_shape_and_global_offset,
+    )
 
 from edl.adapters.files import PlainFiles
 from edl.checkpoint.directory.writer import FileCheckpointStorage
 from edl.torch.arrays import TorchArrays
-from edl.torch.sharded import DTensor, capture, compute_local_shape_and_global_offset
+from edl.torch.sharded import DTensor, capture
 from edl.wire.messages import Version
 from edl.wire.snapshot import Layout, Leaf, Meta
 from edl.worker import tree

@@ -20,7 +20,7 @@ from edl.agent.switches import NAMES
 from edl.agent.workers.environment import LocalPaths, WorkerGroupDeps, worker_environment
 from edl.agent.workers.paddle_environment import KINDS, ScriptPlaces, shortened
 from edl.checkpoint.directory.manifest import MANIFEST_FILE, OWNER_FILE
-from edl.config import JobSpec, LrRule, NodeRange, ScriptServers, VerifyRules
+from edl.config import JobSpec, LrRule, NodeRange, Replicas, ScriptServers, VerifyRules
 from edl.job_records import Training
 from edl.launch.data_option import data_sets
 from edl.launch.options import launcher_options
@@ -173,6 +173,7 @@ def worker_variables() -> set[str]:
         data=data_sets(("train=/data/*.parquet",)),
         servers=Training(),
         verify=VerifyRules(1),
+        replicas=Replicas(2, 2),
     )
     found = set(environment_of(ServerSettings(listed=("h:1",))))
     for gpus in (0, 2):

@@ -105,6 +105,8 @@ def _everywhere(
         environment["EDL_DATA_SETS"] = environment_text(spec.data)
     if spec.verify != VerifyRules():
         environment["EDL_VERIFY"] = spec.verify.text
+    if spec.replicas.size > 1:
+        environment["EDL_REPLICA_SIZE"] = str(spec.replicas.size)
     if spec.servers:
         environment["EDL_PS"] = "1"
     if not spec.script_servers:

@@ -11,6 +11,7 @@ from edl.config import (
     HyperPolicy,
     JobSpec,
     NodeRange,
+    Replicas,
     ScriptServers,
     SlotRules,
     Timeouts,
@@ -28,6 +29,7 @@ _PARTS: Mapping[type, Callable[[JobSpec], Any]] = {
     HyperPolicy: lambda spec: spec.hyper,
     AutoscaleRules: lambda spec: spec.autoscale,
     SlotRules: lambda spec: spec.slots,
+    Replicas: lambda spec: spec.replicas,
     VerifyRules: lambda spec: spec.verify,
     Training: lambda spec: spec.servers,
 }
@@ -66,6 +68,7 @@ def _of_several_options(spec: JobSpec) -> dict[str, str]:
         "--run-mode": "ps" if spec.servers or spec.script_servers else "collective",
         "--pservers": "script" if spec.script_servers else "edl",
         "--autoscale": "throughput" if spec.autoscale.enabled else "off",
+        **({"--nproc-per-node": str(spec.replicas.slots)} if spec.replicas.slots else {}),
         **_pservers(spec.servers, spec.script_servers),
         **_scheduler(spec.scheduler),
     }

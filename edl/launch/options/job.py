@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edl.config import NodeRange
+from edl.config import NodeRange, Replicas
 from edl.errors import SettingError
 from edl.launch.cluster_env import CLUSTER_ENVS
 from edl.launch.options.option import Option, Section, Setting
@@ -65,6 +65,14 @@ SIZE_OF_THE_JOB = (
         "--node-unit",
         setting=Setting(NodeRange, "unit"),
         help="A world's node count is a multiple of this. Surplus nodes wait as spares.",
+    ),
+    Option(
+        "--replica-size",
+        setting=Setting(Replicas, "size"),
+        help=(
+            "Workers that hold one replica of the model together (tensor and pipeline parallelism, one FSDP group). A "
+            "world has whole replicas only, and a fault costs one of them."
+        ),
     ),
     Option(
         "--node-id",

@@ -15,6 +15,7 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from edl.config import Replicas
 from edl.rendezvous.phrases import count, listed, one_line
 from edl.types import NodeId, Round
 from edl.wire.messages import Failure, NodeInfo
@@ -85,10 +86,13 @@ def usable(dropped: Sequence[Dropped], info: NodeInfo) -> tuple[int, ...]:
     return tuple(slot for slot in everything if dropped_here(dropped, info, slot) is None)
 
 
-def places(dropped: Sequence[Dropped], info: NodeInfo) -> tuple[int, ...]:
-    """Slots that the next world's workers use, ascending; spare slots only replace dropped ones. Empty: the node cannot
-    take part."""
-    return usable(dropped, info)[: info.slots] if dropped else first(info.slots)
+def places(dropped: Sequence[Dropped], info: NodeInfo, replicas: Replicas) -> tuple[int, ...]:
+    """Slots that the next world's workers use, ascending, enough for whole replicas; spare slots only replace dropped
+    ones. Empty: the node cannot take part."""
+    if not dropped:
+        return first(info.slots)
+    able = usable(dropped, info)[: info.slots]
+    return able[: replicas.whole(len(able))]
 
 
 @functools.cache

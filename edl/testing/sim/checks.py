@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from edl.agent.machine import events as ag
@@ -15,7 +15,7 @@ from edl.master.invariants import step_violations, world_violations
 from edl.master.sizing import Sizing
 from edl.master.state import MasterState, NodeEntry, NodeStatus, Phase, Record
 from edl.testing.sim.asking import Promises
-from edl.testing.sim.memory_checkpoints import Directory, SimMemory
+from edl.testing.sim.memory_checkpoints import Directory, SimMemory, StateNet
 from edl.testing.sim.pairs import Pair, agent_pair, master_pair, why_impossible
 from edl.testing.sim.timeline import Timeline
 from edl.testing.sim.workers import Job, Parent, SimWorker
@@ -79,6 +79,10 @@ class RoundProgress:
     """Commit at which the round ends, once agreed, else 0. No worker may pass it."""
     saves: set[int] = field(default_factory=set)
     """Commits to be saved before the round ends."""
+    lost: int = 0
+    """Launchers with state in memory that had died before it began."""
+    impatient: int = 0
+    """How often a worker had given up waiting for a copy before it began."""
     passed_s: float = 0.0
     """When a worker last passed a step boundary."""
     agreed_s: float = 0.0
@@ -92,7 +96,7 @@ class Checks:
         self.spec = spec
         self.timeline = timeline
         self.training: Job
-        self.memories: Mapping[tuple[str, int], SimMemory] = {}
+        self.states: StateNet
         self.directory = Directory()
         self.record: Record | None = None
         """The record in the store."""
@@ -202,7 +206,7 @@ class Checks:
             known = self.worlds.setdefault(record.round, record.world)
             if known != record.world:
                 self.fail(f"round {record.round} got a second world")
-            self.demand(world_violations(record.world, self.spec.nodes.unit))
+            self.demand(world_violations(record.world, self.spec))
             if before is None or before.round < record.round:
                 self._world_formed(before.world if before is not None else None, state, record.world, decided_s)
         formed = record.world is not None and (before is None or before.round < record.round)
@@ -211,7 +215,7 @@ class Checks:
         if self.settings.setdefault(record.settings.number, record.settings) != record.settings:
             self.fail(f"settings {record.settings} are recorded after {self.settings[record.settings.number]}")
         if record.phase is Phase.ENDED and record.outcome is not None and record.outcome.exit_code == ExitCode.KILLED:
-            self.owed = self._newest(list(self.memories.values()), decided_s), self.lost_memories
+            self.owed = self._newest(list(self.states.memories.values()), decided_s), self.lost_memories
         if record.outcome is not None and record.outcome.exit_code == ExitCode.CHECKPOINT_UNUSABLE and record != before:
             self._check_unusable(state, decided_s)
 
@@ -250,7 +254,9 @@ class Checks:
 
     def _attached(self, entries: Iterable[NodeEntry]) -> list[SimMemory]:
         """In-memory checkpoints of the attached nodes among these, as far as the nodes are alive."""
-        found = ((self.memories.get((one.info.host, one.info.state_port)), one) for one in entries if one.attached)
+        found = (
+            (self.states.memories.get((one.info.host, one.info.state_port)), one) for one in entries if one.attached
+        )
         return [memory for memory, entry in found if memory is not None and memory.owner.info == entry.info]
 
     @staticmethod
@@ -280,14 +286,28 @@ class Checks:
             self.fail(f"round {before.round} was interrupted after commit {progress.reached} though nothing went wrong")
         survivors = {
             id(memory.owner)
-            for memory in self.memories.values()
+            for memory in self.states.memories.values()
             if any(member.incarnation == memory.owner.info.incarnation for member in world.members)
         }
-        if progress.copied_by & survivors and not self.training.sharded:
-            every = self.training.copy_every
-            least = (progress.reached - 1) // every * every
-            if least > before.restore.commit and world.restore < Version(before.era, least):
-                self.fail(f"round {before.round} got to {progress.reached}, {world.round} begins from {world.restore}")
+        every = self.training.copy_every
+        least = (progress.reached - 1) // every * every
+        if self._keeps_parts(before, world, progress):
+            least -= every  # the lost node's last commit may not have been copied yet
+        elif self.training.sharded:
+            return
+        kept = progress.copied_by & survivors and least > before.restore.commit
+        if kept and world.restore < Version(before.era, least):
+            self.fail(f"round {before.round} got to {progress.reached}, {world.round} begins from {world.restore}")
+
+    def _keeps_parts(self, before: World, world: World, progress: RoundProgress) -> bool:
+        """Whether every part of a sharded state must have survived: one node at most is gone, and workers waited for
+        the copies of their last commits."""
+        if not self.training.sharded or len(before.members) < 2:
+            return False
+        stay = {member.incarnation for member in world.members}
+        gone = sum(member.incarnation not in stay for member in before.members)
+        lost = self.lost_memories - progress.lost
+        return gone <= 1 and lost <= gone and progress.impatient == self.states.impatient
 
     # --- reported by agents and workers -------------------------------------------------------------------------------
 
@@ -394,7 +414,8 @@ class Checks:
         """Check the commit that a worker has restored."""
         if version != self.worlds[world.round].restore:
             self.fail(f"{worker} begins round {world.round} from {version}, not {self.worlds[world.round].restore}")
-        self.progress.setdefault(world.round, RoundProgress(version.commit, set()))
+        begun = RoundProgress(version.commit, set(), lost=self.lost_memories, impatient=self.states.impatient)
+        self.progress.setdefault(world.round, begun)
 
     def passed(self, worker: SimWorker, world: World, commit: int) -> None:
         """Check that a worker may pass a step boundary."""

@@ -72,7 +72,7 @@ def _restart(world: SimWorld, fault: Fault) -> None:
 
 def _new_node(world: SimWorld, fault: Fault) -> None:
     if len(world.launchers) < MAX_NODES and not world.ended():
-        world.start(f"x{len(world.launchers)}", slots=1 + int(fault.pick * 2))
+        world.start(f"x{len(world.launchers)}", slots=world.spec.replicas.slots or 1 + int(fault.pick * 2))
 
 
 def _worker(world: SimWorld, fault: Fault) -> SimWorker | None:

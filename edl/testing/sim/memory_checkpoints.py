@@ -14,7 +14,9 @@ from typing import Any, Protocol
 
 from edl.checkpoint.memory.copy_policy import Copying, needed
 from edl.checkpoint.memory.pending_saves import PendingSave
+from edl.checkpoint.memory.replication import COPY_TIMEOUT_S
 from edl.checkpoint.memory.shard_saves import parts_to_write
+from edl.tasks import AGAIN_S
 from edl.testing.sim.network import Network
 from edl.testing.sim.timeline import Timeline
 from edl.types import NodeId
@@ -81,6 +83,8 @@ class StateNet:
     """``--copies``."""
     acknowledged: set[Version] = field(default_factory=set)
     """Commits whose save was acknowledged to workers."""
+    impatient: int = 0
+    """How often a worker gave up waiting for the copy of its last commit."""
     kill_source: bool = False
     """Whether the next node that is asked for a piece of state is killed."""
 
@@ -133,6 +137,8 @@ class SimMemory:
         self._peer: KeepWith | None = None
         self._copied: dict[Stream, Holding] = {}
         self._sending = False
+        self._peer_named = False
+        self._patient = True
         self._writer = False
         self._nodes = 1
         self._owed = PendingSave()
@@ -293,10 +299,26 @@ class SimMemory:
 
     def keep_with(self, peer: KeepWith) -> None:
         """Send copies of commits to this node from now on."""
+        self._peer_named = self._patient = True
         if peer != self._peer:
             self._peer = peer if peer.node else None
             self._copied.clear()
             self._replicate()
+
+    def when_copied(self, slot: int, then: Callable[[], None], since_s: float | None = None) -> None:
+        """Call ``then`` once the newest commit of this slot's worker is on another node, or that node is too slow."""
+        now_s = self.net.timeline.now_s
+        since_s = now_s if since_s is None else since_s
+        awaited = self._nodes > 1 and self.net.copying is not Copying.NEVER and not self._peer_named
+        if not self._patient or not (self._peer or awaited) or ("worker", "", slot) not in self._behind():
+            then()
+        elif now_s - since_s >= COPY_TIMEOUT_S:
+            self._patient = False
+            self.net.impatient += 1
+            then()
+        else:
+            self._replicate()
+            self.owner.after(AGAIN_S, self.when_copied, slot, then, since_s)
 
     def _behind(self) -> list[Stream]:
         newest = {stream: held[0] for stream in self._of("worker") if (held := self._streams[stream])}

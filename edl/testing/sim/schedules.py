@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from edl.config import FaultTolerance, HyperPolicy, JobSpec, LrRule, NodeRange, SlotRules, Timeouts
+from edl.config import FaultTolerance, HyperPolicy, JobSpec, LrRule, NodeRange, Replicas, SlotRules, Timeouts
 from edl.job_records import SchedulerChoice, SizeOwner, Training
 from edl.testing.sim.biases import USUAL, Biases
 from edl.testing.sim.checks import Violation
@@ -166,6 +166,18 @@ class Schedule:
         return dataclasses.replace(drawn, spec=spec, plan=plan, spare_slots=spare, devices=known, sized=sized)
 
     @classmethod
+    def grouped(cls, seed: int) -> Schedule:
+        """The schedule of ``slotted`` with replicas of several workers, which share a node or need several."""
+        drawn = cls.slotted(4 * seed)  # every fourth has independent workers
+        rng = random.Random(f"replicas {seed}")  # noqa: S311 - not for secrets
+        replicas = Replicas(*rng.choice(((2, 2), (2, 4), (2, 1), (4, 2), (3, 1))))
+        unit = replicas.nodes
+        bounds = NodeRange(rng.randint(1, 2 * unit), unit * rng.choice((2, 3) if unit < 3 else (2,)), unit)
+        spec = dataclasses.replace(drawn.spec, nodes=bounds, replicas=replicas)
+        starts_s = tuple(rng.uniform(0.0, 3.0) for _ in range(rng.randint(bounds.lowest, min(bounds.highest + 1, 7))))
+        return dataclasses.replace(drawn, spec=spec, starts_s=starts_s)
+
+    @classmethod
     def bursting(cls, seed: int) -> Schedule:
         """The schedule of ``slotted`` with bursts of faults of every kind and its own biases. Workers that ignore
         SIGTERM, slow fork servers and short jobs prolong states that are usually short."""
@@ -269,6 +281,7 @@ def play(schedule: Schedule, trace: Callable[[str], None] | None = None) -> Resu
         spare, devices = 0, tuple[str, ...]()
         if schedule.spare_slots >= 0:
             slots, spare = 1 + (schedule.seed + index) % 4, schedule.spare_slots
+            slots = schedule.spec.replicas.slots or slots
             devices = tuple(f"GPU-{index}-{slot}" for slot in range(slots + spare)) if schedule.devices else ()
         world.timeline.at(at_s, world.start, f"n{index}", slots, node_rank, rack, number, spare, devices)
     result = Result(schedule.seed, faults=len(schedule.plan.faults))
@@ -295,6 +308,7 @@ KINDS: Mapping[str, Callable[[int], Schedule]] = {
     "reading": Schedule.reading,
     "resized": Schedule.resized,
     "slotted": Schedule.slotted,
+    "grouped": Schedule.grouped,
     "bursting": Schedule.bursting,
     "scheduled": Schedule.scheduled,
 }

@@ -450,6 +450,10 @@ class SteppingJob(Job):
         holding = Holding(version, worker.rank, world.size) if script.sharded else Holding(version)
         worker.busy = True
 
+        def begin() -> None:
+            worker.said_s = max(worker.said_s, self.timeline.now_s + self.rng.uniform(0.0002, 0.002))
+            self.timeline.at(worker.said_s, worker.parent.run, taken)
+
         def taken() -> None:
             worker.parent.memory.committed(worker.slot, holding, save)
             self.watcher.copied(worker.parent, version)
@@ -458,8 +462,10 @@ class SteppingJob(Job):
             if worker.crew is not None:
                 worker.crew.look()
 
-        worker.said_s = max(worker.said_s, self.timeline.now_s + self.rng.uniform(0.0002, 0.002))
-        self.timeline.at(worker.said_s, worker.parent.run, taken)
+        if script.sharded:
+            worker.parent.memory.when_copied(worker.slot, begin)
+        else:
+            begin()
 
     def complete(self, crew: Crew) -> None:
         """All workers have completed the last step and exit."""

@@ -78,7 +78,7 @@ class SimWorld:
         self.states.copying = Copying.ALWAYS if seed % 4 == COPYING_SEEDS else Copying.AUTO
         self.plugin = plugin or Plugin()
         self.training = self._job(total_s, script)
-        checks.training, checks.memories = self.training, self.states.memories
+        checks.training, checks.states = self.training, self.states
         checks.directory = self.directory
         self.warm_s = warm_s
         shown = None if trace is None else lambda text: trace(f"{timeline.now_s:9.3f} {text}")
@@ -447,8 +447,8 @@ class SimWorld:
     def able(self, usable: Sequence[SimLauncher] = ()) -> list[SimLauncher]:
         """Launchers whose node may be in a world, given the users' requests."""
         stay = [one for one in usable or self.usable() if (agent := one.agent) is not None and agent.draining is None]
-        dropped = self.checks.record.dropped if self.checks.record is not None else ()
-        return [one for one in stay if not self._sizing.excludes(one.node) and places(dropped, one.info)]
+        dropped, whole = self.checks.record.dropped if self.checks.record is not None else (), self.spec.replicas
+        return [one for one in stay if not self._sizing.excludes(one.node) and places(dropped, one.info, whole)]
 
     def settled(self) -> bool:
         """Whether the job has ended, runs a world as large as requested and possible, or waits for a valid reason."""

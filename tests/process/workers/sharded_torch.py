@@ -21,7 +21,12 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import edl.torch as edl
-from edl.torch.sharded import DTensor, compute_local_shape_and_global_offset
+from edl.torch.sharded import DTensor
+
+try:
+    from torch.distributed.tensor import Shard, distribute_tensor
+except ImportError:  # torch 2.4
+    from torch.distributed._tensor import Shard, distribute_tensor  # type: ignore[attr-defined]
 
 try:
     from torch.distributed.fsdp import fully_shard
@@ -51,7 +56,11 @@ class Block(nn.Module):
         total: Any = 0.0
         for index, weight in enumerate(self.weights):
             pattern = torch.arange(weight.numel(), dtype=weight.dtype).remainder(7).view(weight.shape) - 3
-            total = total + (weight * pattern).sum() * batch[:, index].sum() / len(batch)
+            if isinstance(weight, DTensor):  # tensor parallel
+                pattern = distribute_tensor(pattern, weight.device_mesh, weight.placements)
+            inner = (weight * pattern).sum()
+            inner = inner.full_tensor() if isinstance(inner, DTensor) else inner
+            total = total + inner * batch[:, index].sum() / len(batch)
         return total
 
     def get_extra_state(self) -> dict[str, Any]:
@@ -112,13 +121,24 @@ def _differ(path: str, mine: Any, right: Any) -> list[str]:
         return [line for i, one in enumerate(right) for line in _differ(f"{path}.{i}", mine[i], one)]
     if isinstance(right, torch.Tensor):
         if isinstance(mine, DTensor):
-            shape, offset = compute_local_shape_and_global_offset(right.shape, mine.device_mesh, mine.placements)
-            right = right[tuple(slice(at, at + length) for at, length in zip(offset, shape, strict=True))]
-            mine = mine.to_local()
+            right, mine = _part(right, mine), mine.to_local()
         same = mine.shape == right.shape and mine.dtype == right.dtype and torch.equal(mine, right)
     else:
         same = type(mine) is type(right) and mine == right
     return [] if same else [f"{path}: {mine!r:.200} instead of {right!r:.200}"]
+
+
+def _part(whole: torch.Tensor, mine: Any) -> torch.Tensor:
+    """What this worker should have of a tensor: cut by the tensor-parallel dimension first, which FSDP2 marks by
+    another class for its own."""
+    mesh = mine.device_mesh
+    marked = [type(placement).__name__ == "_StridedShard" for placement in mine.placements]
+    for at in sorted(range(len(marked)), key=marked.__getitem__):
+        placement, number = mine.placements[at], mesh.get_coordinate()[at]
+        if not placement.is_replicate():
+            parts = whole.chunk(mesh.size(at), placement.dim)
+            whole = parts[number] if number < len(parts) else whole.narrow(placement.dim, 0, 0)
+    return whole
 
 
 def read_arguments() -> argparse.Namespace:
@@ -132,6 +152,7 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--hsdp", action="store_true", help="shard within pairs of workers, which are copies of each other"
     )
+    parser.add_argument("--tp", action="store_true", help="cut tensors for pairs of workers, and shard these pieces")
     parser.add_argument("--restart", action="store_true", help="build the model once: each world gets new processes")
     return parser.parse_args()
 
@@ -147,6 +168,12 @@ def shard(mesh: Any) -> dict[str, Any]:
     if options.hsdp:
         sizes = (dist.get_world_size() // 2, 2)
         mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("replicate", "shard"))
+    if options.tp:
+        both = edl.mesh(tp=2)
+        for weights in (block.weights for block in model.children() if isinstance(block, Block)):
+            for index, weight in enumerate(weights):
+                weights[index] = nn.Parameter(distribute_tensor(weight.detach(), both["tp"], [Shard(0)]))
+        mesh = both["dp"]
     for child in model.children():
         fully_shard(child, mesh=mesh)
     fully_shard(model, mesh=mesh)
@@ -189,7 +216,9 @@ def train(state: edl.State) -> None:
     log = (options.folder / f"{here.node}.{here.round}.{here.rank}.{os.getpid()}.steps").open("a", buffering=1)
     with log:
         while state.step < last_step():
-            advance(state.model, state.optimizer, rows(state.step)[here.rank :: here.world_size])
+            replica = 2 if options.tp else 1
+            mine = rows(state.step)[here.rank // replica :: here.world_size // replica]
+            advance(state.model, state.optimizer, mine)
             state.told.append(state.step)
             state.step += 1
             if state.step == options.fail_at or (options.folder / "fail").exists():

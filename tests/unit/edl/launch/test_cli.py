@@ -18,6 +18,7 @@ from edl.launch import __main__ as program
 from edl.launch import accelerators, slot_options
 from edl.launch.cli import with_both_spellings
 from edl.launch.options import OPTIONS
+from edl.launch.options.agreement import differences
 from edl.launch.resolved_options import ResolvedOptions
 from edl.launch.settings import Backend, LaunchSettings
 from edl.ports import CommandKind
@@ -190,12 +191,48 @@ class TestOptions:
         assert "--rdzv-endpoint=''" in refused("--nnodes=2", "train.py")
 
 
+class TestReplicas:
+    @pytest.mark.parametrize(
+        ("arguments", "nodes"),
+        [
+            (("--replica-size=2", "--nproc-per-node=4", "--nnodes=1:4"), NodeRange(1, 4)),
+            (("--replica-size=8", "--nproc-per-node=4", "--nnodes=2:7"), NodeRange(2, 7, 2)),
+            (("--replica-size=8", "--nproc-per-node=4", "--nnodes=1:12", "--node-unit=3"), NodeRange(1, 12, 6)),
+            (("--replica-size=1", "--nproc-per-node=3", "--nnodes=1:3"), NodeRange(1, 3)),
+        ],
+    )
+    def test_a_world_has_nodes_for_whole_replicas(self, arguments: tuple[str, ...], nodes: NodeRange) -> None:
+        assert read("--rdzv-endpoint=h:1", *arguments, "train.py").spec.nodes == nodes
+
+    def test_all_launchers_have_equally_many_workers_then(self) -> None:
+        four, two = (
+            read("--rdzv-endpoint=h:1", "--rdzv-id=j", "--replica-size=2", f"--nproc-per-node={count}", "train.py").spec
+            for count in (4, 2)
+        )
+        assert differences(two, four) == ["--nproc-per-node=2 (the running job has 4)"]
+        one = read("--rdzv-endpoint=h:1", "--rdzv-id=j", "--nproc-per-node=4", "train.py").spec
+        assert differences(one, four) == ["--replica-size=1 (the running job has 2)"]
+
+
 class TestRefusals:
     @pytest.mark.parametrize(
         ("arguments", "words"),
         [
             (["--nnodes=3:2"], ["--nnodes=3:2", "below the minimum", "--nnodes=2:3"]),
             (["--nnodes=1:3", "--node-unit=4"], ["--node-unit=4", "multiple of 4", "Raise the maximum to 4"]),
+            (["--replica-size=0"], ["--replica-size=0", "at least 1"]),
+            (
+                ["--replica-size=3", "--nproc-per-node=2"],
+                ["--replica-size=3", "nodes with 2 workers", "share one evenly", "a multiple of the other"],
+            ),
+            (
+                ["--replica-size=8", "--nproc-per-node=2", "--nnodes=1:3"],
+                ["--replica-size=8", "needs 4 nodes with 2 workers each", "--nnodes=1:3", "maximum of --nnodes to 4"],
+            ),
+            (
+                ["--replica-size=2", "--nproc-per-node=2", "--run-mode=ps", "--servers=1:1"],
+                ["--replica-size=2", "collective jobs only", "Drop it"],
+            ),
             (["--nnodes=many"], ["--nnodes=many", "not a number", "MIN:MAX"]),
             (["--nnodes=2"], ["--rdzv-endpoint=''", "--nnodes=2 needs a store", "--rdzv-endpoint=HOST:PORT"]),
             (["--nnodes=2", "--standalone"], ["--rdzv-endpoint=''", "--nnodes=2 needs a store"]),

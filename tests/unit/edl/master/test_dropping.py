@@ -9,7 +9,7 @@ import pytest
 
 from edl.agent.machine import events as ag
 from edl.agent.machine.state import AgentPhase, AgentState, WorkerStatus
-from edl.config import FaultTolerance, NodeRange, SlotRules, Timeouts
+from edl.config import FaultTolerance, NodeRange, Replicas, SlotRules, Timeouts
 from edl.master import events as ev
 from edl.master.incidents import MAX_FAILURES_KEPT
 from edl.master.machine import take_over
@@ -39,6 +39,7 @@ from tests.unit.edl.agent.machine.test_rounds import entered, parked, underway
 from tests.unit.edl.master.test_resizing import Resizable
 
 ALL = (0, 1, 2, 3)
+ONE = Replicas()
 UP_TO_TWO = NodeRange(1, 2)
 
 
@@ -271,11 +272,54 @@ class TestDrops:
     def test_of_returning_nodes_the_device_counts(self) -> None:
         cards = ("GPU-0", "GPU-1", "GPU-2", "GPU-3")
         dropped = [slots.Dropped(NodeId("a"), "a", 1, "GPU-1", "", Round(1))]
-        assert slots.places(dropped, node_info(devices=cards)) == (0, 2, 3)
-        assert slots.places(dropped, node_info("b", devices=cards[::-1])) == (0, 1, 3), "moved to another host"
-        assert slots.places(dropped, node_info(devices=("GPU-0", "GPU-9", "GPU-2", "GPU-3"))) == ALL
-        assert slots.places(dropped, node_info()) == (0, 2, 3), "nobody can tell any more"
-        assert slots.places(dropped, node_info("b")) == ALL
+        assert slots.places(dropped, node_info(devices=cards), ONE) == (0, 2, 3)
+        assert slots.places(dropped, node_info("b", devices=cards[::-1]), ONE) == (0, 1, 3), "moved to another host"
+        assert slots.places(dropped, node_info(devices=("GPU-0", "GPU-9", "GPU-2", "GPU-3")), ONE) == ALL
+        assert slots.places(dropped, node_info(), ONE) == (0, 2, 3), "nobody can tell any more"
+        assert slots.places(dropped, node_info("b"), ONE) == ALL
+
+
+class TestReplicas:
+    """Nodes with four slots; a dropped slot takes the other workers of its replica with it."""
+
+    def rule(self, size: int, bounds: NodeRange = UP_TO_TWO) -> Slotted:
+        rule = Slotted(bounds)
+        rule.spec = dataclasses.replace(rule.spec, replicas=Replicas(size, 4))
+        rule.state = dataclasses.replace(rule.state, spec=rule.spec)
+        return rule
+
+    def test_a_node_runs_whole_replicas(self) -> None:
+        rule = self.rule(2)
+        rule.come(node_info())
+        for _ in range(2):
+            rule.breaks(failure())
+        assert rule.places == {"a": (0, 2)}
+
+    def test_a_spare_slot_completes_the_replica(self) -> None:
+        rule = self.rule(2)
+        rule.come(node_info(spare=1))
+        for _ in range(2):
+            rule.breaks(failure())
+        assert rule.places == {"a": (0, 2, 3, 4)}
+
+    def test_a_node_that_shares_a_replica_is_out_without_a_slot(self) -> None:
+        rule = self.rule(8, NodeRange(2, 4, 2))
+        rule.come(*(node_info(name) for name in "abc"))
+        assert rule.places == {"a": ALL, "b": ALL}
+        for _ in range(2):
+            rule.breaks(failure())
+        assert rule.places == {"c": ALL, "b": ALL}
+
+    def test_a_slot_that_the_last_replica_needs_stays(self) -> None:
+        rule = self.rule(4, NodeRange(1, 1))
+        rule.come(node_info())
+        for _ in range(2):
+            rule.breaks(failure())
+        assert rule.places == {"a": ALL}
+        assert rule.cordon("a", "1") == (
+            Verdict.REFUSED,
+            "slot 1 of a is needed: no whole replica is left without. Cordon the node instead: edl cordon a",
+        )
 
 
 class TestByHand:

@@ -110,8 +110,13 @@ def test_checkpoints_that_nobody_can_read_end_the_job_unless_there_is_something_
     assert found == Unusable("all are corrupt") if unusable else isinstance(found, Restore)
 
 
-def names(members: list[NodeEntry], spares: list[NodeEntry]) -> dict[str, str]:
-    return {n: k.info.node if k is not None else "" for n, k in copy_holders(members, spares).items()}
+def names(members: list[NodeEntry], spares: list[NodeEntry], group: int = 1) -> dict[str, str]:
+    return {n: k.info.node if k is not None else "" for n, k in copy_holders(members, spares, group).items()}
+
+
+def test_copies_go_to_another_replica_which_is_not_lost_with_this_one() -> None:
+    assert names([node(name) for name in "abcd"], [], 2) == {"a": "c", "b": "d", "c": "a", "d": "b"}
+    assert names([node("a"), node("b")], [], 2) == {"a": "b", "b": "a"}, "there is no other"
 
 
 def test_copies_go_to_the_next_member_and_to_another_rack_if_there_is_one() -> None:

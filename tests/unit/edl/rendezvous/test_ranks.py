@@ -70,6 +70,52 @@ def test_properties_hold_for_random_worlds() -> None:
                 assert all(placed[place] == previous[place] for place in unmoved), "every gap is filled, nobody moves"
 
 
+@pytest.mark.parametrize(
+    ("previous", "ready", "size", "expected"),
+    [
+        pytest.param("", "c a b d", 4, "c a b d", id="the first world is in order of arrival"),
+        pytest.param("a b c d", "a c d", 2, "c d", id="the survivor of a broken replica is a spare"),
+        pytest.param("a b c d", "a c d x", 4, "a x c d", id="a newcomer takes the vacated place"),
+        pytest.param("a b c d e f", "a c d f", 4, "a f c d", id="survivors of broken replicas form one"),
+        pytest.param("a b c d e f", "b d f", 2, "b d", id="also where nothing is whole"),
+        pytest.param("a b c d", "b c x y", 4, "b x c y", id="newcomers repair both"),
+        pytest.param("a b c d", "a b c d x y", 6, "a b c d x y", id="newcomers form a replica"),
+        pytest.param("c d", "c d a e", 4, "c d a e", id="a spare is a newcomer"),
+        pytest.param("a b c", "a b c d", 4, "a b c d", id="a last world of another size"),
+    ],
+)
+def test_replicas_of_two_nodes(previous: str, ready: str, size: int, expected: str) -> None:
+    assert order(nodes(previous), candidates(ready), size, group=2) == tuple(nodes(expected))
+
+
+def test_whole_replicas_stay_together_in_random_worlds() -> None:
+    rng = random.Random(2)
+    kept = dissolved = 0
+    for _ in range(5000):
+        group = rng.choice((2, 3, 4))
+        names = [NodeId(f"n{index}") for index in range(16)]
+        previous = rng.sample(names, group * rng.randint(0, 4))
+        ready = [ReadyNode(name, index) for index, name in enumerate(rng.sample(names, rng.randint(group, 16)))]
+        size = group * rng.randint(1, len(ready) // group)
+        placed = order(previous, ready, size, group=group)
+        there = {one.node for one in ready}
+        assert len(placed) == len(set(placed)) == size and set(placed) <= there
+        now = [placed[at : at + group] for at in range(0, size, group)]
+        before = [tuple(previous[at : at + group]) for at in range(0, len(previous), group)]
+        whole = [nodes for nodes in before if there.issuperset(nodes)]
+        assert [nodes for nodes in now if nodes in whole] == whole[: size // group], "in their order"
+        kept += len(whole)
+        dissolved += sum(not there.issuperset(nodes) for nodes in before)
+        survivors = [node for node in previous if node in there]
+        assert {node for node in placed if node in previous} >= set(survivors) or len(survivors) > size
+    assert kept > 1000 and dissolved > 1000
+
+
+def test_a_size_must_be_of_whole_replicas() -> None:
+    with pytest.raises(ValueError, match=r"^size=3 with replicas of 2 nodes$"):
+        order([], candidates("a b c"), 3, group=2)
+
+
 def test_a_scheduler_takes_the_highest_indexes_away() -> None:
     ready = [
         ReadyNode(NodeId(name), joined, index=index)

@@ -68,3 +68,26 @@ def test_the_mesh_is_the_same_until_the_world_changes() -> None:
 def test_without_a_world_there_is_no_mesh() -> None:
     with pytest.raises(StateError, match="there is no world yet"):
         mesh()
+
+
+def test_inner_dimensions_keep_their_sizes_and_dp_takes_the_rest() -> None:
+    for size in (4, 8, 12):
+        world(size - 1, size)
+        both = mesh(pp=2, tp=2)
+        assert both.mesh_dim_names == ("dp", "pp", "tp") and tuple(both.shape) == (size // 4, 2, 2)
+        assert mesh(pp=2, tp=2) is both and mesh() is not both
+        assert both["tp"].mesh.tolist() == [size - 2, size - 1], "consecutive ranks"
+
+
+@pytest.mark.parametrize(
+    ("inner", "message"),
+    [
+        ({"tp": 2}, r"mesh\(tp=2\) needs a multiple of 2 workers, and this world has 3.*--replica-size=2"),
+        ({"tp": 0}, r"mesh\(tp=0\): give the size of each dimension but dp as a number from 1"),
+        ({"dp": 3}, r"mesh\(dp=3\): give the size of each dimension but dp"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused(inner: dict[str, int], message: str) -> None:
+    world(0, 3)
+    with pytest.raises(StateError, match=message):
+        mesh(**inner)

@@ -418,3 +418,33 @@ def test_the_world_of_a_plain_script_comes_from_its_environment(monkeypatch: pyt
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "3")
     assert list(EDLDistributedSampler(Numbers(9), shuffle=False)) == [1, 4, 7]
+
+
+class TestModelParallel:
+    """Consecutive ranks of one replica get the same samples."""
+
+    def indices(self, monkeypatch: pytest.MonkeyPatch, rank: int, world: int, **options: Any) -> list[int]:
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", str(world))
+        return list(EDLDistributedSampler(Numbers(37), shuffle=True, **options))
+
+    @pytest.mark.parametrize("size", [2, 3])
+    def test_replicas_get_what_workers_get_without_it(self, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+        for rank in range(4 * size):
+            found = self.indices(monkeypatch, rank, 4 * size, model_parallel=size)
+            assert found == list(data.DistributedSampler(Numbers(37), 4, rank // size, shuffle=True))
+
+    def test_streams(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for rank in range(4):
+            monkeypatch.setenv("RANK", str(rank))
+            monkeypatch.setenv("WORLD_SIZE", "4")
+            loader = DataLoader(edl.shard_iterable(Stream(12), model_parallel=2), batch_size=3)
+            assert [batch.tolist() for batch in loader] == [[[0, 2, 4], [6, 8, 10]], [[1, 3, 5], [7, 9, 11]]][rank // 2]
+
+    def test_refusals(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        with pytest.raises(StateError, match=r"model_parallel=2 in a world of 3 workers.*--replica-size=2"):
+            self.indices(monkeypatch, 0, 3, model_parallel=2)
+        with pytest.raises(StateError, match="model_parallel=0: it must be an integer of at least 1"):
+            EDLDistributedSampler(Numbers(3), model_parallel=0)
+        with pytest.raises(StateError, match="model_parallel=2 with num_replicas=4: leave one of them out"):
+            EDLDistributedSampler(Numbers(3), 4, 0, model_parallel=2)

@@ -16,7 +16,7 @@ from edl.agent.workers.environment import (
     worker_environment,
 )
 from edl.arithmetic import hyper
-from edl.config import JobSpec, NodeRange
+from edl.config import JobSpec, NodeRange, Replicas
 from edl.launch import __main__ as program
 from edl.launch.resolved_options import forget_exports
 from edl.types import Incarnation, JobId, NodeId, Rank, Round
@@ -241,3 +241,11 @@ class TestBase:
     def test_a_node_outside_the_world_is_a_mistake(self) -> None:
         with pytest.raises(KeyError, match="stranger"):
             told("stranger", 0)
+
+
+def test_workers_know_the_size_of_a_replica() -> None:
+    def made(spec: JobSpec) -> dict[str, str]:
+        return worker_environment({}, spec, WORLD, NodeId("a"), 0, PATHS, WorkerGroupDeps())
+
+    assert "EDL_REPLICA_SIZE" not in made(SPEC)
+    assert made(dataclasses.replace(SPEC, replicas=Replicas(2, 2)))["EDL_REPLICA_SIZE"] == "2"
