@@ -3,9 +3,9 @@
 Arrays may be NumPy's or a framework's: they need ``+=``, ``-=``, ``*=``, ``*`` and ``==``, elementwise. With x the
 parameters after the last outer step, xᵢ those of worker i now, and wᵢ its share of the samples:
 
-- pseudo-gradient: Δ = Σ wᵢ (x − xᵢ)
+- pseudo-gradient: Δ = Σ wᵢ (x - xᵢ)
 - momentum: v ← μ v + Δ, with v = 0 at first
-- parameters: x ← x − η (Δ + μ v)
+- parameters: x ← x - η (Δ + μ v)
 
 This is SGD with Nesterov momentum (DiLoCo, arXiv 2311.08105). With η = 1 and μ = 0 the result is Σ wᵢ xᵢ: local SGD.
 """

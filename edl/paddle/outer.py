@@ -15,6 +15,7 @@ from edl.paddle.arrays import fill, kind
 from edl.paddle.comm import broadcast
 from edl.paddle.ddp import Parallel
 from edl.paddle.framework import FRAMEWORK
+from edl.paddle.logical import buffers as buffers_of
 from edl.worker.local_steps import Every, OuterSteps
 
 _WIDE = ("float32", "float64")
@@ -63,7 +64,7 @@ class PaddleReplica:
                 "local steps were given the result of edl.parallel, whose workers communicate in each step: give the "
                 "plain layer, and train that"
             )
-        self.model = model
+        self._model = model
         trained = [(name, one) for name, one in model.named_parameters() if not one.stop_gradient]
         self.names = [name for name, _ in trained]
         self._parameters = [one for _, one in trained]
@@ -89,7 +90,7 @@ class PaddleReplica:
 
     def check(self, objects: Mapping[str, Any]) -> None:
         """The layer must be in the state, optimizers of its parameters must not."""
-        if not any(one is self.model for one in objects.values()):
+        if not any(one is self._model for one in objects.values()):
             raise StateError("the model of local steps is missing in the State: State(model=model, outer=outer, …)")
         mine = {id(one) for one in self._parameters}
         for name, obj in objects.items():
@@ -126,9 +127,7 @@ class PaddleReplica:
         return np.zeros_like(array)
 
     def _buffers(self) -> list[Any]:
-        """Also statistics that Paddle stores as parameters without gradient."""
-        kept = [one for one in self.model.parameters() if one.stop_gradient]
-        return [one for one in (*self.model.buffers(), *kept) if kind(one) in _WIDE]
+        return [one for one in buffers_of(self._model) if kind(one) in _WIDE]
 
     def read_buffers(self) -> list[Any]:
         """Copies in the host's memory."""
@@ -140,7 +139,7 @@ class PaddleReplica:
             fill(buffer, array)
 
     def _all(self) -> list[Any]:
-        return [*self.model.parameters(), *self.model.buffers()]
+        return [*self._model.parameters(), *self._model.buffers()]
 
     def copy(self) -> list[Any]:
         """Copies in the host's memory."""

@@ -33,9 +33,7 @@ class LocalSGD(OuterSteps):
     ``keep_progress``: whether survivors of a fault keep their inner steps.
     """
 
-    def __init__(
-        self, model: torch.nn.Module, *, every: Every, wire: str = "", keep_progress: bool = True
-    ) -> None:
+    def __init__(self, model: torch.nn.Module, *, every: Every, wire: str = "", keep_progress: bool = True) -> None:
         super().__init__(TorchReplica(model), every, OuterRule(1.0, 0.0), wire, keep_progress)
 
 
@@ -65,7 +63,7 @@ class TorchReplica:
                 f"local steps were given a {type(model).__name__}, whose workers communicate in each step: give the "
                 "plain model, and train that"
             )
-        self.model = model
+        self._model = model
         trained = [(name, one) for name, one in model.named_parameters() if one.requires_grad]
         self.names = [name for name, _ in trained]
         self._parameters = [one for _, one in trained]
@@ -84,7 +82,7 @@ class TorchReplica:
 
     def check(self, objects: Mapping[str, Any]) -> None:
         """The model must be in the state, optimizers of its parameters must not."""
-        if not any(plain(one) is self.model for one in objects.values()):
+        if not any(plain(one) is self._model for one in objects.values()):
             raise StateError("the model of local steps is missing in the State: State(model=model, outer=outer, …)")
         mine = {id(one) for one in self._parameters}
         for name, obj in objects.items():
@@ -126,7 +124,7 @@ class TorchReplica:
         return torch.zeros_like(array)
 
     def _buffers(self) -> list[torch.Tensor]:
-        return [one for one in self.model.buffers() if one.is_floating_point()]
+        return [one for one in self._model.buffers() if one.is_floating_point()]
 
     def read_buffers(self) -> list[torch.Tensor]:
         """Copies, as of parameters."""
@@ -138,7 +136,7 @@ class TorchReplica:
             buffer.copy_(array)
 
     def _all(self) -> list[torch.Tensor]:
-        return [one.detach() for one in (*self.model.parameters(), *self.model.buffers())]
+        return [one.detach() for one in (*self._model.parameters(), *self._model.buffers())]
 
     def copy(self) -> list[torch.Tensor]:
         """Copies in their own types."""
@@ -168,8 +166,10 @@ class TorchReplica:
                 parts = [same[number] for number in group]
                 flat = torch.cat([one.reshape(-1).to(sent) for one in parts])
                 dist.all_reduce(flat)
-                for one, summed in zip(parts, flat.split([part.numel() for part in parts]), strict=True):
-                    one.copy_(summed.view_as(one))
+                at = 0
+                for one in parts:
+                    one.copy_(flat[at : at + one.numel()].view_as(one))
+                    at += one.numel()
         return arrays
 
     def exchange(self, data: bytes) -> list[bytes]:

@@ -27,12 +27,20 @@ class Replica(Protocol):
     and in at least 32 bits.
     """
 
-    model: Any
-    names: Sequence[str]
-    """Of the trained parameters."""
-    workers: int
-    """Number of workers in this world."""
-    rank: int
+    @property
+    def names(self) -> Sequence[str]:
+        """Of the trained parameters."""
+        ...
+
+    @property
+    def workers(self) -> int:
+        """Number of workers in this world."""
+        ...
+
+    @property
+    def rank(self) -> int:
+        """This worker's."""
+        ...
 
     def check(self, objects: Mapping[str, Any]) -> None:
         """Raise ``StateError`` if these objects of the state contradict local steps, such as the inner optimizer."""
