@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from tests.process.harness import WORKERS, Job, OutsideEtcd, until
 

@@ -1,4 +1,4 @@
-"""Local steps with ``edl.torch``: a linear model, by DiLoCo; on the side, local SGD with an outer step in each step."""
+"""Local steps with ``edl.torch``: a linear model, by DiLoCo; besides, local SGD with an outer step in each step."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def test_the_state_holds_the_layer_and_not_the_inner_optimizer() -> None:
         local.before_restore(edl.State(outer=local)._objects, True)
     for parameters in (trained.parameters(), [{"params": trained.parameters()}]):
         inner = paddle.optimizer.AdamW(parameters=parameters)
-        with pytest.raises(StateError, match="state.optimizer: with local steps each worker has an inner optimizer"):
+        with pytest.raises(StateError, match=r"state\.optimizer: with local steps each worker has an inner optimizer"):
             local.before_restore(edl.State(outer=local, model=trained, optimizer=inner)._objects, True)
     other = paddle.optimizer.AdamW(parameters=model().parameters())
     local.before_restore(edl.State(outer=local, model=trained, optimizer=other)._objects, True)

@@ -109,7 +109,7 @@ class Worker:
     def __init__(self, values: Sequence[float] = (0.0,), every: Any = 4, rule: OuterRule = DILOCO, **options: Any):
         half = options.pop("half", False)
         self.model = Vector(values, half)
-        self.outer = OuterSteps(self.model, every, rule, "", options.pop("keep", True), lambda: self)  # type: ignore[arg-type]
+        self.outer = OuterSteps(self.model, every, rule, "", options.pop("keep", True), lambda: self)
         self.training, self.state, self._objects = True, self, {"outer": self.outer}
         self.over = False
 
@@ -189,7 +189,7 @@ def test_diloco_is_the_papers_algorithm() -> None:
         theta = theta - 0.7 * (gradient + 0.9 * buffer)
         expected.append(theta)
 
-    workers = [Worker(start, every=h) for _ in range(k)]
+    workers = [Worker(start.tolist(), every=h) for _ in range(k)]
     enter(workers)
 
     def trained(rank: int) -> list[Any]:
@@ -357,9 +357,8 @@ def test_a_job_without_a_commit_begins_from_the_first_worker() -> None:
 def test_the_outer_state_is_restored_bit_for_bit() -> None:
     random = np.random.default_rng(3)
     changes = random.normal(size=(6, 2)).tolist()
-    whole, first = Worker(random.normal(size=20), every=2), Worker(every=2)
-    first.model = Vector(whole.model.x.tolist())
-    first.outer._replica = first.model  # type: ignore[assignment]
+    values = random.normal(size=20).tolist()
+    whole, first = Worker(values, every=2), Worker(values, every=2)
     for one in (whole, first):
         enter([one])
     for change in changes:
