@@ -74,7 +74,8 @@ def test_sums_of_many_and_of_large_arrays(monkeypatch: pytest.MonkeyPatch) -> No
     assert [float(one.max()) for one in summed] == [2, 4, 2, 10]
     assert [one.shape for one in summed] == [(2, 3), (), (large,), (4,)]
     calls.clear()
-    TorchReplica(model()).sum_over_workers(arrays, "bfloat16")
+    summed = TorchReplica(model()).sum_over_workers(arrays, "bfloat16")
+    assert [float(one.max()) for one in summed] == [4, 8, 4, 20]
     assert calls == [(torch.bfloat16, 6 + large + 4), (torch.bfloat16, 1)]
 
 

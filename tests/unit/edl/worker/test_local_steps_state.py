@@ -133,11 +133,12 @@ def test_a_vote_against_an_outer_step_makes_it_again(make: Any, against: int) ->
 
 def test_a_survivor_takes_its_inner_steps_into_the_next_world(make: Any) -> None:
     survivor, lost = members = make(2)
-    parked = threading.Event()
+    died, noticed = threading.Event(), threading.Event()
 
     def survive(inner_steps: int) -> None:
-        if inner_steps == 7 and not parked.is_set():
-            parked.set()
+        if inner_steps == 7 and not noticed.is_set():
+            noticed.set()
+            assert died.wait(TIMEOUT_S), "before that it may still be leaving the last collective"
             survivor.agent.send(local.Break(1, "the other worker is gone"))
             link = survivor.worker.session.link
             assert link is not None
@@ -145,6 +146,7 @@ def test_a_survivor_takes_its_inner_steps_into_the_next_world(make: Any) -> None
 
     def die(inner_steps: int) -> None:
         if inner_steps == 6:
+            died.set()
             raise KeyboardInterrupt
 
     survivor.at_step, lost.at_step = survive, die
