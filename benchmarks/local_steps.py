@@ -74,6 +74,8 @@ def train(every: int, wire: str, steps: int, parameters: int) -> int:
 @click.option("--million", default=1.0, show_default=True, help="Parameters of the model, in millions.")
 def main(steps: int, million: float) -> None:
     """Print the bytes per worker and the ratio to DDP."""
+    if steps % 32:
+        raise click.BadParameter(f"{steps} is no multiple of 32", param_hint="--steps")
     config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=2)
     base = 0.0
     click.echo(f"{'':<16}{'MB sent per worker':>20}{'of DDP':>12}")

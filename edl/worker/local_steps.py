@@ -175,13 +175,13 @@ class OuterSteps:
 
     # --- for State ---------------------------------------------------------------------------------------------------
 
-    def check_commit(self) -> None:
-        """Raise ``StateError`` where the workers' models differ."""
+    def check_equal(self, event: str) -> None:
+        """Raise ``StateError`` where the workers' models differ. ``event``: what has happened there."""
         if self._position:
             length = _length(self._every, self._inner_steps)
             raise StateError(
-                f"commit() or save() after {self._position} of {length} inner steps, where each worker has another "
-                "model: call it where step() has returned True, or after sync()"
+                f"{event} after {self._position} of {length} inner steps, where each worker has another model; the "
+                "place for it is where step() or sync() has returned True"
             )
 
     def before_restore(self, objects: Mapping[str, Any], from_nothing: bool) -> None:

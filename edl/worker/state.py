@@ -154,8 +154,7 @@ class BaseState(Contents):
     def _pass(self, *, save: bool, ok: bool | None = None, last: bool = False) -> bool:
         session, seat = self._trainer()
         check_finished()  # a commit of incomplete gradients would be permanent
-        for outer in self._outer():
-            outer.check_commit()
+        self._check_equal("commit() or save()")
         session.settle()
         session.check()
         self._passing = True
@@ -171,6 +170,11 @@ class BaseState(Contents):
             return True
         finally:
             self._passing = False
+
+    def _check_equal(self, event: str) -> None:
+        """Raise ``StateError`` between two outer steps."""
+        for outer in self._outer():
+            outer.check_equal(event)
 
     def _outer(self) -> list[OuterSteps]:
         """The objects that make outer steps."""

@@ -129,7 +129,7 @@ class Worker:
         self.outer.restored(commit is None)
 
     def commit(self) -> Any:
-        self.outer.check_commit()
+        self.outer.check_equal("commit()")
         kept = self.outer.state_dict()
         parts = {name: {key: one.copy() for key, one in kept[name].items()} for name in ("momentum", "masters")}
         return self.model.copy(), {**kept, **parts}
@@ -261,10 +261,10 @@ def test_sync_makes_the_last_outer_step() -> None:
 def test_a_commit_between_outer_steps_is_refused() -> None:
     worker = Worker(every=4)
     enter([worker])
-    worker.outer.check_commit()
+    worker.outer.check_equal("commit()")
     worker.train([1])
-    with pytest.raises(StateError, match=r"after 1 of 4 inner steps.*where step\(\) has returned True"):
-        worker.outer.check_commit()
+    with pytest.raises(StateError, match=r"^commit\(\) after 1 of 4 inner steps.*where step\(\) or sync\(\) has returned True"):
+        worker.outer.check_equal("commit()")
 
 
 def test_workers_that_disagree_are_refused() -> None:
@@ -323,7 +323,7 @@ def test_an_outer_step_of_which_no_commit_is_left_is_made_again_by_all() -> None
     enter([worker], kept)
     assert worker.model.x.tobytes() == kept[0][0].tobytes(), "its inner steps belonged to what is gone"
     assert (worker.outer.inner_steps, worker.outer.outer_steps) == (2, 1)
-    worker.outer.check_commit()
+    worker.outer.check_equal("commit()")
 
 
 def test_progress_can_be_given_up() -> None:

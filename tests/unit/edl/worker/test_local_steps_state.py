@@ -182,6 +182,19 @@ def test_a_commit_between_outer_steps_is_refused(make: Any, method: str) -> None
         one.worker.join()
 
 
+def test_train_may_not_return_between_outer_steps(make: Any) -> None:
+    (one,) = make(1)
+
+    def end(inner_steps: int) -> None:
+        if inner_steps == 4:
+            one.steps = 0
+
+    one.at_step = end
+    seat_all([one], 1)
+    with pytest.raises(StateError, match="train returned after 2 of 3 inner steps"):
+        one.worker.join()
+
+
 def test_local_steps_of_a_sharded_state_are_refused(make: Any) -> None:
     (one,) = make(1)
     one.state._sharded = True
