@@ -110,7 +110,7 @@ def test_a_killed_worker_costs_nobody_else_an_inner_step(etcd: OutsideEtcd, tmp_
         assert after.pids_of("b") != [victim]
         newest = outer_steps(running)[-1]["outer"]
         until(lambda: outer_steps(running)[-1]["outer"] >= newest + 2, "two more outer steps")
-        last = max(one.step for one in running.steps()) + 30
+        last = max(one.step for one in running.steps()) + 60
         running.stop_at(last)
         assert set(running.exit_codes().values()) == {0}
         (survivor,) = before.pids_of("a")
@@ -124,5 +124,8 @@ def test_a_killed_worker_costs_nobody_else_an_inner_step(etcd: OutsideEtcd, tmp_
         same = [other["parameters"] for other in outer if other["outer"] == one["outer"]]
         assert all(other == same[0] for other in same), "one result of each outer step, with any worker"
     assert first["loss"] == second["loss"]
-    undisturbed = loss(diloco(len(mine), every=20)[-1])
-    assert first["loss"] < max(1e-3, 10 * undisturbed), f"the loss is {first['loss']}, undisturbed {undisturbed}"
+    curve = [one["loss"] for one in outer if one["pid"] == survivor]
+    undisturbed = [loss(parameters) for parameters in diloco(len(curve), every=20)]
+    start = loss(np.zeros(9))
+    np.testing.assert_allclose(curve, undisturbed, atol=0.2 * start)
+    assert curve[-1] < start / 4
