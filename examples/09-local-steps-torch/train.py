@@ -18,7 +18,8 @@ outer = edl.DiLoCo(model, every=50, outer_lr=0.7, outer_momentum=0.9)
 @edl.run
 def train(state: edl.State) -> None:
     here = edl.context()
-    print(f"rank {here.rank} of {here.world_size} (process {os.getpid()}) goes on after step {outer.inner_steps}")
+    place = f"rank {here.rank} of {here.world_size} (process {os.getpid()})"
+    print(f"{place} goes on after inner step {outer.inner_steps}", flush=True)
     while outer.inner_steps < STEPS:
         seed = outer.inner_steps * 1000 + here.rank  # each worker has its own batches
         x = torch.randn(BATCH, WIDTH, generator=torch.Generator().manual_seed(seed))
