@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
 from typing import Any, Protocol
 
 from edl.arithmetic.outer_step import OuterReport, OuterRule, equal, shares, weigh
@@ -140,10 +141,10 @@ class OuterSteps:
         ``StateError`` if this object is not in the ``State`` of the function that ``run`` calls.
         """
         session = self._running()
-        if not (isinstance(samples, (int, float)) and 0 <= samples < math.inf):
+        if not isinstance(samples, Real) or not 0 <= float(samples) < math.inf:  # NumPy's numbers are Real
             raise StateError(f"step(samples={samples!r}): it is the number of samples of this inner step, at least 0")
         self._position += 1
-        self._weight += samples
+        self._weight += float(samples)
         session.check()  # a worker learns of the end of its round here, as it exchanges nothing
         if self._position < _length(self._every, self._inner_steps):
             return False

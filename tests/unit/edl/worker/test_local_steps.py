@@ -233,6 +233,14 @@ def test_workers_count_by_their_samples() -> None:
     assert workers[0].model.x.item() == pytest.approx(0.75 * 4 + 0.25 * 20)
 
 
+@pytest.mark.parametrize("samples", [2, 2.0, np.int64(2), np.float32(2)])
+def test_samples_may_be_any_number(samples: Any) -> None:
+    worker = Worker(every=1, rule=OuterRule(1.0, 0.0))
+    enter([worker])
+    assert worker.train([3], samples)
+    assert worker.model.x.item() == 3
+
+
 def test_without_samples_nothing_changes() -> None:
     workers = [Worker([5.0], every=1) for _ in range(2)]
     enter(workers)
@@ -263,7 +271,7 @@ def test_a_commit_between_outer_steps_is_refused() -> None:
     enter([worker])
     worker.outer.check_equal("commit()")
     worker.train([1])
-    with pytest.raises(StateError, match=r"^commit\(\) after 1 of 4 inner steps.*where step\(\) or sync\(\) has returned True"):
+    with pytest.raises(StateError, match=r"^commit\(\) after 1 of 4 inner steps.*or sync\(\) has returned True"):
         worker.outer.check_equal("commit()")
 
 
