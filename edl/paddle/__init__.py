@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from edl.paddle.loader import DataLoader as DataLoader
     from edl.paddle.loader import shard_iterable as shard_iterable
     from edl.paddle.lr import scale_lr as scale_lr
+    from edl.paddle.outer import DiLoCo as DiLoCo
+    from edl.paddle.outer import LocalSGD as LocalSGD
     from edl.paddle.random_state import RandomState as RandomState
     from edl.paddle.sampler import EDLBatchSampler as EDLBatchSampler
     from edl.paddle.sampler import EDLDistributedSampler as EDLDistributedSampler
@@ -37,6 +39,8 @@ _PLACES = {
     "context": "edl.worker.context",
     "settings": "edl.worker.hyper",
     "parallel": "edl.paddle.ddp",
+    "DiLoCo": "edl.paddle.outer",
+    "LocalSGD": "edl.paddle.outer",
     "RandomState": "edl.paddle.random_state",
     "EDLBatchSampler": "edl.paddle.sampler",
     "EDLDistributedSampler": "edl.paddle.sampler",
@@ -49,9 +53,9 @@ _PLACES = {
 }
 
 __all__ = [
-    "AdaScale", "Data", "DataLoader", "EDLBatchSampler", "EDLDistributedSampler", "RandomState", "State",
-    "accumulate", "all_gather", "all_reduce", "barrier", "broadcast", "context", "load_checkpoint", "parallel",
-    "run", "scale_lr", "settings", "shard_iterable",
+    "AdaScale", "Data", "DataLoader", "DiLoCo", "EDLBatchSampler", "EDLDistributedSampler", "LocalSGD", "RandomState",
+    "State", "accumulate", "all_gather", "all_reduce", "barrier", "broadcast", "context", "load_checkpoint",
+    "parallel", "run", "scale_lr", "settings", "shard_iterable",
 ]  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from edl.paddle.framework import FRAMEWORK
 from edl.paddle.optimizer_state import capture, load
 from edl.worker import state as core
 from edl.worker import tree
+from edl.worker.local_steps import OuterSteps
 from edl.worker.loop import make_run
 
 run = make_run(FRAMEWORK)
@@ -50,7 +51,7 @@ class State(core.BaseState):
     def _strict(self, name: str, obj: Any) -> frozenset[str]:
         if isinstance(obj, paddle.nn.Layer):
             return frozenset(f"{name}.{path}" for path, _ in obj.named_parameters())
-        return frozenset({name}) if isinstance(obj, paddle.optimizer.Optimizer) else frozenset()
+        return frozenset({name}) if isinstance(obj, (paddle.optimizer.Optimizer, OuterSteps)) else frozenset()
 
     def _capture_object(self, name: str, obj: Any) -> Any:
         if isinstance(obj, paddle.optimizer.Optimizer):

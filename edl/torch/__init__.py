@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from edl.torch.loader import DataLoader as DataLoader
     from edl.torch.loader import shard_iterable as shard_iterable
     from edl.torch.lr import scale_lr as scale_lr
+    from edl.torch.outer import DiLoCo as DiLoCo
+    from edl.torch.outer import LocalSGD as LocalSGD
     from edl.torch.random_state import RandomState as RandomState
     from edl.torch.sampler import EDLBatchSampler as EDLBatchSampler
     from edl.torch.sampler import EDLDistributedSampler as EDLDistributedSampler
@@ -37,6 +39,8 @@ _PLACES = {
     "settings": "edl.worker.hyper",
     "mesh": "edl.torch.device_mesh",
     "parallel": "edl.torch.ddp",
+    "DiLoCo": "edl.torch.outer",
+    "LocalSGD": "edl.torch.outer",
     "RandomState": "edl.torch.random_state",
     "EDLBatchSampler": "edl.torch.sampler",
     "EDLDistributedSampler": "edl.torch.sampler",
@@ -48,8 +52,10 @@ __all__ = [
     "AdaScale",
     "Data",
     "DataLoader",
+    "DiLoCo",
     "EDLBatchSampler",
     "EDLDistributedSampler",
+    "LocalSGD",
     "RandomState",
     "State",
     "accumulate",

@@ -22,6 +22,7 @@ from edl.worker import contents, loop
 from edl.worker import state as core
 from edl.worker.contents import is_own
 from edl.worker.link import Link
+from edl.worker.local_steps import OuterSteps
 from edl.worker.loop import make_run
 from edl.worker.numbers import SEED
 
@@ -96,7 +97,7 @@ class State(core.BaseState):
         obj = unwrapped(obj)
         if isinstance(obj, torch.nn.Module):
             return frozenset(f"{name}.{path}" for path, _ in obj.named_parameters(remove_duplicate=False))
-        return frozenset({name}) if isinstance(obj, torch.optim.Optimizer) else frozenset()
+        return frozenset({name}) if isinstance(obj, (torch.optim.Optimizer, OuterSteps)) else frozenset()
 
     def _is_part(self, path: str) -> bool:
         return self._sharded and _shards().is_local_part(path)

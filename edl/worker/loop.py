@@ -68,6 +68,7 @@ def _drive(session: Session, framework: Framework, state: BaseState, train: Call
             # The result of train may depend on the garbage of an aborted collective.
             if not _left(session):
                 session.check()
+                state._check_equal("train returned")
             if session.link is not None and session.link.held:
                 # All workers are to stop at a boundary, and this was the last one: make one more here, so that the end
                 # of the training does not collide with the change of the world.

@@ -23,6 +23,7 @@ from edl.worker.building import Builder
 from edl.worker.contents import Contents, NoRoom, is_own
 from edl.worker.framework import Framework
 from edl.worker.link import Link, MappedMemory
+from edl.worker.local_steps import OuterSteps
 from edl.worker.numbers import SEED
 from edl.worker.session import PeersLost, Session
 from edl.worker.state_comparison import StateComparison
@@ -153,11 +154,14 @@ class BaseState(Contents):
     def _pass(self, *, save: bool, ok: bool | None = None, last: bool = False) -> bool:
         session, seat = self._trainer()
         check_finished()  # a commit of incomplete gradients would be permanent
+        self._check_equal("commit() or save()")
         session.settle()
         session.check()
         self._passing = True
         try:
             if ok is not None and not vote.passed(self, session, seat, ok):
+                for outer in self._outer():
+                    outer.restored()
                 return False
             self._cross(session, seat, save, last)
             self._votes = self._votes or ok is not None
@@ -166,6 +170,15 @@ class BaseState(Contents):
             return True
         finally:
             self._passing = False
+
+    def _check_equal(self, event: str) -> None:
+        """Raise ``StateError`` between two outer steps."""
+        for outer in self._outer():
+            outer.check_equal(event)
+
+    def _outer(self) -> list[OuterSteps]:
+        """The objects that make outer steps."""
+        return [obj for obj in self._objects.values() if isinstance(obj, OuterSteps)]
 
     def _trainer(self) -> tuple[Session, Seat]:
         """Session and place. Raises ``StateError`` where no boundary is possible."""
@@ -335,11 +348,16 @@ class BaseState(Contents):
     def _begin(self, session: Session, seat: Seat) -> None:
         """Restore the state from which this world begins. Raises ``RoundOver``, ``CheckpointError``, ``StateError``."""
         self._session = session
+        from_nothing = seat.restore_commit == 0
+        for outer in self._outer():
+            if self._sharded:
+                raise StateError("local steps need the whole model on each worker, and this state is sharded")
+            outer.before_restore(self._objects, from_nothing)
         if self._builder is not None:
             self._builder.rebuild(self)
         if self._numbers.generators:
             self._values[SEED] = ""  # as in the snapshot, the same on all ranks
-        if seat.restore_commit == 0:
+        if from_nothing:
             self._begin_from_scratch(session, seat)
         self._again = self._trained
         self._trained = True
@@ -350,6 +368,9 @@ class BaseState(Contents):
         elif not self._sharded and seat.world_size > 1:
             models = {name: self._structure(obj) for name, obj in self._objects.items() if not is_own(obj)}
             alike.check(self._framework, {name: alike.digest(text) for name, text in models.items() if text})
+        for outer in self._outer():
+            outer.restored(from_nothing)
+            session.check()
         self._commits = seat.restore_commit
         self._last = Version(seat.restore_era, seat.restore_commit)
         if self._numbers.generators:
