@@ -66,7 +66,7 @@ class TrainerBridge:
 
     def begun(self) -> None:
         """The trainer has prepared everything and is about to make its first step in this world."""
-        self._progress.restore_sums()
+        self._progress.begin()
         self._forget_folder()
 
     # --- one world ---------------------------------------------------------------------------------------------------

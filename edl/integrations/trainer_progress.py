@@ -34,9 +34,13 @@ class TrainerProgress:
         """The result of the finished training, as JSON."""
         self.restored: Mapping[str, Any] | None = None
         """The commit from which the trainer continues; None at the beginning."""
+        self._loaded: Mapping[str, Any] | None = None
+        """What was loaded last, as long as the trainer has not taken it over."""
 
     def state_dict(self) -> dict[str, Any]:
         """Everything of this moment, between two steps."""
+        if self._loaded is not None:
+            return dict(self._loaded)
         trainer = self._trainer
         scheduler, scaler = trainer.lr_scheduler, trainer.accelerator.scaler
         return {
@@ -54,7 +58,7 @@ class TrainerProgress:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from these values in the next world."""
         self.global_batch, self.begun, self.output = state["global_batch"], state["begun"], state["output"]
-        self.restored = state if self.begun else None
+        self._loaded, self.restored = state, state if self.begun else None
         self._logs.clear()
         for callback, kept in self._pairs(json.loads(state["callbacks"])):
             for name, value in kept.get("attributes", {}).items():
@@ -83,8 +87,10 @@ class TrainerProgress:
         if self.restored is not None and scaler is not None and self.restored["scaler"] is not None:
             scaler.load_state_dict(self.restored["scaler"])
 
-    def restore_sums(self) -> None:
-        """Restore the sum of losses, without the losses since the last logging: each rank had its own."""
+    def begin(self) -> None:
+        """The trainer has taken over everything else and begins: restore its sum of losses, without the losses since
+        the last logging, because each rank had its own."""
+        self._loaded = None
         if self.restored is None:
             return
         sums, step = self.restored["sums"], self._trainer.state.global_step

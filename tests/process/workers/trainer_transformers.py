@@ -63,7 +63,8 @@ class Log(TrainerCallback):  # type: ignore[misc]
         with (options.folder / f"{place}.samples").open("a") as file:
             file.write(json.dumps([state.global_step, Tokens.read]) + "\n")
         Tokens.read = []
-        time.sleep(options.pause)
+        if not (options.folder / "hurry").exists():
+            time.sleep(options.pause)
 
 
 def main() -> None:
