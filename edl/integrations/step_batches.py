@@ -63,9 +63,7 @@ def step_loader(given: DataLoader[Any], split: StepSplit, *, drop_last: bool, se
     generator = torch.Generator()  # else the loader would draw from the script's generator
     generator.manual_seed(int.from_bytes(key("loader", seed, step, split.rank)[:8], "little") >> 1)
     options = {name: getattr(given, name) for name in _KEPT if hasattr(given, name)}
-    return StepLoader(
-        given.dataset, batch_sampler=StepBatches(order, split, drop_last), generator=generator, **options
-    )
+    return StepLoader(given.dataset, batch_sampler=StepBatches(order, split, drop_last), generator=generator, **options)
 
 
 def _sampler(given: DataLoader[Any]) -> Any:

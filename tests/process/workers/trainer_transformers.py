@@ -8,7 +8,7 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.utils.data import Dataset
@@ -38,7 +38,7 @@ options = read_arguments()
 class Tokens(Dataset[dict[str, torch.Tensor]]):
     """Lines of numbers that count up. Notes which of them were read."""
 
-    read: list[int] = []
+    read: ClassVar[list[int]] = []
 
     def __len__(self) -> int:
         return int(options.samples)
@@ -54,7 +54,7 @@ class Log(TrainerCallback):  # type: ignore[misc]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
         number = int(os.environ.get("EDL_ROUND", "1"))
-        node = os.environ.get("EDL_NODE_ID", "")
+        node = os.environ.get("EDL_NODE_ID", "none")
         line = {"t": time.monotonic(), "step": state.global_step, "rank": args.process_index, "world": args.world_size,
                 "round": number, "pid": os.getpid(), "node": node}  # fmt: skip
         place = f"{node}.{number}.{args.process_index}.{os.getpid()}"
