@@ -17,6 +17,7 @@ from typing import Any
 from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import extract_model_from_parallel
 from torch.utils.data import DataLoader
+from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import TrainOutput
 from transformers.utils import logging
@@ -64,11 +65,6 @@ class TrainerBridge:
         output: TrainOutput = in_world(self.state)
         return output
 
-    def begun(self) -> None:
-        """The trainer has prepared everything and is about to make its first step in this world."""
-        self._progress.begin()
-        self._forget_folder()
-
     # --- one world ---------------------------------------------------------------------------------------------------
 
     def _in_world(self, resume: Any, ignore_keys: Any) -> TrainOutput:
@@ -86,8 +82,9 @@ class TrainerBridge:
         }
         ignore_data_skip = trainer.args.ignore_data_skip
         if progress.restored is not None:
-            self._committed = json.loads(progress.restored["state"])["global_step"]
-            resume = self._write_position()
+            position = progress.position()
+            self._committed = position["global_step"]
+            resume = self._write_position(position)
             replaced |= self._instead_of_reading()
             trainer.args.ignore_data_skip = False  # else each world would begin its epoch again
         else:
@@ -104,12 +101,9 @@ class TrainerBridge:
 
     def _already_finished(self) -> TrainOutput:
         trainer = self._trainer
-        self._write_position()
-        assert self._folder is not None, "just made"  # noqa: S101
-        trainer.state = TrainerState.load_from_json(str(Path(self._folder.name) / "trainer_state.json"))
+        trainer.state = TrainerState(**self._progress.position())
         trainer.state.is_local_process_zero = trainer.is_local_process_zero()
         trainer.state.is_world_process_zero = trainer.is_world_process_zero()
-        self._forget_folder()
         return self._progress.result()
 
     def _split(self) -> StepSplit:
@@ -140,7 +134,9 @@ class TrainerBridge:
 
     def _boundary(self) -> None:
         step: int = self._trainer.state.global_step
-        if self._numbers_at_start is not None:
+        if self._numbers_at_start is not None:  # the trainer has prepared everything and begins
+            self._progress.begin()
+            self._forget_folder()
             # Without what was drawn for the preparation, which not every run makes at this step.
             self._numbers.load_state_dict(self._numbers_at_start)
             self._numbers_at_start = None
@@ -154,9 +150,10 @@ class TrainerBridge:
 
     # --- restoring ---------------------------------------------------------------------------------------------------
 
-    def _write_position(self) -> str:
+    def _write_position(self, position: dict[str, Any]) -> str:
+        """A folder with the one file of a checkpoint that a trainer reads by itself."""
         self._folder = tempfile.TemporaryDirectory(prefix="edl-trainer-")
-        self._progress.write_state(Path(self._folder.name))
+        (Path(self._folder.name) / TRAINER_STATE_NAME).write_text(json.dumps(position))
         return self._folder.name
 
     def _forget_folder(self) -> None:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from transformers.trainer_callback import ExportableState, TrainerControl
 from transformers.trainer_utils import TrainOutput
 
-STATE_FILE = "trainer_state.json"
 _APART = ("log_history", "stateful_callbacks")
 _SUMS = ("_total_loss_scalar", "_initial_global_step", "_globalstep_last_logged")
 """From these the trainer computes the mean loss of the whole training; the same on all ranks."""
@@ -68,13 +66,11 @@ class TrainerProgress:
 
     # --- parts of restoring ------------------------------------------------------------------------------------------
 
-    def write_state(self, folder: Path) -> None:
-        """Write the file from which a trainer reads its position."""
+    def position(self) -> dict[str, Any]:
+        """The fields of a ``TrainerState`` at the restored commit."""
         assert self.restored is not None, "only called after a restore"  # noqa: S101
-        position = json.loads(self.restored["state"])
-        position["log_history"] = json.loads(self.restored["log_history"])
-        position["stateful_callbacks"] = json.loads(self.restored["callbacks"])
-        (folder / STATE_FILE).write_text(json.dumps(position))
+        history, callbacks = (json.loads(self.restored[name]) for name in ("log_history", "callbacks"))
+        return {**json.loads(self.restored["state"]), "log_history": history, "stateful_callbacks": callbacks}
 
     def restore_scheduler(self) -> None:
         """Restore the scheduler that the trainer has created for this world."""

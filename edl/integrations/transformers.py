@@ -60,11 +60,6 @@ class EDLCallback(TrainerCallback):  # type: ignore[misc]  # the package is not 
         give_up_place(os.environ, "EDLCallback")
         _intercept()
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **named: Any) -> None:
-        """Called by the trainer in each world, before its first step there."""
-        if self._bridge is not None:
-            self._bridge.begun()
-
     def train(self, trainer: Any, train: Any, resume_from_checkpoint: Any = None, trial: Any = None,
               ignore_keys_for_eval: Any = None) -> Any:  # fmt: skip
         """Called in place of ``Trainer.train``, with its arguments and itself. Raises ``StateError`` for a second

@@ -106,3 +106,53 @@ def test_a_trainer_goes_on_from_memory_when_a_worker_dies_and_when_a_node_joins(
         each_sample_once_per_epoch(running)
         same(result(running), undisturbed)
         same(result(running, 1), undisturbed)
+
+
+@pytest.mark.soak
+@pytest.mark.torch
+def test_at_a_fixed_size_a_killed_worker_changes_no_bit(own_etcd: OutsideEtcd, tmp_path: Path) -> None:
+    """With dropout and accumulation: the replacement draws the numbers that the killed worker would have drawn."""
+    arguments = ("--steps=60", "--dropout=0.1", "--batch=2", "--accumulate=2")
+    results = []
+    for name, kills in (("calm", False), ("killed", True)):
+        with job(own_etcd, tmp_path / name, *arguments, "--pause=0.3", nnodes="2") as running:
+            running.start("a", "b")
+            before = running.wait_world(2)
+            if kills:
+                running.wait_steps(3)
+                os.kill(victim(before), signal.SIGKILL)
+                after = running.wait_world(2, after=before.round)
+                assert after.pids[0] == before.pids[0], "the survivor keeps its process"
+            (running.steps_folder / "hurry").touch()
+            assert running.exit_codes() == {"a": 0, "b": 0}
+            assert len(redone(running)) <= 1
+            each_sample_once_per_epoch(running)
+            results.append({**result(running), "loss": None, "logs": None})
+    assert results[0] == results[1]
+
+
+@pytest.mark.soak
+@pytest.mark.torch
+def test_a_trainer_survives_the_loss_of_a_node_and_leaves_another_in_good_order(
+    own_etcd: OutsideEtcd, tmp_path: Path, undisturbed: dict[str, Any]
+) -> None:
+    with job(own_etcd, tmp_path, f"--steps={STEPS}", "--pause=0.5", nnodes="1:3") as running:
+        running.start("a", "b")
+        before = running.wait_world(2)
+        running.start("c")
+        three = running.wait_world(3, after=before.round)
+        running.wait_steps(3)
+        assert redone(running) == []
+        running.kill("b")
+        del running.nodes["b"]
+        two = running.wait_world(2, after=three.round)
+        lost = redone(running)
+        assert len(lost) <= 1
+        running.nodes["a"].send(signal.SIGTERM)
+        assert running.nodes.pop("a").exit_code() == 0
+        running.wait_world(1, after=two.round)
+        (running.steps_folder / "hurry").touch()
+        assert running.exit_codes() == {"c": 0}
+        assert redone(running) == lost, "a node that leaves repeats nothing"
+        each_sample_once_per_epoch(running)
+        same(result(running), undisturbed)

@@ -8,9 +8,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-from edl.errors import StateError  # noqa: E402
-from edl.integrations.placeless import give_up_place, is_worker  # noqa: E402
-from edl.worker import session as sessions  # noqa: E402
+from edl.errors import StateError
+from edl.integrations.placeless import give_up_place, is_worker
+from edl.worker import session as sessions
 
 pytestmark = pytest.mark.torch
 
@@ -34,6 +34,6 @@ def test_a_process_that_has_a_place_is_refused(monkeypatch: pytest.MonkeyPatch) 
     alone.place()
     monkeypatch.setattr(sessions, "_current", alone)
     environment = {"RANK": "1"}
-    with pytest.raises(StateError, match="EDLCallback must be created before .* at the top of the script"):
+    with pytest.raises(StateError, match=r"EDLCallback must be created before .* at the top of the script"):
         give_up_place(environment, "EDLCallback")
     assert environment == {"RANK": "1"}

@@ -46,7 +46,8 @@ class Stream(IterableDataset[int]):
 def batches(given: Any, world: int, rank: int, *, global_batch: int = 8, epoch: int = 0, micro: int = 2) -> Any:
     loader = step_loader(given, StepSplit(global_batch, micro, rank, world), drop_last=False, seed=7, step=0)
     loader.set_epoch(epoch)
-    assert len(loader) == len(found := [batch.tolist() for batch in loader])
+    found = [batch.tolist() for batch in loader]
+    assert len(loader) == len(found)
     return found
 
 
@@ -54,9 +55,9 @@ def per_step(given: Any, world: int, epoch: int) -> list[list[int]]:
     """The samples of each step, over all ranks."""
     micros = StepSplit(8, 2, 0, world).accumulation
     ranks = [batches(given, world, rank, epoch=epoch) for rank in range(world)]
-    steps = -(-len(ranks[0]) // micros)
+    steps = range(0, len(ranks[0]), micros)
     return [
-        sorted(sum((sum(one[step * micros : (step + 1) * micros], []) for one in ranks), [])) for step in range(steps)
+        sorted(sample for one in ranks for batch in one[first : first + micros] for sample in batch) for first in steps
     ]
 
 
