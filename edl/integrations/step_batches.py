@@ -41,7 +41,7 @@ class StepBatches(Sampler[list[int]]):
             yield order.take(range(places[0], places[-1] + 1))
 
 
-class StepLoader(DataLoader[Any]):
+class FixedStepLoader(DataLoader[Any]):
     """A ``DataLoader`` over ``StepBatches``."""
 
     def set_epoch(self, epoch: int) -> None:
@@ -51,7 +51,7 @@ class StepLoader(DataLoader[Any]):
         batches.set_epoch(epoch)
 
 
-def step_loader(given: DataLoader[Any], split: StepSplit, *, drop_last: bool, seed: int, step: int) -> StepLoader:
+def step_loader(given: DataLoader[Any], split: StepSplit, *, drop_last: bool, seed: int, step: int) -> FixedStepLoader:
     """A loader with the data set, the order and the options of a given one, and the batches of ``split``.
 
     ``seed`` and ``step``, the number of steps made so far, seed the loading processes. Raises ``StateError`` for a
@@ -63,7 +63,9 @@ def step_loader(given: DataLoader[Any], split: StepSplit, *, drop_last: bool, se
     generator = torch.Generator()  # else the loader would draw from the script's generator
     generator.manual_seed(int.from_bytes(key("loader", seed, step, split.rank)[:8], "little") >> 1)
     options = {name: getattr(given, name) for name in _KEPT if hasattr(given, name)}
-    return StepLoader(given.dataset, batch_sampler=StepBatches(order, split, drop_last), generator=generator, **options)
+    return FixedStepLoader(
+        given.dataset, batch_sampler=StepBatches(order, split, drop_last), generator=generator, **options
+    )
 
 
 def _sampler(given: DataLoader[Any]) -> Any:

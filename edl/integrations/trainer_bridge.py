@@ -24,7 +24,7 @@ from transformers.utils import logging
 
 import edl.torch as edl
 from edl.errors import StateError
-from edl.integrations.step_batches import StepLoader, step_loader
+from edl.integrations.step_batches import FixedStepLoader, step_loader
 from edl.integrations.step_split import StepSplit
 from edl.integrations.trainer_progress import TrainerProgress
 
@@ -116,7 +116,7 @@ class TrainerBridge:
             )
         return StepSplit(progress.global_batch, micro_batch, here.rank, here.world_size)
 
-    def _loader_maker(self, original: Callable[[], DataLoader[Any]], split: StepSplit) -> Callable[[], StepLoader]:
+    def _loader_maker(self, original: Callable[[], DataLoader[Any]], split: StepSplit) -> Callable[[], FixedStepLoader]:
         args = self._trainer.args
         return lambda: step_loader(
             original(), split, drop_last=args.dataloader_drop_last, seed=args.data_seed, step=self._committed

@@ -85,6 +85,7 @@ def main() -> None:
         save_steps=options.save_steps or 500,
         logging_steps=10,
         learning_rate=1e-2,
+        adam_epsilon=1e-5,  # the gradient of the keys' bias is 0 but for rounding, which Adam would make steps of
         warmup_steps=5,
         lr_scheduler_type="cosine",
         report_to=[],

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from torch.utils.data import (  # noqa: E402
+import torch
+from torch.utils.data import (
     BatchSampler,
     DataLoader,
     Dataset,
@@ -20,9 +21,9 @@ from torch.utils.data import (  # noqa: E402
     WeightedRandomSampler,
 )
 
-from edl.errors import StateError  # noqa: E402
-from edl.integrations.step_batches import step_loader  # noqa: E402
-from edl.integrations.step_split import StepSplit  # noqa: E402
+from edl.errors import StateError
+from edl.integrations.step_batches import step_loader
+from edl.integrations.step_split import StepSplit
 
 pytestmark = pytest.mark.torch
 

@@ -11,12 +11,15 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 pytest.importorskip("accelerate")
 
-from edl.errors import StateError  # noqa: E402
-from edl.worker import session as sessions  # noqa: E402
-from edl.worker.state import BaseState  # noqa: E402
+import torch
+from torch.utils.data import Dataset
+
+from edl.errors import StateError
+from edl.worker import session as sessions
+from edl.worker.state import BaseState
 
 pytestmark = pytest.mark.torch
 MODULE = "edl.integrations.transformers"
@@ -39,7 +42,7 @@ def trainers(monkeypatch: pytest.MonkeyPatch) -> Any:
         return importlib.import_module(MODULE)
 
 
-class Lines(torch.utils.data.Dataset[Any]):
+class Lines(Dataset[Any]):
     def __len__(self) -> int:
         return 22
 
