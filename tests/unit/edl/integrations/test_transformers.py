@@ -63,12 +63,12 @@ class Small(torch.nn.Module):
 def trainer(tmp_path: Path, **options: Any) -> Any:
     from transformers import Trainer, TrainingArguments
 
-    arguments: dict[str, Any] = {"max_steps": 9, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2,
-                                 "learning_rate": 0.1, "warmup_steps": 3, **options}  # fmt: skip
-    args = TrainingArguments(
-        output_dir=str(tmp_path), use_cpu=True, report_to=[], disable_tqdm=True, save_strategy="no",
-        dataloader_pin_memory=False, **arguments,
-    )  # fmt: skip
+    arguments: dict[str, Any] = {
+        "output_dir": str(tmp_path), "use_cpu": True, "report_to": [], "disable_tqdm": True, "save_strategy": "no",
+        "dataloader_pin_memory": False, "max_steps": 9, "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 2, "learning_rate": 0.1, "warmup_steps": 3,
+    }  # fmt: skip
+    args = TrainingArguments(**{**arguments, **options})
     return Trainer(model=Small(), args=args, train_dataset=Lines())
 
 
@@ -155,6 +155,17 @@ def test_another_trainer_continues_from_what_was_kept(
     assert output.global_step == 9
     assert output.training_loss == pytest.approx(uninterrupted[1], rel=1e-6)
     assert [log["step"] for log in second.state.log_history if "loss" in log] == list(range(1, 10))
+
+
+def test_a_checkpoint_of_the_trainer_is_where_a_new_job_begins(
+    trainers: Any, tmp_path: Path, uninterrupted: tuple[list[float], float]
+) -> None:
+    trainer(tmp_path, save_strategy="steps", save_steps=4).train()
+    made = trainer(tmp_path)
+    output = bridge(trainers, made).run(str(tmp_path / "checkpoint-4"), None)
+    leave_group()
+    assert weights(made) == uninterrupted[0]
+    assert output.global_step == 9
 
 
 def _saved(value: Any) -> io.BytesIO:
