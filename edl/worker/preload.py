@@ -41,6 +41,7 @@ FRAMEWORKS: dict[str, tuple[str, ...]] = {
 IMPLIED: dict[str, str] = {
     "edl.torch": "torch",
     "edl.paddle": "paddle",
+    "edl.integrations": "torch",
     "accelerate": "torch",
     "lightning": "torch",
     "pytorch_lightning": "torch",

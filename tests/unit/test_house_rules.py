@@ -127,7 +127,7 @@ def test_importing_edl_is_cheap() -> None:
 
 def test_only_its_own_room_loads_a_framework() -> None:
     # Simulated readers and pservers run the loader and the connections that ship, which make arrays.
-    own = ("edl.torch", "edl.paddle", "edl.testing.sim.data", "edl.testing.sim.sockets")
+    own = ("edl.integrations", "edl.torch", "edl.paddle", "edl.testing.sim.data", "edl.testing.sim.sockets")
     rooms = [name for name in modules("edl") if not name.startswith(own)]
     assert loaded_by(rooms) & {"torch", "paddle", "numpy"} == set()
 

@@ -1,0 +1,42 @@
+"""A worker that builds its trainer before it has a place in a world, as a process that is started ahead of one does.
+
+Trainers form a process group as soon as they are created if they find a rank in the environment. That group would be
+the one of the first world only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+
+import torch.distributed as dist
+
+from edl.errors import StateError
+from edl.wire.local import AGENT_VARIABLE
+from edl.worker import session as sessions
+
+_PLACE = (
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
+    "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "EDL_ROUND",
+)  # fmt: skip
+"""What a process finds a world by. ``run`` sets all of them when the worker has its place."""
+
+
+def is_worker(environment: MutableMapping[str, str]) -> bool:
+    """Whether this process is a worker of edl's launcher; false in processes that a worker has started."""
+    return bool(environment.get(AGENT_VARIABLE)) and not sessions.is_helper(environment)
+
+
+def give_up_place(environment: MutableMapping[str, str], what: str) -> None:
+    """Remove the place in a world from the environment until ``run`` has one. ``what`` is named in errors.
+
+    Raises ``StateError`` when a process group exists already.
+    """
+    opened = sessions.opened()
+    if dist.is_initialized() or (opened is not None and opened.seat is not None):
+        raise StateError(
+            f"{what} must be created before the process has a place in a world, and it has one already: create "
+            f"{what} at the top of the script, before TrainingArguments and Accelerator, and call edl.context() "
+            "only in training"
+        )
+    for name in _PLACE:
+        environment.pop(name, None)

@@ -1,0 +1,62 @@
+"""Divides the samples of each step among the workers, so that every world makes the same steps. Pure arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from edl.errors import StateError
+
+
+@dataclass(frozen=True, slots=True)
+class StepSplit:
+    """One worker's part of steps of ``global_batch`` samples.
+
+    Step ``n`` of an epoch consists of the samples at the places ``n * global_batch`` and following in the order of the
+    epoch, in a world of any size: the number of steps says which samples have been used. Each worker gets its part in
+    micro-batches of at most ``micro_batch`` samples; all workers get the same number of them.
+    """
+
+    global_batch: int
+    micro_batch: int
+    rank: int
+    world: int
+
+    def __post_init__(self) -> None:
+        """Raises ``StateError`` when the samples of a step cannot be divided among the workers."""
+        if self.accumulation * self.world > self.global_batch:
+            raise StateError(
+                f"a global batch of {self.global_batch} cannot be divided among {self.world} workers in micro-batches "
+                f"of {self.micro_batch} at most: some would get none. Limit the size of the world (--nnodes, "
+                "--node-unit), or give EDLCallback a global_batch that is divisible by its sizes"
+            )
+
+    @property
+    def accumulation(self) -> int:
+        """Number of micro-batches of each worker in a full step."""
+        return self._micros(self.global_batch)
+
+    def batches(self, samples: int, drop_last: bool) -> int:
+        """Number of micro-batches of each worker in an epoch of so many samples."""
+        full, rest = divmod(samples, self.global_batch)
+        return full * self.accumulation + (0 if drop_last else self._micros(rest))
+
+    def places(self, samples: int, drop_last: bool) -> Iterator[list[int]]:
+        """The places of each micro-batch of this worker in an epoch.
+
+        Where the last step has fewer samples than there are workers, some get a sample from the beginning of the order.
+        """
+        for begin in range(0, samples, self.global_batch):
+            count = min(self.global_batch, samples - begin)
+            if count < self.global_batch and drop_last:
+                return
+            micros = self._micros(count)
+            parts = micros * self.world
+            for part in range(self.rank, parts, self.world):
+                if count < parts:
+                    yield [(begin + part) % samples]
+                else:
+                    yield list(range(begin + part * count // parts, begin + (part + 1) * count // parts))
+
+    def _micros(self, count: int) -> int:
+        return -(-count // (self.micro_batch * self.world))

@@ -1,0 +1,245 @@
+"""One ``Trainer`` of Transformers through all worlds of a job.
+
+In each world the trainer gets a new ``Accelerator`` on the group that edl has formed, and ``Trainer.train`` is called
+again. It continues as from a checkpoint, but reads from what edl has restored: the methods that would read files are
+replaced while it trains.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from accelerate.state import AcceleratorState, GradientState
+from accelerate.utils import extract_model_from_parallel
+from torch.utils.data import DataLoader
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_callback import TrainerState
+from transformers.trainer_utils import TrainOutput
+from transformers.utils import logging
+
+import edl.torch as edl
+from edl.errors import StateError
+from edl.integrations.step_batches import FixedStepLoader, step_loader
+from edl.integrations.step_split import StepSplit
+from edl.integrations.trainer_progress import TrainerProgress
+
+Train = Callable[..., TrainOutput]
+
+
+class TrainerBridge:
+    """Trains one trainer; created when ``trainer.train()`` is called."""
+
+    def __init__(self, trainer: Any, train: Train, *, global_batch: int, copy_every: int, save_every: int) -> None:
+        """``train``: the trainer's own method. Raises ``StateError`` for a trainer that cannot continue."""
+        refuse(trainer)
+        self._trainer = trainer
+        self._train = train
+        self._global_batch = global_batch
+        self._save_every = save_every
+        self._accumulation: int = trainer.args.gradient_accumulation_steps
+        optimizer = trainer.create_optimizer()
+        self._optimizer: Any = getattr(optimizer, "optimizer", optimizer)  # without Accelerate's wrapper
+        self._progress = TrainerProgress(trainer)
+        self._numbers = edl.RandomState()
+        self._numbers_at_start: dict[str, Any] | None = None
+        self._committed = 0
+        """Steps up to the last commit."""
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self.state = edl.State(
+            copy_every=copy_every, model=trainer.model, optimizer=self._optimizer, progress=self._progress,
+            random=self._numbers,
+        )  # fmt: skip
+
+    def run(self, resume: Any, ignore_keys: Any) -> TrainOutput:
+        """Train to the end, through all worlds. ``resume``: where to begin if no commit is in memory."""
+
+        @edl.run
+        def in_world(_: edl.State) -> TrainOutput:
+            return self._in_world(resume, ignore_keys)
+
+        output: TrainOutput = in_world(self.state)
+        return output
+
+    # --- one world ---------------------------------------------------------------------------------------------------
+
+    def _in_world(self, resume: Any, ignore_keys: Any) -> TrainOutput:
+        trainer, progress = self._trainer, self._progress
+        self._numbers_at_start = self._numbers.state_dict()
+        enter_world(trainer, self._optimizer)
+        if progress.output:
+            return self._already_finished()
+        split = self._split()
+        trainer.args.gradient_accumulation_steps = split.accumulation
+        replaced: dict[str, Any] = {
+            "get_train_dataloader": self._loader_maker(trainer.get_train_dataloader, split),
+            "get_batch_samples": self._at_boundaries(trainer.get_batch_samples),
+            "model_init": None,  # the model exists, and is restored
+        }
+        ignore_data_skip = trainer.args.ignore_data_skip
+        if progress.restored is not None:
+            position = progress.position()
+            self._committed = position["global_step"]
+            resume = self._write_position(position)
+            replaced |= self._instead_of_reading()
+            trainer.args.ignore_data_skip = False  # else each world would begin its epoch again
+        else:
+            self._committed = 0
+        try:
+            with replacing(trainer, replaced):
+                output = self._train(trainer, resume_from_checkpoint=resume, ignore_keys_for_eval=ignore_keys)
+        finally:
+            trainer.args.ignore_data_skip = ignore_data_skip
+            self._forget_folder()
+        progress.finish(output)
+        self.state.commit()
+        return output
+
+    def _already_finished(self) -> TrainOutput:
+        trainer = self._trainer
+        trainer.state = TrainerState(**self._progress.position())
+        trainer.state.is_local_process_zero = trainer.is_local_process_zero()
+        trainer.state.is_world_process_zero = trainer.is_world_process_zero()
+        return self._progress.result()
+
+    def _split(self) -> StepSplit:
+        """This worker's part of each step. The first world determines the global batch, unless it is given."""
+        here, progress = edl.context(), self._progress
+        micro_batch = self._trainer.args.train_batch_size
+        if not progress.global_batch:
+            progress.global_batch = (
+                self._global_batch or edl.settings().global_batch or micro_batch * self._accumulation * here.world_size
+            )
+        return StepSplit(progress.global_batch, micro_batch, here.rank, here.world_size)
+
+    def _loader_maker(self, original: Callable[[], DataLoader[Any]], split: StepSplit) -> Callable[[], FixedStepLoader]:
+        args = self._trainer.args
+        return lambda: step_loader(
+            original(), split, drop_last=args.dataloader_drop_last, seed=args.data_seed, step=self._committed
+        )
+
+    def _at_boundaries(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """The trainer calls the method before each step, when all work of the step before is done: logging,
+        evaluation, its own checkpoints."""
+
+        def get_batch_samples(*arguments: Any, **named: Any) -> Any:
+            self._boundary()
+            return original(*arguments, **named)
+
+        return get_batch_samples
+
+    def _boundary(self) -> None:
+        step: int = self._trainer.state.global_step
+        if self._numbers_at_start is not None:  # the trainer has prepared everything and begins
+            self._progress.begin()
+            self._forget_folder()
+            # Without what was drawn for the preparation, which not every run makes at this step.
+            self._numbers.load_state_dict(self._numbers_at_start)
+            self._numbers_at_start = None
+        elif step > self._committed:
+            self._committed = step
+            self._progress.begun = True
+            if self._save_every and step % self._save_every == 0:
+                self.state.save()
+            else:
+                self.state.commit()
+
+    # --- restoring ---------------------------------------------------------------------------------------------------
+
+    def _write_position(self, position: dict[str, Any]) -> str:
+        """A folder with the one file of a checkpoint that a trainer reads by itself."""
+        self._folder = tempfile.TemporaryDirectory(prefix="edl-trainer-")
+        (Path(self._folder.name) / TRAINER_STATE_NAME).write_text(json.dumps(position))
+        return self._folder.name
+
+    def _forget_folder(self) -> None:
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
+
+    def _instead_of_reading(self) -> dict[str, Any]:
+        """Replacements of the methods by which a trainer reads a checkpoint. Model and optimizer are restored already;
+        creating the scheduler overwrites the optimizer's learning rates."""
+        options = [{name: value for name, value in group.items() if name != "params"}
+                   for group in self._optimizer.param_groups]  # fmt: skip
+
+        def load_scheduler(_: Any) -> None:
+            self._progress.restore_scheduler()
+            for group, kept in zip(self._optimizer.param_groups, options, strict=True):
+                group.update(kept)
+
+        return {
+            "_load_from_checkpoint": _nothing,
+            "_load_optimizer_and_scheduler": load_scheduler,
+            "_load_scaler": lambda _: self._progress.restore_scaler(),
+            "_load_rng_state": _nothing,
+            "_load_callback_state": _nothing,
+        }
+
+
+def refuse(trainer: Any) -> None:
+    """Raise ``StateError`` for a trainer whose state or steps edl cannot keep."""
+    args = trainer.args
+    reasons = {
+        "DeepSpeed, which has checkpoints of its own": trainer.is_deepspeed_enabled,
+        "FSDP: use edl.State(build=...) in a loop of your own": trainer.is_fsdp_enabled,
+        "a model that is spread over devices or processes": trainer.is_model_parallel
+        or getattr(trainer, "is_distributed_loading_by_transformers", False),
+        "auto_find_batch_size=True: each worker would find another size": args.auto_find_batch_size,
+        "batch_rebalance, whose batches are for one number of workers": getattr(args, "train_sampling_strategy", "")
+        == "batch_rebalance",
+        "split_batches=True: per_device_train_batch_size is the size of each worker's batches":
+        args.accelerator_config.split_batches,
+    }  # fmt: skip
+    if found := [reason for reason, applies in reasons.items() if applies]:
+        raise StateError(f"EDLCallback cannot continue a Trainer with {'; '.join(found)}")
+
+
+def enter_world(trainer: Any, optimizer: Any) -> None:
+    """Give a trainer what belongs to this world: devices, ranks, and an ``Accelerator`` on the current group."""
+    args = trainer.args
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+    vars(args).pop("_setup_devices", None)
+    device = args.device  # set up again now
+    if args.data_seed is None:
+        args.data_seed = args.seed  # Accelerate would take the generator's, which differs between ranks
+    if args.accelerator_config.gradient_accumulation_kwargs is not None:
+        args.accelerator_config.gradient_accumulation_kwargs.pop("num_steps", None)  # the trainer puts it there
+    trainer._train_batch_size = args.train_batch_size
+    # Mixed precision has wrapped forward().
+    trainer.model = extract_model_from_parallel(trainer.model, keep_fp32_wrapper=False, keep_torch_compile=False)
+    handle = vars(trainer).pop("neftune_hook_handle", None)
+    if handle is not None:
+        handle.remove()
+    trainer.create_accelerator_and_postprocess()
+    if trainer.place_model_on_device:
+        trainer._move_model_to_device(trainer.model, device)
+    trainer.model_wrapped, trainer.optimizer = trainer.model, optimizer
+    trainer.current_flos = 0
+    vars(trainer).pop("_eval_dataloaders", None)
+    logging.set_verbosity(args.get_process_log_level())
+
+
+@contextlib.contextmanager
+def replacing(trainer: Any, attributes: dict[str, Any]) -> Iterator[None]:
+    """Set attributes of one trainer, methods included, for the time of the block."""
+    missing = object()
+    before = {name: vars(trainer).get(name, missing) for name in attributes}
+    vars(trainer).update(attributes)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is missing:
+                vars(trainer).pop(name, None)
+            else:
+                setattr(trainer, name, value)
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """Read nothing."""

@@ -1,0 +1,39 @@
+"""A worker gives up its place until it trains."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+pytest.importorskip("torch")
+
+from edl.errors import StateError
+from edl.integrations.placeless import give_up_place, is_worker
+from edl.worker import session as sessions
+
+pytestmark = pytest.mark.torch
+
+
+def test_only_the_worker_itself_is_one() -> None:
+    assert not is_worker({})
+    assert is_worker({"EDL_AGENT": "address"})
+    assert is_worker({"EDL_AGENT": "address", "EDL_WORKER_PID": str(os.getpid())})
+    assert not is_worker({"EDL_AGENT": "address", "EDL_WORKER_PID": str(os.getpid() + 1)}), "a process that loads data"
+
+
+def test_what_is_left_is_the_environment_of_a_process_started_ahead_of_its_world() -> None:
+    environment = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_PORT": "1", "EDL_ROUND": "1",
+                   "EDL_AGENT": "address", "HOME": "/home"}  # fmt: skip
+    give_up_place(environment, "EDLCallback")
+    assert environment == {"EDL_AGENT": "address", "HOME": "/home"}
+
+
+def test_a_process_that_has_a_place_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = sessions.Session(None, {})
+    alone.place()
+    monkeypatch.setattr(sessions, "_current", alone)
+    environment = {"RANK": "1"}
+    with pytest.raises(StateError, match=r"EDLCallback must be created before .* at the top of the script"):
+        give_up_place(environment, "EDLCallback")
+    assert environment == {"RANK": "1"}

@@ -1,0 +1,188 @@
+"""``EDLCallback`` in one process: what it refuses, and what it does where there is no launcher."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("accelerate")
+
+import torch
+from torch.utils.data import Dataset
+
+from edl.errors import StateError
+from edl.worker import session as sessions
+from edl.worker.state import BaseState
+
+pytestmark = pytest.mark.torch
+MODULE = "edl.integrations.transformers"
+
+
+def test_without_the_package_the_error_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name == MODULE or name.split(".")[0] == "transformers"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ImportError, match=r"pip install 'edl\[transformers\]'"):
+        importlib.import_module(MODULE)
+
+
+@pytest.fixture
+def trainers(monkeypatch: pytest.MonkeyPatch) -> Any:
+    pytest.importorskip("transformers")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # else Accelerate chooses one, and warns
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # those of the package about itself
+        return importlib.import_module(MODULE)
+
+
+class Lines(Dataset[Any]):
+    def __len__(self) -> int:
+        return 22
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"x": torch.tensor([index, index % 5, 1.0]), "labels": torch.tensor([float(index % 3)])}
+
+
+class Small(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = torch.nn.Linear(3, 1)
+
+    def forward(self, x: Any, labels: Any) -> dict[str, Any]:
+        return {"loss": ((self.layer(x / 22) - labels) ** 2).mean()}
+
+
+def trainer(tmp_path: Path, **options: Any) -> Any:
+    from transformers import Trainer, TrainingArguments
+
+    arguments: dict[str, Any] = {
+        "output_dir": str(tmp_path), "use_cpu": True, "report_to": [], "disable_tqdm": True, "save_strategy": "no",
+        "dataloader_pin_memory": False, "max_steps": 9, "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 2, "learning_rate": 0.1, "warmup_steps": 3,
+    }  # fmt: skip
+    args = TrainingArguments(**{**arguments, **options})
+    return Trainer(model=Small(), args=args, train_dataset=Lines())
+
+
+def weights(made: Any) -> list[float]:
+    return [float(number) for tensor in made.model.state_dict().values() for number in tensor.flatten()]
+
+
+@pytest.fixture
+def uninterrupted(trainers: Any, tmp_path: Path) -> tuple[list[float], float]:
+    """The weights and the mean loss of the trainer alone."""
+    plain = trainer(tmp_path)
+    output = plain.train()
+    return weights(plain), output.training_loss
+
+
+def test_without_a_launcher_the_callback_does_nothing(trainers: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    callback = trainers.EDLCallback()
+    assert not callback.active
+    assert "EDLCallback does nothing, because edl-run has not started this process" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "value"), [("global_batch", -1), ("copy_every", 0), ("save_every", -5)])
+def test_wrong_arguments_are_refused(trainers: Any, name: str, value: int) -> None:
+    with pytest.raises(Exception, match=rf"EDLCallback\({name}={value}\): it must be at least"):
+        trainers.EDLCallback(**{name: value})
+
+
+def bridge(trainers: Any, made: Any) -> Any:
+    from transformers import Trainer
+
+    return trainers.TrainerBridge(made, Trainer.train, global_batch=0, copy_every=1, save_every=0)
+
+
+def leave_group() -> None:
+    from accelerate.state import AcceleratorState, GradientState
+
+    torch.distributed.destroy_process_group()
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+
+
+def test_it_trains_as_the_trainer_alone(
+    trainers: Any, tmp_path: Path, uninterrupted: tuple[list[float], float]
+) -> None:
+    made = trainer(tmp_path)
+    output = bridge(trainers, made).run(None, None)
+    leave_group()
+    assert (weights(made), output.training_loss) == uninterrupted
+
+
+@pytest.mark.parametrize("at", [1, 5, 6, 8])  # six steps are an epoch, the last of them smaller
+def test_another_trainer_continues_from_what_was_kept(
+    trainers: Any, tmp_path: Path, uninterrupted: tuple[list[float], float], at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Gone(BaseException):
+        pass
+
+    first = trainer(tmp_path, logging_steps=1)
+    begun = bridge(trainers, first)
+    kept: dict[str, Any] = {}
+
+    def committing(_: object) -> None:
+        if first.state.global_step == at:
+            for name, obj in begun.state._objects.items():
+                kept[name] = obj.state_dict()
+            kept["optimizer"] = torch.load(_saved(kept["optimizer"]))  # a copy
+            kept["model"] = torch.load(_saved(kept["model"]))
+            raise Gone
+
+    with monkeypatch.context() as patched, pytest.raises(Gone):
+        patched.setattr(BaseState, "commit", committing)
+        begun.run(None, None)
+    leave_group()
+    sessions._current = None
+
+    second = trainer(tmp_path, logging_steps=1)
+    goes_on = bridge(trainers, second)
+    goes_on._progress.load_state_dict(kept["progress"])
+    second.model.load_state_dict(kept["model"])
+    goes_on._optimizer.load_state_dict(kept["optimizer"])
+    output = goes_on.run(None, None)
+    leave_group()
+    assert weights(second) == uninterrupted[0]
+    assert output.global_step == 9
+    assert output.training_loss == pytest.approx(uninterrupted[1], rel=1e-6)
+    assert [log["step"] for log in second.state.log_history if "loss" in log] == list(range(1, 10))
+
+
+def test_a_checkpoint_of_the_trainer_is_where_a_new_job_begins(
+    trainers: Any, tmp_path: Path, uninterrupted: tuple[list[float], float]
+) -> None:
+    trainer(tmp_path, save_strategy="steps", save_steps=4).train()
+    made = trainer(tmp_path)
+    output = bridge(trainers, made).run(str(tmp_path / "checkpoint-4"), None)
+    leave_group()
+    assert weights(made) == uninterrupted[0]
+    assert output.global_step == 9
+
+
+def _saved(value: Any) -> io.BytesIO:
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    buffer.seek(0)
+    return buffer
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"auto_find_batch_size": True}, "auto_find_batch_size=True"),
+        ({"train_sampling_strategy": "batch_rebalance"}, "batch_rebalance"),
+        ({"accelerator_config": {"split_batches": True}}, "split_batches=True"),
+    ],
+)
+def test_what_cannot_be_continued_is_refused(trainers: Any, tmp_path: Path, options: dict[str, Any], text: str) -> None:
+    with pytest.raises(StateError, match=f"EDLCallback cannot continue a Trainer with .*{text}"):
+        bridge(trainers, trainer(tmp_path, **options))
