@@ -135,7 +135,7 @@ def plan(entry: ModuleSource, source_of: SourceOf, extra: tuple[str, ...] = ()) 
         named = any(firm for name, firm in imports.items() if firm and name.partition(".")[0] == framework)
         (required if named else optional)[modules[0]] = None
         optional.update(dict.fromkeys(modules[1:]))
-    optional.update(dict.fromkeys(name for name in imports if _is_safe(name)))
+    optional.update(dict.fromkeys(name for name in imports if is_safe(name)))
     optional.update(dict.fromkeys(part for name in imports for part in BEHIND.get(name, ())))
     required.update(dict.fromkeys(extra))
     return ImportPlan(tuple(required), tuple(name for name in optional if name not in required))
@@ -160,7 +160,8 @@ def is_library(name: str) -> bool:
     return any(root == known.partition(".")[0] for known in (*FRAMEWORKS, *IMPLIED, *SAFE))
 
 
-def _is_safe(name: str) -> bool:
+def is_safe(name: str) -> bool:
+    """Whether a module belongs to ``SAFE``."""
     parts = name.split(".")
     return any(".".join(parts[:length]) in SAFE for length in range(1, len(parts) + 1))
 

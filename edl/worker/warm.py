@@ -159,7 +159,7 @@ def warm(kind: str, target: str, extra: tuple[str, ...]) -> Image:
     """Import what the command will import. Raises ``ImportFailed``. Starts no thread and calls no framework."""
     started, environment, before = time.monotonic(), dict(os.environ), linux.open_descriptors()
     found = find_plan(kind, target, extra)
-    with _uncollected():
+    with uncollected():
         for name in found.required:
             if name not in extra:
                 _import_required(name)
@@ -176,7 +176,7 @@ def warm(kind: str, target: str, extra: tuple[str, ...]) -> Image:
 
 
 @contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
+def uncollected() -> Iterator[None]:
     """Disable garbage collection during imports: what modules create stays, and collecting costs torch a fifth of the
     time."""
     enabled = gc.isenabled()
