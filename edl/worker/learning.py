@@ -76,12 +76,12 @@ class _Template:
     channel: socket.socket
     place: Place
     rules: Rules
+    began_s: float
+    import_began_s: float
     module: str = ""
     """The module that it is importing."""
-    begun_s: float = 0.0
     left_out: dict[str, str] = field(default_factory=dict)
     prepared: Prepared | None = None
-    began_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ class Learning:
     def look(self, now_s: float) -> ForkedWorker | None:
         """Look at the records, and at a template whose import takes too long. Returns in a forked worker only."""
         building = self._building
-        if building is not None and now_s > building.begun_s + LONGEST_IMPORT_S:
+        if building is not None and now_s > building.import_began_s + LONGEST_IMPORT_S:
             building.left_out[building.module] = f"its import takes longer than {LONGEST_IMPORT_S:g} s"
             return self._finish(building)
         for worker in self._watched.values():
@@ -177,8 +177,7 @@ class Learning:
         """Handle what templates have written. ``ready``: descriptors and their events. Returns in a forked worker
         only."""
         for template in [one for one in self._templates if one.channel.fileno() in ready]:
-            self._end(template)  # it says nothing unasked, so it has ended
-            self._templates.remove(template)
+            self._discard(template)  # it says nothing unasked, so it has ended
         building = self._building
         if building is None or building.channel.fileno() not in ready:
             return None
@@ -187,7 +186,7 @@ class Learning:
             message = decode(data) if data else None
         except (OSError, ProtocolError):
             message = None
-        building.begun_s = time.monotonic()
+        building.import_began_s = time.monotonic()
         if isinstance(message, ImportBegins):
             building.module = message.module
         elif isinstance(message, LeftOut):
@@ -211,8 +210,7 @@ class Learning:
                 return fork_from(template.channel, number, descriptors, self._children.add, FORK_S), None, number
             except (OSError, ValueError) as error:
                 self._log(f"a template did not fork a worker, so the fork server does: {error}")
-                self._end(template)
-                self._templates.remove(template)
+                self._discard(template)
         return 0, self._records[number] if number >= 0 else None, number
 
     def watch(self, pid: int, order: WorkerOrder, number: int) -> None:
@@ -264,6 +262,9 @@ class Learning:
 
     def _begin(self, environment: Mapping[str, str]) -> ForkedWorker | None:
         """Begin a template for workers with this environment."""
+        for template in self._templates[:]:
+            if not any(self._fits(template, worker.environment) for worker in self._watched.values()):
+                self._discard(template)  # its workers have other ranks by now
         self._attempts = 0
         self._made += 1
         return self._attempt(self._script.place(environment)) if self._made <= MOST_TEMPLATES else None
@@ -287,7 +288,8 @@ class Learning:
             return self._become_template(theirs, place, rules)
         theirs.close()
         self._children.add_helper(pid)
-        self._building = _Template(pid, ours, place, rules, begun_s=time.monotonic(), began_s=time.monotonic())
+        now_s = time.monotonic()
+        self._building = _Template(pid, ours, place, rules, began_s=now_s, import_began_s=now_s)
         self._poller.register(ours, select.POLLIN)
         return None
 
@@ -331,16 +333,18 @@ class Learning:
         prepared = template.prepared
         assert prepared is not None  # noqa: S101 - the caller has checked
         for other in [one for one in self._templates if self._fits(one, template.place.environment)]:
-            self._end(other)
-            self._templates.remove(other)
+            self._discard(other)
         self._templates.append(template)
         took_s = time.monotonic() - template.began_s
         size = f"{prepared.memory_bytes / (1 << 20):.0f} MiB"
         self._log(f"the next workers start with {prepared.count} more modules, imported in {took_s:.1f} s ({size})")
         if prepared.full:
-            self._log_once(
-                f"further modules are not imported ahead: the limit of {self._most_bytes >> 20} MiB is reached"
-            )
+            limit = f"the limit of {self._most_bytes >> 20} MiB (--learn-memory) is reached"
+            self._log_once(f"further modules are not imported ahead of the workers: {limit}")
+
+    def _discard(self, template: _Template) -> None:
+        self._templates.remove(template)
+        self._end(template)
 
     def _end(self, template: _Template) -> None:
         self._poller.unregister(template.channel)

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import importlib
 import os
+import random
 import signal
 import sys
 import threading
@@ -77,7 +78,7 @@ def replay(rules: Rules, begins: Callable[[str], None]) -> Replayed:
     modules = sorted(rules.modules, key=lambda module: not is_safe(module.name))
     with guard.inserted(), watch.inserted(), uncollected():
         for module in modules:
-            if module.name in sys.modules or module.name in guard.found or covers(rules.left_out, module.name):
+            if module.name in sys.modules or module.name in guard.found:
                 continue
             begins(module.name)
             why = _imported(module.name, guard, watch)
@@ -102,7 +103,7 @@ def replay(rules: Rules, begins: Callable[[str], None]) -> Replayed:
 
 def _imported(name: str, guard: _Guard, watch: _Watch) -> str:
     """Import a module; returns why it must not be imported ahead, empty if it may."""
-    before = Footprint.now()
+    before, loaded = Footprint.now(), set(sys.modules)
     guard.refused = ""
     problem = ""
     try:
@@ -115,6 +116,9 @@ def _imported(name: str, guard: _Guard, watch: _Watch) -> str:
     if each_round:
         watch.read -= EACH_ROUND
         return f"its import reads {each_round[0]}, which differs from round to round"
+    owner = random_generator(sys.modules.keys() - loaded)
+    if owner:
+        return f"the import of {owner} creates a random generator"
     return guard.refused or problem or why_unsafe() or before.difference(Footprint.now(), blas=is_safe(name))
 
 
@@ -129,6 +133,8 @@ class Footprint:
     children: frozenset[int]
     handlers: Mapping[int, object]
     folder: str
+    path: tuple[str, ...]
+    """``sys.path``."""
 
     @classmethod
     def now(cls) -> Footprint:
@@ -140,6 +146,7 @@ class Footprint:
             frozenset(linux.children()),
             {number: signal.getsignal(number) for number in signal.valid_signals()},
             os.getcwd(),
+            tuple(sys.path),
         )
 
     def difference(self, after: Footprint, *, blas: bool = False) -> str:
@@ -154,7 +161,29 @@ class Footprint:
             return "its import opens or closes a file and leaves it so"
         if changed:
             return f"its import handles {signal.Signals(min(changed)).name}"
+        if after.path != self.path:
+            return "its import changes sys.path"
         return "" if after.folder == self.folder else "its import changes the working directory"
+
+
+def random_generator(modules: Collection[str]) -> str:
+    """A module that has a random generator as a variable, which all forked processes would continue; empty: none."""
+    numpy, torch = sys.modules.get("numpy.random"), sys.modules.get("torch")
+    names = ((numpy, "Generator"), (numpy, "RandomState"), (numpy, "BitGenerator"), (torch, "Generator"))
+    kinds = (random.Random, *(getattr(room, name) for room, name in names if room is not None))
+    for name in modules:
+        if name == "random" or name.startswith("numpy.random"):
+            continue  # each worker seeds them
+        try:
+            # Not vars() or getattr(): a module may load others when it is asked for something.
+            variables = object.__getattribute__(sys.modules[name], "__dict__")
+        except (AttributeError, KeyError):
+            continue
+        for value in list(variables.values()):
+            # Not isinstance(): it asks the value for its class, and a lazy one would load something.
+            if issubclass(type(value), kinds) and not issubclass(type(value), random.SystemRandom):
+                return name
+    return ""
 
 
 class _Guard:

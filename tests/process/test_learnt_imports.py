@@ -22,7 +22,8 @@ HEAVY = {
     **{f"heavy/{name}.py": "import time; time.sleep(0.15)\n" for name in "abcde"},
     "heavy/placed.py": "import os, time\ntime.sleep(0.15)\nRANK = os.environ.get('RANK')\n",
     "heavy/setting.py": "import os\nos.environ.setdefault('HEAVY_MODE', 'quick')\n",
-    "threaded/__init__.py": "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n",
+    "threaded/__init__.py": "import threading as t\nt.Thread(target=t.Event().wait, daemon=True).start()\n",
+    "drawing/__init__.py": "import random\nRNG = random.Random()\n",
     "writing/__init__.py": "import os, tempfile\nFOLDER = tempfile.mkdtemp(dir=os.environ['SCRATCH'])\n",
     "dependent/__init__.py": "import threaded\n",
 }
@@ -123,7 +124,7 @@ def test_the_next_job_of_the_script_starts_with_the_modules(tmp_path: Path) -> N
 
 def test_what_starts_a_thread_or_writes_a_file_is_left_out_and_said_once(tmp_path: Path) -> None:
     text = """
-        import heavy, dependent, writing, json, os, threading
+        import heavy, dependent, drawing, writing, json, os, threading
         print(json.dumps([heavy.PID == os.getpid(), threading.active_count(), os.path.isdir(writing.FOLDER)]))
     """
     bench = bench_of(tmp_path, text)
@@ -138,7 +139,7 @@ def test_what_starts_a_thread_or_writes_a_file_is_left_out_and_said_once(tmp_pat
     first, second = run(main())
     assert (first, second) == ([True, 2, True], [False, 2, True])
     left_out = stored(bench)["left_out"]
-    assert left_out.keys() == {"threaded", "dependent", "writing"}
+    assert left_out.keys() == {"threaded", "dependent", "drawing", "writing"}
     assert len(list((tmp_path / "scratch").iterdir())) == 2, "one folder for each worker, and none for a template"
     for module in left_out:
         assert sum(line.startswith(f"{module} is not imported ahead") for line in bench.logged) == 1, bench.logged

@@ -1,0 +1,110 @@
+"""Which modules are imported ahead: order, exclusions, and what they cost."""
+
+from __future__ import annotations
+
+import pytest
+
+from edl.worker.learnt import (
+    LearntModules,
+    ModuleFile,
+    SeenImport,
+    cost_s,
+    covers,
+    is_library,
+    merged,
+    parse_record,
+    same_values,
+    search_folder,
+)
+
+SITE = "/venv/lib/python3.12/site-packages"
+STANDARD = frozenset({"/usr/lib/python3.12", "/usr/lib/python3.12/lib-dynload"})
+
+
+def seen(*lines: tuple[int, bool]) -> list[SeenImport]:
+    return [SeenImport(at_ms, nested, ModuleFile(f"m{at_ms}", "")) for at_ms, nested in lines]
+
+
+def test_lines_are_read_in_order_and_others_are_skipped() -> None:
+    whole = f"5\t0\theavy\t{SITE}/heavy/__init__.py\n7\t1\theavy.a\t{SITE}/heavy/a.py\n"
+    assert parse_record(f"{whole}\nx\t0\tb\t/b.py\n9\t2\tc\t/c.py\n9\t0") == (
+        SeenImport(5, False, ModuleFile("heavy", f"{SITE}/heavy/__init__.py")),
+        SeenImport(7, True, ModuleFile("heavy.a", f"{SITE}/heavy/a.py")),
+    )
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected_s"),
+    [
+        ([], 0.0),
+        ([(5, False)], 0.0),
+        ([(0, False), (100, True), (900, True)], 0.9),
+        # What lies between two outermost imports is the script's own time.
+        ([(0, False), (100, True), (60_000, False), (60_500, True)], 0.6),
+        ([(0, False), (10_000, False), (20_000, False)], 0.0),
+    ],
+)
+def test_only_time_inside_of_imports_counts(lines: list[tuple[int, bool]], expected_s: float) -> None:
+    assert cost_s(seen(*lines)) == expected_s
+
+
+@pytest.mark.parametrize(
+    ("name", "origin", "folder"),
+    [
+        ("a", f"{SITE}/a.py", SITE),
+        ("a", f"{SITE}/a/__init__.py", SITE),
+        ("a.b", f"{SITE}/a/b/__init__.py", SITE),
+        ("a.b", f"{SITE}/a/b.cpython-312-x86_64-linux-gnu.so", SITE),
+        ("a", f"{SITE}/other.py", ""),
+        ("a.b", f"{SITE}/z/b.py", ""),
+        ("a", "", ""),
+        ("sys", "built-in", ""),
+    ],
+)
+def test_the_search_folder_follows_from_name_and_file(name: str, origin: str, folder: str) -> None:
+    assert search_folder(ModuleFile(name, origin)) == folder
+
+
+@pytest.mark.parametrize(
+    ("name", "origin", "expected"),
+    [
+        ("heavy", f"{SITE}/heavy/__init__.py", True),
+        ("apt", "/usr/lib/python3/dist-packages/apt.py", True),
+        ("json.decoder", "/usr/lib/python3.12/json/decoder.py", True),
+        ("_json", "/usr/lib/python3.12/lib-dynload/_json.so", True),
+        ("beside", "/job/beside.py", False),
+        ("editable", "/home/me/editable/src/editable/__init__.py", False),
+        ("own.train", f"{SITE}/own/train.py", False),
+        ("edl.torch", f"{SITE}/edl/torch/__init__.py", False),
+        ("moved", f"{SITE}/elsewhere.py", False),
+    ],
+)
+def test_only_installed_modules_are_imported_ahead(name: str, origin: str, expected: bool) -> None:
+    assert is_library(ModuleFile(name, origin), STANDARD, "/job", "own") is expected
+
+
+def test_what_lies_beside_the_script_is_its_own_even_among_libraries() -> None:
+    assert not is_library(ModuleFile("heavy", f"{SITE}/heavy.py"), STANDARD, SITE)
+
+
+def test_libraries_below_the_script_are_libraries() -> None:
+    assert is_library(ModuleFile("heavy", f"/job{SITE}/heavy.py"), STANDARD, "/job")
+
+
+def test_new_modules_come_after_the_known_ones() -> None:
+    a, b, c = (ModuleFile(name, f"/{name}.py") for name in "abc")
+    moved = ModuleFile("a", "/other/a.py")
+    assert merged((a, b), [c, b]) == (a, b, c)
+    assert merged((a, b), [moved]) == (moved, b)
+
+
+def test_a_module_is_left_out_with_its_submodules() -> None:
+    names = ("a", "a.b", "ab", "c")
+    learnt = LearntModules(tuple(ModuleFile(name, f"/{name}.py") for name in names), {"a": "starts a thread"})
+    assert [one.name for one in learnt.wanted] == ["ab", "c"]
+    assert covers({"a"}, "a.b.c") and not covers({"a.b"}, "a")
+
+
+def test_an_absent_variable_has_a_value_of_its_own() -> None:
+    assert same_values(["A", "B"], {"A": "1"}, {"A": "1", "C": "2"})
+    assert not same_values(["A"], {"A": ""}, {})
