@@ -250,23 +250,36 @@ class _Watch:
 
     def __init__(self) -> None:
         self.read: set[str] = set()
+        self._listed = ""
+        """The variable at which a list of all of them has arrived."""
+
+    def note(self, name: str) -> None:
+        """A variable is read. Who lists all of them, as a copy does, does not want those that change all the time."""
+        if name != self._listed or name not in EACH_ROUND:
+            self.read.add(name)
+
+    def listing(self, names: Iterator[str]) -> Iterator[str]:
+        """The names of all variables are read."""
+        self.read.add(ALL_NAMES)
+        for self._listed in names:
+            yield self._listed
+        self._listed = ""
 
     @contextlib.contextmanager
     def inserted(self) -> Iterator[None]:
         """Watch ``os.environ`` in the block. Reads by C code go unseen."""
-        read = self.read
+        watch = self
 
         class Watched(type(os.environ)):  # type: ignore[misc]
             def __getitem__(self, key: str) -> str:
-                read.add(key)
+                watch.note(key)
                 return super().__getitem__(key)  # type: ignore[no-any-return]
 
             def __iter__(self) -> Iterator[str]:
-                read.add(ALL_NAMES)
-                return super().__iter__()  # type: ignore[no-any-return]
+                return watch.listing(super().__iter__())
 
             def __len__(self) -> int:
-                read.add(ALL_NAMES)
+                watch.read.add(ALL_NAMES)
                 return super().__len__()  # type: ignore[no-any-return]
 
         plain = type(os.environ)

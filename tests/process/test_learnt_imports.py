@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from edl.config import Standby
-from tests.process.fork_server_fixture import ROOT, Bench, kill_now, pin, run, script, script_bench, until
+from tests.process.fork_server_fixture import ROOT, Bench, kill_now, pin, run, script, script_bench, until, wait_gone
+from tests.process.harness import Job
+from tests.process.harness import until as wait_until
 
 LEARNT = "the next workers start with"
 MORE = "\nimport time; print('imported', flush=True); time.sleep(600)\n"
@@ -19,8 +21,8 @@ MORE = "\nimport time; print('imported', flush=True); time.sleep(600)\n"
 
 HEAVY = {
     "heavy/__init__.py": "import os, sys\nfrom heavy import a, b, c, d, e\nPID = os.getpid()\nARGV = sys.argv[:]\n",
-    **{f"heavy/{name}.py": "import time; time.sleep(0.15)\n" for name in "abcde"},
-    "heavy/placed.py": "import os, time\ntime.sleep(0.15)\nRANK = os.environ.get('RANK')\n",
+    **{f"heavy/{name}.py": "import time; time.sleep(0.1)\n" for name in "abcde"},
+    "heavy/placed.py": "import os, time\ntime.sleep(0.1)\nRANK = os.environ.get('RANK')\n",
     "heavy/setting.py": "import os\nos.environ.setdefault('HEAVY_MODE', 'quick')\n",
     "threaded/__init__.py": "import threading as t\nt.Thread(target=t.Event().wait, daemon=True).start()\n",
     "drawing/__init__.py": "import random\nRNG = random.Random()\n",
@@ -83,27 +85,47 @@ TELL = """
 """
 
 
+def template_of(fork_server: int) -> int:
+    """The pid of its template."""
+    (found,) = (
+        int(path.parent.name)
+        for path in Path("/proc").glob("[0-9]*/cmdline")
+        if b"edl.worker.template" in content(path)
+        and f"\nPPid:\t{fork_server}\n".encode() in content(path.parent / "status")
+    )
+    return found
+
+
+def content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:  # the process has ended
+        return b""
+
+
 def test_the_next_worker_has_the_modules_and_is_otherwise_a_fresh_one(tmp_path: Path) -> None:
     bench = bench_of(tmp_path, TELL, "--lr", "0.1")
 
-    async def main() -> tuple[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any], int]:
+    async def main() -> tuple[list[Mapping[str, Any]], int]:
         async with bench.open():
             pid, first = await described(bench, "worker", RANK="0")
             await learnt(bench)
             pid, second = await replaced(bench, pid, "worker", RANK="0", MORE="1")
             pid, third = await replaced(bench, pid, "worker", RANK="0", MORE="1")
-            gone = pin(pid)
             fork_server = bench.processes.fork_server_pid
-        os.close(gone)
-        return first, second, third, fork_server
+            kill_now(template_of(fork_server))
+            pid, fourth = await replaced(bench, pid, "worker", RANK="0", MORE="1")
+            gone = pin(pid)
+        wait_gone([gone])
+        return [first, second, third, fourth], fork_server
 
-    first, second, third, fork_server = run(main())
-    assert first["own"] and not second["own"] and not third["own"]
-    assert {one["parent"] for one in (first, second, third)} == {fork_server}
-    assert second["environment"] == {**first["environment"], "MORE": "1"}
-    assert len({one["drawn"] for one in (first, second, third)}) == 3
-    varying = {"own", "environment", "drawn"}
-    for one in (second, third):
+    told, fork_server = run(main())
+    assert [one["own"] for one in told] == [True, False, False, True], "the last one has no template any more"
+    assert {one["parent"] for one in told} == {fork_server}
+    assert len({one["drawn"] for one in told}) == 4
+    first, varying = told[0], {"own", "environment", "drawn"}
+    for one in told[1:]:
+        assert one["environment"] == {**first["environment"], "MORE": "1"}
         assert {k: v for k, v in one.items() if k not in varying} == {
             k: v for k, v in first.items() if k not in varying
         }
@@ -122,10 +144,12 @@ def test_the_next_job_of_the_script_starts_with_the_modules(tmp_path: Path) -> N
     assert [run(job())["own"], run(job())["own"]] == [True, False]
 
 
-def test_what_starts_a_thread_or_writes_a_file_is_left_out_and_said_once(tmp_path: Path) -> None:
+def test_what_cannot_be_forked_and_what_is_the_users_own_is_left_out(tmp_path: Path) -> None:
+    script(tmp_path, "import os, heavy\nPID = os.getpid()\n", "beside.py")
     text = """
-        import heavy, dependent, drawing, writing, json, os, threading
-        print(json.dumps([heavy.PID == os.getpid(), threading.active_count(), os.path.isdir(writing.FOLDER)]))
+        import beside, heavy, dependent, drawing, writing, json, os, threading
+        own = [module.PID == os.getpid() for module in (heavy, beside)]
+        print(json.dumps([own, threading.active_count(), os.path.isdir(writing.FOLDER)]))
     """
     bench = bench_of(tmp_path, text)
 
@@ -137,7 +161,8 @@ def test_what_starts_a_thread_or_writes_a_file_is_left_out_and_said_once(tmp_pat
             return first, second
 
     first, second = run(main())
-    assert (first, second) == ([True, 2, True], [False, 2, True])
+    assert (first, second) == ([[True, True], 2, True], [[False, True], 2, True])
+    assert not [one for one in stored(bench)["modules"] if one["name"] == "beside"]
     left_out = stored(bench)["left_out"]
     assert left_out.keys() == {"threaded", "dependent", "drawing", "writing"}
     assert len(list((tmp_path / "scratch").iterdir())) == 2, "one folder for each worker, and none for a template"
@@ -163,24 +188,6 @@ def test_modules_that_read_the_rank_are_imported_once_for_each(tmp_path: Path) -
     assert run(main()) == [[False, "0", "quick"], [False, "1", "quick"], [True, "0", "slow"]]
 
 
-def test_modules_of_the_script_are_imported_by_each_worker(tmp_path: Path) -> None:
-    script(tmp_path, "import os, heavy\nPID = os.getpid()\n", "beside.py")
-    text = """
-        import beside, heavy, json, os
-        print(json.dumps([heavy.PID == os.getpid(), beside.PID == os.getpid()]))
-    """
-    bench = bench_of(tmp_path, text)
-
-    async def main() -> Any:
-        async with bench.open():
-            pid, _ = await described(bench, "worker")
-            await learnt(bench)
-            return (await replaced(bench, pid, "worker"))[1]
-
-    assert run(main()) == [False, True]
-    assert not [one for one in stored(bench)["modules"] if one["name"] == "beside"]
-
-
 def test_the_memory_limit_ends_the_imports(tmp_path: Path) -> None:
     script(tmp_path, "DATA = b'1' * (64 << 20)\n", "site-packages/large/__init__.py")
     script(tmp_path, "import os\nPID = os.getpid()\n", "site-packages/later/__init__.py")
@@ -200,23 +207,48 @@ def test_the_memory_limit_ends_the_imports(tmp_path: Path) -> None:
     assert any("the limit of 48 MiB (--learn-memory) is reached" in line for line in bench.logged)
 
 
-def test_a_template_that_has_died_is_done_without(tmp_path: Path) -> None:
-    bench = bench_of(tmp_path, TELL)
+STARTED = """\
+import heavy, json, os, pathlib, sys, time
+folder = pathlib.Path(sys.argv[1].partition("=")[2])
+place = folder / f"{os.environ['EDL_ROUND']}-{os.environ['RANK']}"
+place.with_suffix(".new").write_text(json.dumps([os.getpid(), heavy.PID == os.getpid(), sys.argv]))
+place.with_suffix(".new").rename(place)
+while not (folder / "last-step").exists():
+    time.sleep(0.05)
+"""
 
-    def template() -> int:
-        (path,) = (
-            path.parent
-            for path in Path("/proc").glob("[0-9]*/cmdline")
-            if b"edl.worker.template" in path.read_bytes()
-            and f"\nPPid:\t{bench.processes.fork_server_pid}\n" in (path.parent / "status").read_text()
-        )
-        return int(path.name)
 
-    async def main() -> Any:
-        async with bench.open():
-            pid, _ = await described(bench, "worker")
-            await learnt(bench)
-            kill_now(template())
-            return (await replaced(bench, pid, "worker"))[1]
+def test_a_launchers_workers_come_back_with_what_the_first_ones_have_imported(tmp_path: Path) -> None:
+    for name, text in HEAVY.items():
+        script(tmp_path, text, f"site-packages/{name}")
+    script(tmp_path, STARTED, "train.py")
+    environment = {"PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path / 'site-packages'}"}
+    job = Job(
+        *(tmp_path, [], "etcd-embedded"),
+        script=(str(tmp_path / "train.py"),),
+        nnodes="1",
+        options=("--max-restarts=5",),
+        environment=environment,
+    )
 
-    assert run(main())["own"]
+    def started(number: int) -> list[tuple[int, bool, list[str]]] | None:
+        """The workers of a round by rank, when both have started."""
+        files = [job.steps_folder / f"{number}-{rank}" for rank in range(2)]
+        return [json.loads(file.read_text()) for file in files] if all(file.exists() for file in files) else None
+
+    def round_of(number: int) -> list[tuple[int, bool, list[str]]]:
+        return wait_until(lambda: started(number), f"round {number}") or []
+
+    with job:
+        node = job.start("a", nproc=2)
+        first = round_of(1)
+        node.says(LEARNT)
+        kill_now(first[0][0])
+        second = round_of(2)
+        kill_now(second[1][0])
+        third = round_of(3)
+        job.stop_at(1)
+        assert job.exit_codes() == {"a": 0}
+    assert [[own for _, own, _ in world] for world in (first, second, third)] == [[True] * 2, [False] * 2, [False] * 2]
+    assert len({pid for world in (first, second, third) for pid, _, _ in world}) == 6
+    assert {tuple(argv) for world in (first, second, third) for _, _, argv in world} == {tuple(first[0][2])}

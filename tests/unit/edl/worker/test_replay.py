@@ -77,6 +77,18 @@ def test_reads_of_the_environment_are_noted() -> None:
     assert "FOUR" not in watch.read
 
 
+def test_a_list_of_all_variables_is_no_wish_for_those_of_one_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDL_ROUND", "3")
+    monkeypatch.setenv("RANK", "1")
+    watch = _Watch()
+    with watch.inserted():
+        assert dict(os.environ)["EDL_ROUND"] == "3"
+        assert ("EDL_ROUND", "3") in os.environ.items()
+        assert "EDL_ROUND" not in watch.read and {"RANK", ALL_NAMES} <= watch.read
+        assert os.environ["EDL_ROUND"] == "3"
+        assert "EDL_ROUND" in watch.read
+
+
 def test_imports_see_the_workers_surroundings_for_a_while() -> None:
     before = (dict(os.environ), sys.argv[:], sys.path[:], sys.modules["__main__"])
     with as_in({"RANK": "3"}, ("train.py", "--lr"), "/job/train.py", "/job"):
