@@ -250,20 +250,23 @@ class _Watch:
 
     def __init__(self) -> None:
         self.read: set[str] = set()
-        self._listed = ""
-        """The variable at which a list of all of them has arrived."""
+        self._listed: list[str] = []
+        """Variables whose values a copy of all of them is about to read, the next one last."""
 
     def note(self, name: str) -> None:
-        """A variable is read. Who lists all of them, as a copy does, does not want those that change all the time."""
-        if name != self._listed or name not in EACH_ROUND:
+        """A variable is read. Who copies all of them does not want those that change all the time."""
+        copied = self._listed[-1:] == [name]
+        if copied:
+            self._listed.pop()
+        if not copied or name not in EACH_ROUND:
             self.read.add(name)
 
     def listing(self, names: Iterator[str]) -> Iterator[str]:
         """The names of all variables are read."""
         self.read.add(ALL_NAMES)
-        for self._listed in names:
-            yield self._listed
-        self._listed = ""
+        found = list(names)
+        self._listed = found[::-1]
+        return iter(found)
 
     @contextlib.contextmanager
     def inserted(self) -> Iterator[None]:

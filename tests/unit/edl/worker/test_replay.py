@@ -83,7 +83,7 @@ def test_a_list_of_all_variables_is_no_wish_for_those_of_one_round(monkeypatch: 
     watch = _Watch()
     with watch.inserted():
         assert dict(os.environ)["EDL_ROUND"] == "3"
-        assert ("EDL_ROUND", "3") in os.environ.items()
+        assert ("EDL_ROUND", "3") in list(os.environ.items())
         assert "EDL_ROUND" not in watch.read and {"RANK", ALL_NAMES} <= watch.read
         assert os.environ["EDL_ROUND"] == "3"
         assert "EDL_ROUND" in watch.read
