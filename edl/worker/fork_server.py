@@ -43,7 +43,7 @@ from edl.wire.process_events import WorkerExited, WorkersStopped
 from edl.worker import bootstrap, linux
 from edl.worker.child_processes import ChildProcesses
 from edl.worker.frameworks import why_unsafe
-from edl.worker.learning import Learning, Script, standard_folders
+from edl.worker.learning import Learning, LearntScript, standard_folders
 from edl.worker.learnt_file import LearntFile
 from edl.worker.spawn import become, command_line, start
 from edl.worker.standby import failed
@@ -199,7 +199,7 @@ class _ForkServer:
             )
             folder = os.getcwd() if settings.kind == "module" else os.path.dirname(os.path.realpath(settings.target))
             self.learning = Learning(
-                Script(settings.kind, settings.target, settings.arguments, folder, frozenset(standard_folders())),
+                LearntScript(settings.kind, settings.target, settings.arguments, folder, frozenset(standard_folders())),
                 *(file, settings.slots, settings.learn_bytes, self.child_processes, self.poller),
                 log=lambda text: self._tell(LogLine(text)),
                 in_template=self._in_template,

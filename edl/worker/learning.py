@@ -34,8 +34,8 @@ from edl.worker.template import (
     ForkedWorker,
     ImportBegins,
     LeftOut,
-    Place,
     Prepared,
+    WorkerPlace,
     decode,
     fits,
     fork_from,
@@ -74,7 +74,7 @@ class _Watched:
 class _Template:
     pid: int
     channel: socket.socket
-    place: Place
+    place: WorkerPlace
     rules: Rules
     began_s: float
     import_began_s: float
@@ -85,7 +85,7 @@ class _Template:
 
 
 @dataclass(frozen=True, slots=True)
-class Script:
+class LearntScript:
     """What the workers run."""
 
     kind: str
@@ -101,10 +101,10 @@ class Script:
         """The top-level package of a module, whose submodules are the user's own."""
         return self.target.partition(".")[0] if self.kind == "module" else ""
 
-    def place(self, environment: Mapping[str, str]) -> Place:
+    def place(self, environment: Mapping[str, str]) -> WorkerPlace:
         """Where a template of a worker with this environment does its imports."""
         words = ("-m" if self.kind == "module" else self.target, *self.arguments)
-        return Place(environment, words, os.path.abspath(self.target), self.folder)
+        return WorkerPlace(environment, words, os.path.abspath(self.target), self.folder)
 
 
 class Learning:
@@ -112,7 +112,7 @@ class Learning:
 
     def __init__(
         self,
-        script: Script,
+        script: LearntScript,
         file: LearntFile,
         slots: int,
         most_bytes: int,
@@ -269,7 +269,7 @@ class Learning:
         self._made += 1
         return self._attempt(self._script.place(environment)) if self._made <= MOST_TEMPLATES else None
 
-    def _attempt(self, place: Place) -> ForkedWorker | None:
+    def _attempt(self, place: WorkerPlace) -> ForkedWorker | None:
         self._attempts += 1
         used = sum(one.prepared.memory_bytes for one in self._templates if one.prepared is not None)
         rules = Rules(
@@ -293,7 +293,7 @@ class Learning:
         self._poller.register(ours, select.POLLIN)
         return None
 
-    def _become_template(self, channel: socket.socket, place: Place, rules: Rules) -> ForkedWorker:
+    def _become_template(self, channel: socket.socket, place: WorkerPlace, rules: Rules) -> ForkedWorker:
         """In the new process. Returns in a worker only."""
         try:
             for template in self._templates:

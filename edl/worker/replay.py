@@ -35,7 +35,7 @@ _EFFECTS = (
 """Audit events of what a process does to the world around it."""
 
 
-class Refusal(BaseException):
+class RefusedImport(BaseException):
     """An import is about to do what it must not. No ``except Exception`` of a module stops it."""
 
 
@@ -108,7 +108,7 @@ def _imported(name: str, guard: _Guard, watch: _Watch) -> str:
     problem = ""
     try:
         importlib.import_module(name)
-    except Refusal as refusal:
+    except RefusedImport as refusal:
         problem = str(refusal)
     except BaseException as error:  # noqa: BLE001 - a foreign module's import may raise anything, SystemExit included
         problem = f"its import fails ({traceback.format_exception_only(error)[-1].strip()[:200]})"
@@ -213,7 +213,7 @@ class _Guard:
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The module's spec, as from ``PathFinder``. Raises ``Refusal``."""
+        """The module's spec, as from ``PathFinder``. Raises ``RefusedImport``."""
         spec = PathFinder.find_spec(fullname, path, target)
         if spec is None or spec.loader is None:
             return spec  # not found here, or a package without a file, of which nothing runs
@@ -225,7 +225,7 @@ class _Guard:
         return spec
 
     def audit(self, event: str, arguments: tuple[object, ...]) -> None:
-        """The audit hook of a rehearsal. Raises ``Refusal``."""
+        """The audit hook of a rehearsal. Raises ``RefusedImport``."""
         if not self._active:
             return
         if event == "open":
@@ -237,7 +237,7 @@ class _Guard:
 
     def _refuse(self, why: str) -> None:
         self.refused = self.refused or why
-        raise Refusal(why)
+        raise RefusedImport(why)
 
 
 def _is_bytecode(path: object = "") -> bool:
@@ -273,7 +273,7 @@ class _Watch:
         """Watch ``os.environ`` in the block. Reads by C code go unseen."""
         watch = self
 
-        class Watched(type(os.environ)):  # type: ignore[misc]
+        class WatchedEnvironment(type(os.environ)):  # type: ignore[misc]
             def __getitem__(self, key: str) -> str:
                 watch.note(key)
                 return super().__getitem__(key)  # type: ignore[no-any-return]
@@ -286,7 +286,7 @@ class _Watch:
                 return super().__len__()  # type: ignore[no-any-return]
 
         plain = type(os.environ)
-        os.environ.__class__ = Watched
+        os.environ.__class__ = WatchedEnvironment
         try:
             yield
         finally:

@@ -87,7 +87,7 @@ class ForkedWorker:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class WorkerPlace:
     """What a template takes over from the worker after which it is made."""
 
     environment: Mapping[str, str]
@@ -106,7 +106,7 @@ def fits(reads: Collection[str], ours: Mapping[str, str], theirs: Mapping[str, s
 
 
 def run_template(
-    channel: socket.socket, place: Place, rules: Rules, records: tuple[ImportRecord, ...], keep: Collection[int]
+    channel: socket.socket, place: WorkerPlace, rules: Rules, records: tuple[ImportRecord, ...], keep: Collection[int]
 ) -> ForkedWorker:
     """In the template's process: import the modules, then fork workers. Returns only in a worker.
 
@@ -135,7 +135,8 @@ def run_template(
         try:
             pid = linux.fork_for(parent)
             if pid == 0:
-                return _forked(message, descriptors, place, replayed, records)
+                record = records[message.record] if message.record >= 0 else None
+                return _forked(descriptors, place, replayed.writes, record)
             send(ForkAnswer(pid))
         except OSError as error:
             send(ForkAnswer(0, f"{error}"))
@@ -144,15 +145,18 @@ def run_template(
 
 
 def _forked(
-    message: ForkOrder, descriptors: list[int], place: Place, replayed: Replayed, records: tuple[ImportRecord, ...]
+    message: ForkOrder,
+    descriptors: list[int],
+    place: WorkerPlace,
+    replayed: Replayed,
+    records: tuple[ImportRecord, ...],
 ) -> ForkedWorker:
     """In a new worker, once the fork server knows it."""
     memory, stdout, stderr, go = descriptors
     if not os.read(go, 1):
         os._exit(0)
     order = read_order(memory)
-    changed = with_writes(order.environment, place.environment, replayed.writes)
-    record = records[message.record] if message.record >= 0 else None
+    changed = with_writes(order.environment, place.environment, writes)
     return ForkedWorker(replace(order, environment=changed), (stdout, stderr), record)
 
 

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from edl.agent.workers.environment import LocalPaths, WorkerGroupDeps, worker_environment
+from edl.config import JobSpec, NodeRange
+from edl.job_records import Training
+from edl.types import Incarnation, JobId, NodeId, Rank, Round
+from edl.wire.messages import Member, World
 from edl.worker.learnt import (
+    EACH_ROUND,
     LearntModules,
     ModuleFile,
     SeenImport,
@@ -108,3 +114,21 @@ def test_a_module_is_left_out_with_its_submodules() -> None:
 def test_an_absent_variable_has_a_value_of_its_own() -> None:
     assert same_values(["A", "B"], {"A": "1"}, {"A": "1", "C": "2"})
     assert not same_values(["A"], {"A": ""}, {})
+
+
+@pytest.mark.parametrize("servers", [False, True])
+def test_all_variables_of_one_round_are_known(servers: bool) -> None:
+    """A restart of the same nodes changes no others, so that a template made in one round fits the next."""
+    spec = JobSpec(JobId("job"), NodeRange(1, 2), servers=Training() if servers else None)
+
+    def environment(number: int) -> dict[str, str]:
+        ports = tuple(range(1000 * number, 1000 * number + 3))
+        member = Member(NodeId("a"), Incarnation(1), "10.0.0.1", 2, Rank(0), ports)
+        world = World(Round(number), (member,), restarts=1)
+        paths = LocalPaths(f"/logs/{number}/error.json", f"/logs/{number}")
+        return worker_environment({}, spec, world, NodeId("a"), 1, paths, WorkerGroupDeps())
+
+    first, second = environment(1), environment(2)
+    changed = {name for name in first.keys() | second.keys() if first.get(name) != second.get(name)}
+    assert changed and changed <= EACH_ROUND
+    assert EACH_ROUND - changed <= {"PADDLE_GLOO_HTTP_ENDPOINT", "PADDLE_PORT", "PADDLE_PSERVERS_IP_PORT_LIST"}

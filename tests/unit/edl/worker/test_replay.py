@@ -89,7 +89,7 @@ def test_a_list_of_all_variables_is_no_wish_for_those_of_one_round(monkeypatch: 
         assert "EDL_ROUND" in watch.read
 
 
-def test_imports_see_the_workers_surroundings_for_a_while() -> None:
+def test_imports_see_what_a_worker_sees_for_a_while() -> None:
     before = (dict(os.environ), sys.argv[:], sys.path[:], sys.modules["__main__"])
     with as_in({"RANK": "3"}, ("train.py", "--lr"), "/job/train.py", "/job"):
         assert (dict(os.environ), sys.argv, sys.path[0]) == ({"RANK": "3"}, ["train.py", "--lr"], "/job")
