@@ -17,7 +17,7 @@ from edl.wire.json_messages import TaggedUnion
 from edl.worker import linux
 from edl.worker.import_record import ImportRecord
 from edl.worker.learnt import same_values
-from edl.worker.replay import ALL_NAMES, Replayed, Rules, as_in, replay
+from edl.worker.replay import ALL_NAMES, Rules, as_in, replay
 from edl.worker.spawn import take_streams
 
 
@@ -133,31 +133,30 @@ def run_template(
         if not isinstance(message, ForkOrder) or len(descriptors) != 4:
             os._exit(0)
         try:
-            pid = linux.fork_for(parent)
-            if pid == 0:
-                record = records[message.record] if message.record >= 0 else None
-                return _forked(descriptors, place, replayed.writes, record)
-            send(ForkAnswer(pid))
+            answer = ForkAnswer(linux.fork_for(parent))
         except OSError as error:
-            send(ForkAnswer(0, f"{error}"))
+            answer = ForkAnswer(0, f"{error}")
+        if not answer.pid and not answer.error:
+            record = records[message.record] if message.record >= 0 else None
+            return _forked(descriptors, place.environment, replayed.writes, record)
+        send(answer)
         for descriptor in descriptors:
             os.close(descriptor)
 
 
 def _forked(
-    message: ForkOrder,
     descriptors: list[int],
-    place: WorkerPlace,
-    replayed: Replayed,
-    records: tuple[ImportRecord, ...],
+    imported_under: Mapping[str, str],
+    writes: Mapping[str, str | None],
+    record: ImportRecord | None,
 ) -> ForkedWorker:
     """In a new worker, once the fork server knows it."""
     memory, stdout, stderr, go = descriptors
     if not os.read(go, 1):
         os._exit(0)
     order = read_order(memory)
-    changed = with_writes(order.environment, place.environment, writes)
-    return ForkedWorker(replace(order, environment=changed), (stdout, stderr), record)
+    environment = with_writes(order.environment, imported_under, writes)
+    return ForkedWorker(replace(order, environment=environment), (stdout, stderr), record)
 
 
 def with_writes(
