@@ -48,7 +48,7 @@ from edl.worker.learnt_file import LearntFile
 from edl.worker.spawn import become, command_line, start
 from edl.worker.standby import failed
 from edl.worker.template import ForkedWorker
-from edl.worker.warm import Image, ImportFailed, imported_by, warm
+from edl.worker.warm import Image, ImportFailed, warm
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,13 +194,11 @@ class _ForkServer:
         settings, image = self.settings, self.image
         forked = None
         if image is not None and settings.learn_bytes and settings.kind in ("script", "module"):
-            file = LearntFile.of(
-                settings.kind, settings.target, imported_by(settings.kind, settings.target), image.environment
-            )
+            file = LearntFile.of(settings.kind, settings.target, image.found, sys.modules, image.environment)
             folder = os.getcwd() if settings.kind == "module" else os.path.dirname(os.path.realpath(settings.target))
             self.learning = Learning(
                 LearntScript(settings.kind, settings.target, settings.arguments, folder, frozenset(standard_folders())),
-                *(file, settings.slots, settings.learn_bytes, self.child_processes, self.poller),
+                *(file, settings.slots, settings.learn_bytes, image.environment, self.child_processes, self.poller),
                 log=lambda text: self._tell(LogLine(text)),
                 in_template=self._in_template,
             )

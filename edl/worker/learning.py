@@ -35,6 +35,7 @@ from edl.worker.template import (
     ImportBegins,
     LeftOut,
     Prepared,
+    VariablesRead,
     WorkerPlace,
     decode,
     fits,
@@ -81,6 +82,8 @@ class _Template:
     module: str = ""
     """The module that it is importing."""
     left_out: dict[str, str] = field(default_factory=dict)
+    reads: tuple[str, ...] = ()
+    """Environment variables that its modules have read."""
     prepared: Prepared | None = None
 
 
@@ -116,14 +119,15 @@ class Learning:
         file: LearntFile,
         slots: int,
         most_bytes: int,
+        environment: Mapping[str, str],
         children: ChildProcesses,
         poller: select.poll,
         log: Callable[[str], None],
         in_template: Callable[[], frozenset[int]],
     ) -> None:
-        """``in_template``: called in a new template; lets go of the fork server's descriptors, and returns those that
-        the framework needs."""
-        self._script, self._file, self._most_bytes = script, file, most_bytes
+        """``environment``: that of the fork server's own imports. ``in_template``: called in a new template; lets go of
+        the fork server's descriptors, and returns those that the framework needs."""
+        self._script, self._file, self._most_bytes, self._environment = script, file, most_bytes, environment
         self._children, self._poller, self._log, self._in_template = children, poller, log, in_template
         self._learnt = file.load()
         self._records = tuple(ImportRecord() for _ in range(2 * slots + 2))
@@ -153,7 +157,7 @@ class Learning:
         worker. Returns in a forked worker only."""
         learnt = self._learnt
         if learnt.rehearsed and learnt.environment_as_given and learnt.wanted:
-            return self._begin(dict(os.environ))
+            return self._begin(self._environment)
         return None
 
     def look(self, now_s: float) -> ForkedWorker | None:
@@ -191,6 +195,8 @@ class Learning:
             building.module = message.module
         elif isinstance(message, LeftOut):
             building.left_out[message.module] = message.why
+        elif isinstance(message, VariablesRead):
+            building.reads += message.names
         else:
             if isinstance(message, Prepared):
                 building.prepared = message
@@ -229,8 +235,7 @@ class Learning:
         return next((number for number in range(len(self._records)) if number not in used), -1)
 
     def _fits(self, template: _Template, environment: Mapping[str, str]) -> bool:
-        prepared = template.prepared
-        return prepared is not None and fits(prepared.reads, template.place.environment, environment)
+        return fits(template.reads, template.place.environment, environment)
 
     # --- templates -----------------------------------------------------------------------------------------------
 
@@ -262,16 +267,19 @@ class Learning:
 
     def _begin(self, environment: Mapping[str, str]) -> ForkedWorker | None:
         """Begin a template for workers with this environment."""
+        if self._made == MOST_TEMPLATES:
+            return None
         for template in self._templates[:]:
             if not any(self._fits(template, worker.environment) for worker in self._watched.values()):
                 self._discard(template)  # its workers have other ranks by now
         self._attempts = 0
         self._made += 1
-        return self._attempt(self._script.place(environment)) if self._made <= MOST_TEMPLATES else None
+        return self._attempt(self._script.place(environment))
 
     def _attempt(self, place: WorkerPlace) -> ForkedWorker | None:
         self._attempts += 1
-        used = sum(one.prepared.memory_bytes for one in self._templates if one.prepared is not None)
+        others = (one.prepared for one in self._templates if not self._fits(one, place.environment))
+        used = sum(one.memory_bytes for one in others if one is not None)
         rules = Rules(
             self._learnt.wanted, self._learnt.left_out, not self._learnt.rehearsed, max(0, self._most_bytes - used)
         )
@@ -312,10 +320,9 @@ class Learning:
         new = {module: why for module, why in template.left_out.items() if module}
         rehearsed = not new and template.prepared is not None
         learnt = replace(self._learnt, left_out={**self._learnt.left_out, **new}, rehearsed=rehearsed)
-        if rehearsed and template.prepared is not None:
-            reads = template.prepared.reads
-            given = fits(reads, os.environ, template.place.environment)
-            learnt = replace(learnt, reads=reads, environment_as_given=given)
+        if rehearsed:
+            given = fits(template.reads, self._environment, template.place.environment)
+            learnt = replace(learnt, reads=template.reads, environment_as_given=given)
         self._learnt = learnt
         self._save()
         for module, why in new.items():

@@ -25,11 +25,14 @@ class LearntFile:
     """Empty: nothing is kept."""
 
     @classmethod
-    def of(cls, kind: str, target: str, imports: Iterable[str], environment: Mapping[str, str]) -> LearntFile:
+    def of(
+        cls, kind: str, target: str, imports: Iterable[str], loaded: Iterable[str], environment: Mapping[str, str]
+    ) -> LearntFile:
         """The file for a script (``kind``: ``script``; ``target``: its path) or module.
 
         Its name depends on the place of the script, on what its source imports (not on the rest of the source), on the
-        interpreter, and on the names and versions of all installed packages.
+        interpreter, on the names and versions of all installed packages, and on the modules that the fork server has
+        (``loaded``): a record lacks these.
         """
         home = environment.get("XDG_CACHE_HOME", "")
         if not os.path.isabs(home):
@@ -37,7 +40,8 @@ class LearntFile:
         if not os.path.isabs(home):
             return cls("")
         place = [kind, os.path.abspath(target) if kind != "module" else target, os.getcwd() if kind == "module" else ""]
-        words = [str(_FORMAT), *place, *sorted(imports), sys.executable, sys.version, *installed(sys.path)]
+        words = [str(_FORMAT), *place, *sorted(imports), sys.executable, sys.version]
+        words += ["", *installed(sys.path), "", *sorted(loaded)]
         name = hashlib.sha256("\0".join(words).encode(errors="surrogateescape")).hexdigest()[:32]
         return cls(os.path.join(home, "edl", "imports", f"{name}.json"))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 CONNECTING = "encodings.idna"
 """Python imports it when a process first connects to a host by its name, which takes 5 to 15 ms."""
@@ -113,6 +113,8 @@ class ImportPlan:
 
     required: tuple[str, ...]
     optional: tuple[str, ...]
+    found: frozenset[str] = field(default=frozenset(), compare=False)
+    """All external names that the source imports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +140,8 @@ def plan(entry: ModuleSource, source_of: SourceOf, extra: tuple[str, ...] = ()) 
     optional.update(dict.fromkeys(name for name in imports if is_safe(name)))
     optional.update(dict.fromkeys(part for name in imports for part in BEHIND.get(name, ())))
     required.update(dict.fromkeys(extra))
-    return ImportPlan(tuple(required), tuple(name for name in optional if name not in required))
+    rest = tuple(name for name in optional if name not in required)
+    return ImportPlan(tuple(required), rest, frozenset(imports))
 
 
 def imported(entry: ModuleSource, source_of: SourceOf) -> frozenset[str]:

@@ -37,11 +37,16 @@ class LeftOut:
 
 
 @dataclass(frozen=True, slots=True)
+class VariablesRead:
+    """Environment variables that the modules have read; a part of them."""
+
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Prepared:
     """All imports are done. The template forks workers now, unless modules were left out or it was a rehearsal."""
 
-    reads: tuple[str, ...]
-    """Environment variables that the modules have read."""
     memory_bytes: int
     """Memory that it shares with no other process."""
     count: int
@@ -68,12 +73,14 @@ class ForkAnswer:
     """Why there is no worker; empty if there is one."""
 
 
-FromTemplate = ImportBegins | LeftOut | Prepared | ForkAnswer
+FromTemplate = ImportBegins | LeftOut | VariablesRead | Prepared | ForkAnswer
 _UNION: TaggedUnion[FromTemplate | ForkOrder] = TaggedUnion(
-    *(ImportBegins, LeftOut, Prepared, ForkOrder, ForkAnswer),
+    *(ImportBegins, LeftOut, VariablesRead, Prepared, ForkOrder, ForkAnswer),
     tag="kind",
     what="a message between a fork server and its template",
 )
+_NAMES_AT_ONCE = 200
+"""Names in one datagram, whose size is limited."""
 encode, decode = _UNION.encode, _UNION.decode
 
 
@@ -124,7 +131,9 @@ def run_template(
         replayed = replay(rules, lambda module: send(ImportBegins(module)))
     for module, why in replayed.left_out.items():
         send(LeftOut(module, why))
-    send(Prepared(replayed.reads, replayed.memory_bytes, replayed.count, replayed.full))
+    for start in range(0, len(replayed.reads), _NAMES_AT_ONCE):
+        send(VariablesRead(replayed.reads[start : start + _NAMES_AT_ONCE]))
+    send(Prepared(replayed.memory_bytes, replayed.count, replayed.full))
     if replayed.left_out or rules.rehearsal:
         os._exit(0)
     while True:
