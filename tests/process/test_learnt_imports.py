@@ -28,6 +28,8 @@ HEAVY = {
     "drawing/__init__.py": "import random\nRNG = random.Random()\n",
     "writing/__init__.py": "import os, tempfile\nFOLDER = tempfile.mkdtemp(dir=os.environ['SCRATCH'])\n",
     "dependent/__init__.py": "import threaded\n",
+    "curious/__init__.py": "import __main__\nif not hasattr(__main__, 'FLAG'):\n    import heavy.unseen\n",
+    "heavy/unseen.py": "",
 }
 
 
@@ -147,7 +149,8 @@ def test_the_next_job_of_the_script_starts_with_the_modules(tmp_path: Path) -> N
 def test_what_cannot_be_forked_and_what_is_the_users_own_is_left_out(tmp_path: Path) -> None:
     script(tmp_path, "import os, heavy\nPID = os.getpid()\n", "beside.py")
     text = """
-        import beside, heavy, dependent, drawing, writing, json, os, threading
+        FLAG = 1
+        import beside, curious, heavy, dependent, drawing, writing, json, os, threading
         own = [module.PID == os.getpid() for module in (heavy, beside)]
         print(json.dumps([own, threading.active_count(), os.path.isdir(writing.FOLDER)]))
     """
@@ -164,7 +167,10 @@ def test_what_cannot_be_forked_and_what_is_the_users_own_is_left_out(tmp_path: P
     assert (first, second) == ([[True, True], 2, True], [[False, True], 2, True])
     assert not [one for one in stored(bench)["modules"] if one["name"] == "beside"]
     left_out = stored(bench)["left_out"]
-    assert left_out.keys() == {"threaded", "dependent", "drawing", "writing"}
+    assert left_out.keys() == {"curious", "threaded", "dependent", "drawing", "writing"}
+    assert left_out["curious"].startswith("it imports heavy.unseen") and left_out["curious"].endswith(
+        "as no worker has"
+    )
     assert len(list((tmp_path / "scratch").iterdir())) == 2, "one folder for each worker, and none for a template"
     for module in left_out:
         assert sum(line.startswith(f"{module} is not imported ahead") for line in bench.logged) == 1, bench.logged
