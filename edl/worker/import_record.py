@@ -22,7 +22,8 @@ class ImportRecord:
     """The modules that one worker has found on its search path, in the order in which their imports began.
 
     Created before the worker is forked. One line for each module: milliseconds since the record was begun, whether the
-    import is nested in another one, name, and file.
+    import is nested in another one (0 or 1), name, and file. A line with a 2 names an environment variable that the
+    process has changed before the next import.
     """
 
     def __init__(self) -> None:
@@ -58,6 +59,7 @@ class _Recorder:
         self._process = os.getpid()
         self._began_s = time.monotonic()
         self._outermost: ModuleSpec | None = None
+        self._environment = dict(os.environ)
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
@@ -67,13 +69,22 @@ class _Recorder:
         # A process that the worker has forked shares the memory, but not the position in it.
         if spec is not None and os.getpid() == self._process:
             nested = getattr(self._outermost, "_initializing", False)
-            if not nested:
-                self._outermost = spec
             at_ms = int((time.monotonic() - self._began_s) * 1000)
             line = f"{at_ms}\t{int(nested)}\t{fullname}\t{spec.origin or ''}\n"
+            if not nested:
+                self._outermost = spec
+                line = "".join(f"{at_ms}\t2\t{name}\t\n" for name in self._changed_variables()) + line
             try:
                 # One call into C, so that the lines of several threads do not mix.
                 self._memory.write(line.encode(errors="replace"))
             except ValueError:  # it is full
                 self._process = 0
         return spec
+
+    def _changed_variables(self) -> list[str]:
+        """Environment variables that have changed since the last call."""
+        before, now = self._environment, dict(os.environ)
+        if now == before:
+            return []
+        self._environment = now
+        return sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))

@@ -27,6 +27,7 @@ from edl.worker.learnt import (
     merged,
     parse_record,
     search_folder,
+    variables_set,
 )
 from edl.worker.learnt_file import LearntFile
 from edl.worker.replay import Rules
@@ -242,17 +243,18 @@ class Learning:
     def _consider(self, worker: _Watched) -> ForkedWorker | None:
         """Learn from a worker whose imports have come to rest, and begin a template if that pays."""
         worker.considered = worker.length
-        record = parse_record(self._records[worker.number].text())
+        text = self._records[worker.number].text()
+        record = parse_record(text)
         if cost_s(record) < WORTH_S:
             return None
-        grown = self._learn(record)
+        grown = self._learn(record, text)
         if not self._learnt.wanted:
             return None
         if not grown and any(self._fits(one, worker.environment) for one in self._templates):
             return None
         return self._begin(worker.environment)
 
-    def _learn(self, record: tuple[SeenImport, ...]) -> bool:
+    def _learn(self, record: tuple[SeenImport, ...], text: str) -> bool:
         """Add the libraries of a record; returns whether there was one that is not of the standard library."""
         script, known = self._script, self._learnt.modules
         found = [
@@ -261,7 +263,8 @@ class Learning:
         new = set(found) - set(known)
         if not new:
             return False
-        self._learnt = replace(self._learnt, modules=merged(known, found), rehearsed=False)
+        set_before = {**variables_set(text, {one.name for one in new}), **self._learnt.set_before}
+        self._learnt = replace(self._learnt, modules=merged(known, found), set_before=set_before, rehearsed=False)
         self._save()
         return any(search_folder(one) not in script.standard for one in new)
 
@@ -281,7 +284,9 @@ class Learning:
         others = (one.prepared for one in self._templates if not self._fits(one, place.environment))
         used = sum(one.memory_bytes for one in others if one is not None)
         rules = Rules(
-            self._learnt.wanted, self._learnt.left_out, not self._learnt.rehearsed, max(0, self._most_bytes - used)
+            *(self._learnt.wanted, self._learnt.left_out, self._learnt.barred_from),
+            rehearsal=not self._learnt.rehearsed,
+            most_bytes=max(0, self._most_bytes - used),
         )
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:

@@ -56,6 +56,8 @@ class LearntModules:
     """In the order of their imports."""
     left_out: Mapping[str, str] = field(default_factory=dict)
     """Modules not to import ahead, with their submodules, and the reasons."""
+    set_before: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables that the script, or a module, sets before it imports this module."""
     rehearsed: bool = False
     """Whether all other modules have been imported in a process that watches what they do."""
     reads: tuple[str, ...] = ()
@@ -67,6 +69,18 @@ class LearntModules:
     def wanted(self) -> tuple[ModuleFile, ...]:
         """The modules to import ahead."""
         return tuple(one for one in self.modules if not covers(self.left_out, one.name))
+
+    @property
+    def barred_from(self) -> dict[str, str]:
+        """For each variable that a worker sets itself, the module from which on the wanted ones must not read it."""
+        names, wanted = [one.name for one in self.modules], {one.name for one in self.wanted}
+        found: dict[str, str] = {}
+        for variable, first in self.set_before.items():
+            later = (name for name in names[names.index(first) :] if name in wanted) if first in names else iter(())
+            module = next(later, "")
+            if module:
+                found[variable] = module
+        return found
 
 
 def covers(names: Collection[str], module: str) -> bool:
@@ -85,6 +99,21 @@ def parse_record(text: str) -> tuple[SeenImport, ...]:
         if tab and name and at_ms.isdecimal() and nested in ("0", "1"):
             found.append(SeenImport(int(at_ms), nested == "1", ModuleFile(name, origin)))
     return tuple(found)
+
+
+def variables_set(text: str, modules: Collection[str]) -> dict[str, str]:
+    """The environment variables that a worker has changed between its imports, each with the first of these modules
+    that it imported afterwards."""
+    found, waiting = dict[str, str](), list[str]()
+    for line in text.splitlines():
+        fields = line.split("\t")
+        if len(fields) == 4 and fields[1] == "2":
+            waiting.append(fields[2])
+        elif len(fields) == 4 and fields[2] in modules:
+            for variable in waiting:
+                found.setdefault(variable, fields[2])
+            waiting.clear()
+    return found
 
 
 def cost_s(record: Iterable[SeenImport]) -> float:

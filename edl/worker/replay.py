@@ -46,6 +46,8 @@ class Rules:
     modules: tuple[ModuleFile, ...]
     """In this order. Whatever is not among them must not run."""
     left_out: Mapping[str, str]
+    barred_from: Mapping[str, str]
+    """Environment variables that a worker sets itself, each with the module from which on no import may read it."""
     rehearsal: bool
     """Refuse effects on the world around the process as well; it can then not be forked any more."""
     most_bytes: int
@@ -76,10 +78,14 @@ def replay(rules: Rules, begins: Callable[[str], None]) -> Replayed:
         sys.addaudithook(guard.audit)
     # BLAS libraries start threads that survive a fork: the modules that load one come first, each by itself.
     modules = sorted(rules.modules, key=lambda module: not is_safe(module.name))
+    position = {module.name: number for number, module in enumerate(rules.modules)}
     with guard.inserted(), watch.inserted(), uncollected():
         for module in modules:
             if module.name in sys.modules or module.name in guard.found:
                 continue
+            at = position[module.name]
+            watch.barred = {name for name, first in rules.barred_from.items() if position[first] <= at}
+            watch.barred -= watch.written
             begins(module.name)
             why = _imported(module.name, guard, watch)
             if why:
@@ -112,6 +118,9 @@ def _imported(name: str, guard: _Guard, watch: _Watch) -> str:
         problem = str(refusal)
     except BaseException as error:  # noqa: BLE001 - a foreign module's import may raise anything, SystemExit included
         problem = f"its import fails ({traceback.format_exception_only(error)[-1].strip()[:200]})"
+    if watch.barred_reads:
+        names, watch.barred_reads = sorted(watch.barred_reads), set()
+        return f"its import reads {names[0]}, which the script sets"
     each_round = sorted(watch.read & EACH_ROUND)
     if each_round:
         watch.read -= EACH_ROUND
@@ -250,11 +259,17 @@ class _Watch:
 
     def __init__(self) -> None:
         self.read: set[str] = set()
+        self.written: set[str] = set()
+        self.barred: set[str] = set()
+        """Variables that must not be read, unless a module has set them."""
+        self.barred_reads: set[str] = set()
         self._listed: list[str] = []
         """Variables whose values a copy of all of them is about to read, the next one last."""
 
     def note(self, name: str) -> None:
         """A variable is read. Who copies all of them does not want those that change all the time."""
+        if name in self.barred:
+            self.barred_reads.add(name)
         copied = self._listed[-1:] == [name]
         if copied:
             self._listed.pop()
@@ -280,6 +295,11 @@ class _Watch:
 
             def __iter__(self) -> Iterator[str]:
                 return watch.listing(super().__iter__())
+
+            def __setitem__(self, key: str, value: str) -> None:
+                watch.written.add(key)
+                watch.barred.discard(key)
+                super().__setitem__(key, value)
 
             def __len__(self) -> int:
                 watch.read.add(ALL_NAMES)

@@ -30,6 +30,7 @@ HEAVY = {
     "dependent/__init__.py": "import threaded\n",
     "curious/__init__.py": "import __main__\nif not hasattr(__main__, 'FLAG'):\n    import heavy.unseen\n",
     "heavy/unseen.py": "",
+    "configured/__init__.py": "import os\nMODE = os.environ.get('CONFIGURED')\n",
 }
 
 
@@ -150,7 +151,10 @@ def test_what_cannot_be_forked_and_what_is_the_users_own_is_left_out(tmp_path: P
     script(tmp_path, "import os, heavy\nPID = os.getpid()\n", "beside.py")
     text = """
         FLAG = 1
-        import beside, curious, heavy, dependent, drawing, writing, json, os, threading
+        import os
+        os.environ["CONFIGURED"] = str(os.getpid())
+        import beside, configured, curious, heavy, dependent, drawing, writing, json, threading
+        assert configured.MODE == str(os.getpid())
         own = [module.PID == os.getpid() for module in (heavy, beside)]
         print(json.dumps([own, threading.active_count(), os.path.isdir(writing.FOLDER)]))
     """
@@ -167,7 +171,7 @@ def test_what_cannot_be_forked_and_what_is_the_users_own_is_left_out(tmp_path: P
     assert (first, second) == ([[True, True], 2, True], [[False, True], 2, True])
     assert not [one for one in stored(bench)["modules"] if one["name"] == "beside"]
     left_out = stored(bench)["left_out"]
-    assert left_out.keys() == {"curious", "threaded", "dependent", "drawing", "writing"}
+    assert left_out.keys() == {"configured", "curious", "threaded", "dependent", "drawing", "writing"}
     assert left_out["curious"].startswith("it imports heavy.unseen") and left_out["curious"].endswith(
         "as no worker has"
     )

@@ -60,6 +60,22 @@ def test_order_nesting_and_files_are_recorded(library: Path) -> None:
     assert parse_record(record.text())[2].module.origin == str(library / "recorded_tests" / "inner.py")
 
 
+def test_variables_that_the_process_sets_are_recorded(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = ImportRecord()
+    record.begin()
+    importlib.import_module("recorded_tests")
+    monkeypatch.setenv("RECORDED_TESTS", "1")
+    importlib.import_module("recorded_tests.inner")
+    importlib.import_module("recorded_tests.after")
+    kinds = [line.split("\t")[1:3] for line in record.text().splitlines()]
+    assert kinds == [
+        ["0", "recorded_tests"],
+        ["2", "RECORDED_TESTS"],
+        ["0", "recorded_tests.inner"],
+        ["0", "recorded_tests.after"],
+    ]
+
+
 def test_a_forked_process_records_nothing(library: Path) -> None:
     record = ImportRecord()
     record.begin()

@@ -21,6 +21,7 @@ from edl.worker.learnt import (
     parse_record,
     same_values,
     search_folder,
+    variables_set,
 )
 
 SITE = "/venv/lib/python3.12/site-packages"
@@ -102,6 +103,20 @@ def test_new_modules_come_after_the_known_ones() -> None:
     moved = ModuleFile("a", "/other/a.py")
     assert merged((a, b), [c, b]) == (a, b, c)
     assert merged((a, b), [moved]) == (moved, b)
+
+
+def test_a_variable_is_set_before_the_next_library() -> None:
+    lines = ("0 a", "2 A", "0 own", "1 b", "2 A", "2 B", "0 c", "2 C")
+    text = "".join(f"5\t{kind}\t{name}\t\n" for kind, name in map(str.split, lines))
+    assert variables_set(text, {"a", "b", "c"}) == {"A": "b", "B": "c"}
+    assert [one.module.name for one in parse_record(text)] == ["a", "own", "b", "c"]
+
+
+def test_a_variable_is_barred_from_the_next_module_that_is_wanted() -> None:
+    modules = tuple(ModuleFile(name, f"/{name}.py") for name in "abc")
+    set_before = {"A": "a", "B": "b", "C": "c", "GONE": "z"}
+    assert LearntModules(modules, {"b": ""}, set_before).barred_from == {"A": "a", "B": "c", "C": "c"}
+    assert LearntModules(modules, {"c": ""}, set_before).barred_from == {"A": "a", "B": "b"}
 
 
 def test_a_module_is_left_out_with_its_submodules() -> None:

@@ -10,7 +10,7 @@ import pytest
 from edl.worker.learnt import LearntModules, ModuleFile
 from edl.worker.learnt_file import LearntFile, installed
 
-LEARNT = LearntModules((ModuleFile("heavy", "/x/heavy.py"),), {"bad": "why"}, True, ("HOME",), True)
+LEARNT = LearntModules((ModuleFile("heavy", "/x/heavy.py"),), {"bad": "why"}, {"A": "heavy"}, True, ("HOME",), True)
 
 
 def file_of(

@@ -89,6 +89,19 @@ def test_a_list_of_all_variables_is_no_wish_for_those_of_one_round(monkeypatch: 
         assert "EDL_ROUND" in watch.read
 
 
+def test_a_barred_variable_may_be_read_once_a_module_has_set_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OWN", "1")
+    monkeypatch.setenv("SET", "1")
+    watch = _Watch()
+    watch.barred = {"OWN", "SET"}
+    with watch.inserted():
+        os.environ["SET"] = "2"
+        assert os.environ["SET"] == "2"
+        assert not watch.barred_reads
+        assert os.environ["OWN"] == "1"
+    assert (watch.barred_reads, watch.written) == ({"OWN"}, {"SET"})
+
+
 def test_imports_see_what_a_worker_sees_for_a_while() -> None:
     before = (dict(os.environ), sys.argv[:], sys.path[:], sys.modules["__main__"])
     with as_in({"RANK": "3"}, ("train.py", "--lr"), "/job/train.py", "/job"):
