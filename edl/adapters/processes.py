@@ -78,6 +78,7 @@ class ForkServerProcesses:
     ``preload``: modules to import besides those found in the script; they must exist. ``python``: the interpreter of
     Python workers. ``log`` gets whole sentences. ``answer_s``: seconds the fork server may take to answer before it is
     replaced. ``files``: soft and hard limit of the workers' open files; None: as in this process.
+    ``learn_bytes``: most memory of the templates, which import what the workers are seen to import; 0: there are none.
     """
 
     def __init__(
@@ -91,8 +92,10 @@ class ForkServerProcesses:
         python: str = sys.executable,
         answer_s: float = ANSWER_S,
         files: tuple[int, int] | None = None,
+        learn_bytes: int = 0,
     ) -> None:
         self._files = files
+        self._learn_bytes = learn_bytes
         self._command = command
         self._standby = standby
         self._slots = slots
@@ -159,7 +162,8 @@ class ForkServerProcesses:
 
     def _arguments(self, descriptor: int) -> list[str]:
         command = self._command
-        head = [str(descriptor), self._standby.value, str(self._slots), ",".join(self._preload), ""]
+        head = [str(descriptor), self._standby.value, str(self._slots), ",".join(self._preload)]
+        head += [str(self._learn_bytes), ""]
         return [*head, command.kind.value, command.target, *command.arguments]
 
     async def spawn(

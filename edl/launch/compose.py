@@ -159,6 +159,7 @@ def _fork_server(
         python=workers.python or sys.executable,
         answer_s=settings.spec.timeouts.spawn_s,
         files=files,
+        learn_bytes=workers.learn_bytes if workers.learn else 0,
     )
 
 

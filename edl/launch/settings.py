@@ -170,6 +170,10 @@ class WorkerSettings:
     standby: Standby = Standby.FORK
     preload: tuple[str, ...] = ()
     """Modules to import ahead of the workers, in addition to those found in the script."""
+    learn: bool = True
+    """Whether to import ahead what the workers are seen to import."""
+    learn_bytes: int = 2 << 30
+    """Most memory that these imports may take."""
     role: str = ""
     """torchrun's role of the workers; empty: ``default``."""
     python: str = ""

@@ -22,6 +22,7 @@ from typing import NoReturn
 
 from edl.wire.fork_server import WorkerOrder
 from edl.worker.frameworks import before_script
+from edl.worker.import_record import ImportRecord
 from edl.worker.spawn import shown_command
 
 _CANNOT_OPEN = 2
@@ -48,9 +49,9 @@ def main() -> None:
     run(order, dict(os.environ))
 
 
-def run(order: WorkerOrder, imported_under: dict[str, str]) -> None:
+def run(order: WorkerOrder, imported_under: dict[str, str], record: ImportRecord | None = None) -> None:
     """Run the order's script or module as ``__main__``, or its function. Returns when it ends; ends the process when it
-    fails.
+    fails. ``record``: where to record what it imports.
 
     The process ends by returning to the interpreter, so ``atexit`` functions and threads are treated as usual.
     """
@@ -59,6 +60,8 @@ def run(order: WorkerOrder, imported_under: dict[str, str]) -> None:
     # In C, in whichever thread receives the signal: works even while all of Python waits for a lock or a collective.
     faulthandler.register(DUMP_SIGNAL, file=2, all_threads=True, chain=False)
     before_script(imported_under)
+    if record is not None:
+        record.begin()
     sys.orig_argv[:] = shown_command(order)
     namespace = types.ModuleType("__main__")
     scope = vars(namespace)

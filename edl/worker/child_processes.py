@@ -50,6 +50,11 @@ class ChildProcesses:
         """Add a process that is reaped without a report."""
         self._helpers.add(pid)
 
+    def kill_helper(self, pid: int) -> None:
+        """Send SIGKILL to a helper; no effect if it has ended."""
+        if pid in self._helpers:
+            _kill_group(pid, signal.SIGKILL)
+
     def timeout_s(self) -> float | None:
         """Seconds after which ``watch`` must be called even without an event; None for never."""
         if not self._ending:

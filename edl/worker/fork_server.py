@@ -34,18 +34,20 @@ from edl.wire.fork_server import (
     ToAgent,
     Warmed,
     WarmFailed,
-    WorkerOrder,
     decode,
     encode,
     helper_command,
     read_order,
 )
-from edl.wire.process_events import WorkersStopped
+from edl.wire.process_events import WorkerExited, WorkersStopped
 from edl.worker import bootstrap, linux
 from edl.worker.child_processes import ChildProcesses
 from edl.worker.frameworks import why_unsafe
+from edl.worker.learning import Learning, LearntScript, standard_folders
+from edl.worker.learnt_file import LearntFile
 from edl.worker.spawn import become, command_line, start
 from edl.worker.standby import failed
+from edl.worker.template import ForkedWorker
 from edl.worker.warm import Image, ImportFailed, warm
 
 
@@ -58,6 +60,8 @@ class ForkServerArguments:
     standby: Standby
     slots: int
     preload: tuple[str, ...]
+    learn_bytes: int
+    """Most memory of templates; 0: nothing is learnt."""
     remark: str
     """Why the standby is not the requested one; empty when it is."""
     kind: str
@@ -67,14 +71,15 @@ class ForkServerArguments:
     @classmethod
     def from_arguments(cls, arguments: list[str]) -> ForkServerArguments:
         """Parse the command line."""
-        agent, standby, slots, preload, remark, kind, target, *rest = arguments
+        agent, standby, slots, preload, learn_bytes, remark, kind, target, *rest = arguments
         modules = tuple(filter(None, preload.split(",")))
-        return cls(int(agent), Standby(standby), int(slots), modules, remark, kind, target, tuple(rest))
+        head = (int(agent), Standby(standby), int(slots), modules, int(learn_bytes))
+        return cls(*head, remark, kind, target, tuple(rest))
 
     def spawning_instead(self, remark: str) -> list[str]:
         """Arguments for the same fork server with spawned standbys."""
         preload = ",".join(self.preload)
-        head = [str(self.agent), Standby.SPAWN.value, str(self.slots), preload, remark]
+        head = [str(self.agent), Standby.SPAWN.value, str(self.slots), preload, "0", remark]
         return [*head, self.kind, self.target, *self.arguments]
 
 
@@ -88,14 +93,6 @@ class _Standby:
     """Description of its imports; empty while it is still importing."""
 
 
-@dataclass(frozen=True, slots=True)
-class _ForkedWorker:
-    """Returned in a forked child: its order, and the descriptors for stdout and stderr."""
-
-    order: WorkerOrder
-    streams: tuple[int, int]
-
-
 @dataclass(slots=True)
 class _ForkServer:
     settings: ForkServerArguments
@@ -105,6 +102,7 @@ class _ForkServer:
     standbys: dict[int, _Standby] = field(default_factory=dict)
     """By the descriptor of their sockets."""
     image: Image | None = None
+    learning: Learning | None = None
     warmed: bool = False
     refilling: bool = True
     wakeup: int = -1
@@ -113,7 +111,7 @@ class _ForkServer:
     heard_s: float = 0.0
     """Time of the last such message."""
 
-    def serve(self) -> _ForkedWorker | None:
+    def serve(self) -> ForkedWorker | None:
         """Serve until the agent is gone (returns None), or return in a forked child."""
         self.wakeup, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
@@ -122,7 +120,8 @@ class _ForkServer:
         self.poller.register(self.agent, select.POLLIN)
         if not self._warm():
             return None
-        while True:
+        forked = self._begin_learning()
+        while forked is None:
             self._refill()
             ready = dict(self.poller.poll(self._timeout_ms()))
             # Before any message is read: the agent may have been frozen together with this process.
@@ -130,22 +129,27 @@ class _ForkServer:
             if self.wakeup in ready:
                 os.read(self.wakeup, 4096)
             for change in self.child_processes.watch():
+                if self.learning is not None and isinstance(change, WorkerExited):
+                    self.learning.forget(change.pid)
                 self._tell(change)
             for descriptor in ready.keys() & self.standbys.keys():
                 if not self._hear_standby(self.standbys[descriptor]):
                     return None
             if self.agent.fileno() in ready:
                 forked = self._hear_agent()
-                if forked is not None:
-                    return forked
                 if self.agent.fileno() < 0:
-                    return None
+                    return forked
+            forked = forked or self._learn(ready)
+        return forked
 
     def _timeout_ms(self) -> float | None:
         timeout_s = self.child_processes.timeout_s()
         if self.child_processes.has_workers and self.until_s < math.inf:
             left_s = max(0.0, self.until_s - time.monotonic())
             timeout_s = left_s if timeout_s is None else min(left_s, timeout_s)
+        learning_s = self.learning.timeout_s() if self.learning is not None else None
+        if learning_s is not None:
+            timeout_s = learning_s if timeout_s is None else min(learning_s, timeout_s)
         return None if timeout_s is None else timeout_s * 1000 + 1
 
     def _stop_if_silent(self) -> None:
@@ -182,8 +186,42 @@ class _ForkServer:
             gc.collect()
             # Exclude existing objects from the children's garbage collection, so that their pages stay shared.
             gc.freeze()
-            self._warmed(f"workers are forked from one process: {self.image.text}")
         return True
+
+    def _begin_learning(self) -> ForkedWorker | None:
+        """Prepare for learning what the script imports, and report that workers can be started: at once, or when a
+        template with what is known already is made. Returns in a forked worker only."""
+        settings, image = self.settings, self.image
+        forked = None
+        if image is not None and settings.learn_bytes and settings.kind in ("script", "module"):
+            file = LearntFile.of(settings.kind, settings.target, image.found, sys.modules, image.environment)
+            folder = os.getcwd() if settings.kind == "module" else os.path.dirname(os.path.realpath(settings.target))
+            self.learning = Learning(
+                LearntScript(settings.kind, settings.target, settings.arguments, folder, frozenset(standard_folders())),
+                *(file, settings.slots, settings.learn_bytes, image.environment, self.child_processes, self.poller),
+                log=lambda text: self._tell(LogLine(text)),
+                in_template=self._in_template,
+            )
+            forked = self.learning.prepare_from_file()
+        self._report_forking()
+        return forked
+
+    def _in_template(self) -> frozenset[int]:
+        self.agent.detach()
+        return self.image.descriptors if self.image is not None else frozenset()
+
+    def _report_forking(self) -> None:
+        if self.image is not None and not self.warmed and (self.learning is None or not self.learning.preparing):
+            self._warmed(f"workers are forked from one process: {self.image.text}")
+
+    def _learn(self, ready: dict[int, int]) -> ForkedWorker | None:
+        """Give the templates their turn. Returns in a forked worker only."""
+        if self.learning is None:
+            return None
+        forked = self.learning.hear(ready) or self.learning.look(time.monotonic())
+        if forked is None:
+            self._report_forking()
+        return forked
 
     def _warmed(self, text: str) -> None:
         self.warmed = True
@@ -194,7 +232,7 @@ class _ForkServer:
         with contextlib.suppress(OSError):
             self.agent.send(encode(message))
 
-    def _hear_agent(self) -> _ForkedWorker | None:
+    def _hear_agent(self) -> ForkedWorker | None:
         """Handle one message. Closes the socket when the agent is gone and everything has been killed."""
         try:
             data, descriptors, _, _ = socket.recv_fds(self.agent, LARGEST_BYTES, 3)
@@ -222,16 +260,19 @@ class _ForkServer:
             return self._spawn(message, descriptors)
         return None
 
-    def _spawn(self, request: Spawn, descriptors: list[int]) -> _ForkedWorker | None:
+    def _spawn(self, request: Spawn, descriptors: list[int]) -> ForkedWorker | None:
         try:
             memory, stdout, stderr = descriptors
             order = read_order(memory)
             if self.image is not None and order.kind != "program":
-                pid = linux.fork()
+                pid, record, number = self.learning.fork(order, descriptors) if self.learning else (0, None, -1)
+                pid = pid or linux.fork()
                 if pid == 0:
                     # Detached, so that no object closes a descriptor number that has been reused.
                     self.agent.detach()
-                    return _ForkedWorker(order, (stdout, stderr))
+                    return ForkedWorker(order, (stdout, stderr), record)
+                if self.learning is not None:
+                    self.learning.watch(pid, order, number)
             else:
                 pid = self._hand_over(descriptors) if order.kind != "program" else 0
                 pid = pid or start(
@@ -322,4 +363,4 @@ def main() -> None:
         os._exit(0)
     del fork_server
     become(forked.order, forked.streams, image.descriptors)
-    bootstrap.run(forked.order, image.environment)
+    bootstrap.run(forked.order, image.environment, forked.record)

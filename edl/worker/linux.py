@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import signal
+import time
 import traceback
 import warnings
 from collections.abc import Collection, Sequence
@@ -17,6 +19,9 @@ _PR_SET_CHILD_SUBREAPER = 36
 _ACCELERATORS = ("/dev/nvidia", "/dev/kfd", "/dev/davinci", "/dev/xpu", "/dev/accel", "/dev/habanalabs")
 FORK_SERVER_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD)
 """Signals whose handling the fork server changes for itself and resets for its children."""
+
+_REPARENTING_S = 0.0002
+"""Seconds between two looks for the new parent, which takes as long as the end of a process."""
 
 
 def _prctl(option: int, value: int) -> None:
@@ -38,10 +43,11 @@ def adopt_orphans() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def fork() -> int:
+def fork(adopter: int = 0) -> int:
     """``os.fork`` whose child leads a new session, dies with its parent, and has default signal handlers.
 
-    Signals are blocked across the fork, so that none reaches the child while it still has the parent's handlers.
+    ``adopter``: an ancestor that will be the child's parent, because this process ends right away. Signals are blocked
+    across the fork, so that none reaches the child while it still has the parent's handlers.
     """
     parent = os.getpid()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
@@ -52,17 +58,45 @@ def fork() -> int:
             pid = os.fork()
         if pid == 0:
             before = set()
-            _settle(parent)
+            _settle(parent, adopter)
         return pid
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _settle(parent: int) -> None:
+def fork_for(adopter: int) -> int:
+    """Like ``fork``, but the child is one of ``adopter``, an ancestor that has called ``adopt_orphans``: the process
+    between the two ends at once. Raises ``OSError``."""
+    reading, writing = os.pipe2(os.O_CLOEXEC)
+    middle = fork()
+    if middle == 0:
+        pid = -1
+        try:
+            pid = fork(adopter)
+            if pid:
+                os.write(writing, str(pid).encode())
+        finally:
+            if pid:
+                os._exit(0)
+        os.close(reading)
+        os.close(writing)
+        return 0
+    os.close(writing)
+    with open(reading, "rb") as pipe:
+        text = pipe.read()
+    os.waitpid(middle, 0)
+    if not text:
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+    return int(text)
+
+
+def _settle(parent: int, adopter: int) -> None:
     """Set up the child. It must never return half done to its caller, where it would continue as a second parent."""
     try:
         os.setsid()
-        die_with_parent(parent)
+        while adopter and os.getppid() == parent:
+            time.sleep(_REPARENTING_S)
+        die_with_parent(adopter or parent)
         signal.set_wakeup_fd(-1)
         for number in FORK_SERVER_SIGNALS:
             signal.signal(number, signal.SIG_DFL)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 CONNECTING = "encodings.idna"
 """Python imports it when a process first connects to a host by its name, which takes 5 to 15 ms."""
@@ -114,6 +114,8 @@ class ImportPlan:
 
     required: tuple[str, ...]
     optional: tuple[str, ...]
+    found: frozenset[str] = field(default=frozenset(), compare=False)
+    """All external names that the source imports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,10 +138,11 @@ def plan(entry: ModuleSource, source_of: SourceOf, extra: tuple[str, ...] = ()) 
         named = any(firm for name, firm in imports.items() if firm and name.partition(".")[0] == framework)
         (required if named else optional)[modules[0]] = None
         optional.update(dict.fromkeys(modules[1:]))
-    optional.update(dict.fromkeys(name for name in imports if _is_safe(name)))
+    optional.update(dict.fromkeys(name for name in imports if is_safe(name)))
     optional.update(dict.fromkeys(part for name in imports for part in BEHIND.get(name, ())))
     required.update(dict.fromkeys(extra))
-    return ImportPlan(tuple(required), tuple(name for name in optional if name not in required))
+    rest = tuple(name for name in optional if name not in required)
+    return ImportPlan(tuple(required), rest, frozenset(imports))
 
 
 def imported(entry: ModuleSource, source_of: SourceOf) -> frozenset[str]:
@@ -161,7 +164,8 @@ def is_library(name: str) -> bool:
     return any(root == known.partition(".")[0] for known in (*FRAMEWORKS, *IMPLIED, *SAFE))
 
 
-def _is_safe(name: str) -> bool:
+def is_safe(name: str) -> bool:
+    """Whether a module belongs to ``SAFE``."""
     parts = name.split(".")
     return any(".".join(parts[:length]) in SAFE for length in range(1, len(parts) + 1))
 

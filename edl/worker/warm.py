@@ -11,7 +11,7 @@ import time
 import tokenize
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.machinery import PathFinder
 
 from edl.worker import linux
@@ -39,6 +39,8 @@ class Image:
     """The environment during the imports."""
     descriptors: frozenset[int]
     """Descriptors that the imported libraries keep open."""
+    found: frozenset[str]
+    """All external names that the source of the script imports."""
 
 
 def find_plan(kind: str, target: str, extra: tuple[str, ...]) -> ImportPlan:
@@ -129,7 +131,9 @@ def _without_namesakes(found: ImportPlan, folders: list[str], extra: tuple[str, 
         library = PathFinder.find_spec(root)
         return library is not None and library.origin == spec.origin  # the folder is that of the libraries
 
-    return ImportPlan(tuple(filter(is_kept, found.required)), tuple(filter(is_kept, found.optional)))
+    return replace(
+        found, required=tuple(filter(is_kept, found.required)), optional=tuple(filter(is_kept, found.optional))
+    )
 
 
 class _Folder:
@@ -159,7 +163,7 @@ def warm(kind: str, target: str, extra: tuple[str, ...]) -> Image:
     """Import what the command will import. Raises ``ImportFailed``. Starts no thread and calls no framework."""
     started, environment, before = time.monotonic(), dict(os.environ), linux.open_descriptors()
     found = find_plan(kind, target, extra)
-    with _uncollected():
+    with uncollected():
         for name in found.required:
             if name not in extra:
                 _import_required(name)
@@ -172,11 +176,11 @@ def warm(kind: str, target: str, extra: tuple[str, ...]) -> Image:
                 _import_required(name)
             sys.path.remove(own)
     took = time.monotonic() - started
-    return Image(_summary(found, took), environment, frozenset(linux.open_descriptors() - before))
+    return Image(_summary(found, took), environment, frozenset(linux.open_descriptors() - before), found.found)
 
 
 @contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
+def uncollected() -> Iterator[None]:
     """Disable garbage collection during imports: what modules create stays, and collecting costs torch a fifth of the
     time."""
     enabled = gc.isenabled()

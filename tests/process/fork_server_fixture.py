@@ -51,6 +51,9 @@ class Bench:
     slots: int = 1
     preload: tuple[str, ...] = ()
     answer_s: float = DEADLINE_S
+    learn_bytes: int = 0
+    environment: dict[str, str] = field(default_factory=dict)
+    """More variables of the fork server and of all workers."""
     logged: list[str] = field(default_factory=list)
     warmed: str = ""
     seen: list[ProcessEvent] = field(default_factory=list)
@@ -59,8 +62,10 @@ class Bench:
     async def open(self) -> AsyncIterator[Bench]:
         """Warm on entry, closed on exit."""
         self.processes = ForkServerProcesses(
-            *(self.command, self.standby, self.slots, base_environment(), self.preload, self.logged.append),
+            *(self.command, self.standby, self.slots, base_environment(**self.environment), self.preload),
+            self.logged.append,
             answer_s=self.answer_s,
+            learn_bytes=self.learn_bytes,
         )
         self._events = self.processes.events()
         try:
@@ -74,7 +79,9 @@ class Bench:
         out_path, err_path = self.folder / f"{name}.out", self.folder / f"{name}.err"
         with out_path.open("wb") as out, err_path.open("wb") as err:
             return await asyncio.wait_for(
-                self.processes.spawn(base_environment(**more), out.fileno(), err.fileno(), local_rank, cores),
+                self.processes.spawn(
+                    base_environment(**self.environment, **more), out.fileno(), err.fileno(), local_rank, cores
+                ),
                 DEADLINE_S,
             )
 

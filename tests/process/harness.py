@@ -270,6 +270,7 @@ class Job:
 
     def base_environment(self) -> dict[str, str]:
         ours = {"PYTHONPATH": str(ROOT), "TMPDIR": str(self.temporary), MARK: self.mark, "OMP_NUM_THREADS": "1"}
+        ours["XDG_CACHE_HOME"] = str(self.folder / f"cache-{self.name}")
         return {**forking.plain_environment(), **ours, **self.environment}
 
     def start(self, *names: str, nproc: int = 1, options: Sequence[str] = (), command: Sequence[str] = ()) -> Node:

@@ -31,6 +31,24 @@ WORKERS = (
         ),
     ),
     Option(
+        "--learn-imports",
+        setting=Setting(WorkerSettings, "learn"),
+        written_default="on",
+        choices=("on", "off"),
+        parse=lambda _, text: text == "on",
+        help=(
+            "Import ahead of the next workers what the first ones have imported, see "
+            "[standby.md](standby.md#learnt-imports)."
+        ),
+    ),
+    Option(
+        "--learn-memory",
+        setting=Setting(WorkerSettings, "learn_bytes"),
+        parse=bytes_from,
+        metavar="BYTES",
+        help="Most memory on this node for the imports of `--learn-imports`.",
+    ),
+    Option(
         "--module",
         others=("-m",),
         flag_only=True,

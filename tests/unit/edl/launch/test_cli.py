@@ -132,6 +132,12 @@ class TestOptions:
         )
         assert (settings.logs.tee_all, settings.logs.redirect_all) == (3, 1)
 
+    def test_imports_are_learnt_unless_that_is_turned_off(self) -> None:
+        workers = read("train.py").workers
+        assert (workers.learn, workers.learn_bytes) == (True, 2 << 30)
+        workers = read("--learn-imports=off", "--learn_memory=512M", "train.py").workers
+        assert (workers.learn, workers.learn_bytes) == (False, 512 << 20)
+
     def test_batch_and_learning_rate(self) -> None:
         hyper = ("--global-batch=64", "--local-batch", "8", "--lr_rule=sqrt", "--lr-warmup=100", "--lr-reference=32")
         spec = read(*hyper, "--logical-ranks=4", "--nnodes=1:2", "--nproc-per-node=2", "train.py").spec
