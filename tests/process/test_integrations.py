@@ -156,3 +156,23 @@ def test_a_trainer_survives_the_loss_of_a_node_and_leaves_another_in_good_order(
         assert redone(running) == lost, "a node that leaves repeats nothing"
         each_sample_once_per_epoch(running)
         same(result(running), undisturbed)
+
+
+@pytest.mark.soak
+@pytest.mark.torch
+def test_when_all_workers_die_the_launchers_still_have_the_state(
+    own_etcd: OutsideEtcd, tmp_path: Path, undisturbed: dict[str, Any]
+) -> None:
+    with job(own_etcd, tmp_path, f"--steps={STEPS}", "--pause=0.5", nnodes="2") as running:
+        running.start("a", "b")
+        before = running.wait_world(2)
+        running.wait_steps(3)
+        for pid in before.pids.values():
+            os.kill(pid, signal.SIGKILL)
+        after = running.wait_world(2, after=before.round)
+        assert not set(after.pids.values()) & set(before.pids.values())
+        (running.steps_folder / "hurry").touch()
+        assert running.exit_codes() == {"a": 0, "b": 0}
+        assert len(redone(running)) <= 1
+        each_sample_once_per_epoch(running)
+        same(result(running), undisturbed)
