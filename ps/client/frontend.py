@@ -18,8 +18,11 @@ from data_service.loader import trainers
 from edl.errors import PsError, SettingError, StateError
 from edl.job_records import Training
 from edl.worker import session as sessions
-from ps.client import dense
+from ps.client import dense, lookups
+from ps.client.dedup import DistinctKeys
 from ps.client.dense import DenseLayout
+from ps.client.layer_arguments import table_name
+from ps.client.lookups import FoundRows
 from ps.client.push_intents import Records
 from ps.errors import RolledBack
 from ps.spec import Admission, Damaged, Eviction, Initial, Optimizer, TableSpec
@@ -109,8 +112,10 @@ class ClientProtocol(Protocol):
         """Stop a lost trainer from pushing anything new; return the number and records of its last push."""
         ...
 
-    def pull_many(self, wanted: Mapping[str, Array], *, insert: bool = True) -> dict[str, Rows]:
-        """Pull rows of several tables in one request to each pserver."""
+    def pull_distinct(
+        self, wanted: Mapping[str, Array], *, insert: bool = True
+    ) -> dict[str, tuple[DistinctKeys, Rows]]:
+        """Pull the rows of the distinct keys of several tables in one request to each pserver."""
         ...
 
     def push_and_pull(
@@ -274,28 +279,18 @@ class PsContext:
             self._count(client)
         return client.pull(table, keys, insert=insert)
 
-    def lookup(self, wanted: Sequence[tuple[str, Keys, bool]]) -> list[Rows]:
+    def lookup(self, wanted: Sequence[tuple[str, Keys, bool]]) -> list[FoundRows]:
         """Pull rows of several tables; each entry has a table, keys, and whether these may insert. One request to each
         pserver, or two if only some may insert. A table may occur several times."""
         client = self.client
-        found: list[Rows] = [np.empty(0, np.float32)] * len(wanted)
+        found: dict[int, FoundRows] = {}
         for insert in (True, False):
             mine = [at for at, one in enumerate(wanted) if (one[2] and self._inserting) is insert]
-            if not mine:
-                continue
-            if insert:
+            if mine and insert:
                 self._count(client)
-            together: dict[str, list[int]] = {}
-            for at in mine:
-                together.setdefault(wanted[at][0], []).append(at)
-            flat = {table: [wanted[at][1].reshape(-1) for at in places] for table, places in together.items()}
-            keys = {table: some[0] if len(some) == 1 else np.concatenate(some) for table, some in flat.items()}
-            rows = client.pull_many(keys, insert=insert)
-            for table, places in together.items():
-                edges = np.cumsum([wanted[at][1].size for at in places])[:-1]
-                for at, some in zip(places, np.split(rows[table], edges), strict=True):
-                    found[at] = some.reshape(*wanted[at][1].shape, some.shape[-1])
-        return found
+            if mine:
+                found |= zip(mine, lookups.lookup(client, [wanted[at][:2] for at in mine], insert=insert), strict=True)
+        return [found[at] for at in range(len(wanted))]
 
     def collect(self, table: str, keys: Keys, grads: Rows) -> None:
         """Add gradients of rows to this step. The arrays must not be modified until ``step``."""
@@ -534,11 +529,6 @@ def restored() -> dict[str, Any]:
     return part.restored
 
 
-def table_name(table: Any) -> str:
-    """Table name of a name or of a module that has a table."""
-    return str(getattr(table, "table", table))
-
-
 def sparse(
     name: str,
     dim: int,
@@ -560,32 +550,3 @@ def sparse(
     )
     part.declare(spec)
     return name
-
-
-COMBINERS = (None, "sum", "mean")
-
-
-def checked_combiner(combiner: str | None) -> str | None:
-    """Return ``combiner`` if it is valid. Raises ``SettingError``."""
-    if combiner not in COMBINERS:
-        raise SettingError("combiner", combiner, "must be None, sum or mean")
-    return combiner
-
-
-def checked_every(every: int) -> int:
-    """Return ``every`` if it is at least 1. Raises ``SettingError``."""
-    if every < 1:
-        raise SettingError("every", every, "must be at least 1")
-    return every
-
-
-def integer_keys(keys: Array, table: str = "") -> Keys:
-    """Convert keys to int64. Raises ``SettingError``, naming the table, for non-integers and values out of range."""
-    name = f"keys of table {table}" if table else "keys"
-    if keys.dtype == np.int64:
-        return keys
-    if keys.dtype.kind not in "iu":
-        raise SettingError(name, keys.dtype, "must be integers (int64)")
-    if keys.dtype == np.uint64 and keys.size and int(keys.max()) >= 1 << 63:
-        raise SettingError(name, int(keys.max()), "must be below 2**63 (int64)", "Hash them, or view them as int64")
-    return keys.astype(np.int64)

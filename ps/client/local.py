@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from edl.errors import PsError, SettingError
 from edl.job_records import Mode, Training
+from ps.client.dedup import DistinctKeys, unite
 from ps.client.push_intents import Records
 from ps.rows import TablePush, TrainerPush
-from ps.spec import TableSpec
+from ps.spec import BUCKETS, TableSpec
 from ps.store.store import RowStore
 
 Array = NDArray[Any]
@@ -71,6 +72,18 @@ class LocalClient:
     def pull_many(self, keys: Mapping[str, Array], *, insert: bool = True) -> dict[str, NDArray[np.float32]]:
         """Pull rows of several tables."""
         return {table: self.pull(table, some, insert=insert) for table, some in keys.items()}
+
+    def pull_distinct(
+        self, wanted: Mapping[str, Array], *, insert: bool = True
+    ) -> dict[str, tuple[DistinctKeys, NDArray[np.float32]]]:
+        """Pull the rows of the distinct keys of several tables."""
+        found = {}
+        for table, keys in wanted.items():
+            united = unite(np.ascontiguousarray(keys, np.int64).reshape(-1), np.zeros(BUCKETS, np.int16), 1)
+            rows = np.empty((len(united.keys), self._spec(table).dim), np.float32)
+            self.store.pull(table, united.keys, rows, step=self.step, insert=insert, counts=united.counts)
+            found[table] = united, rows
+        return found
 
     def read(self, table: str, keys: Array) -> NDArray[np.float32]:
         """Read rows without side effects; a key without a row yields its initial weights."""

@@ -41,33 +41,35 @@ class RowReader:
 
     def pull(self, wanted: Mapping[str, Any], outs: Mapping[str, Weights | None], insert: bool) -> dict[str, Weights]:
         """Pull rows of several tables, with one request to each pserver."""
-        core = self._core
         given = {table: as_keys(table, keys) for table, keys in wanted.items()}
-        found = {table: as_out(core.spec(table), keys.shape, outs.get(table)) for table, keys in given.items()}
-        missing = {}
-        for table, keys in given.items():
-            rows = self._ahead.take(table, keys, core.step) if insert else None
-            if rows is None:
+        found = {table: as_out(self._core.spec(table), keys.shape, outs.get(table)) for table, keys in given.items()}
+        for table, (united, rows) in self.pull_distinct(given, insert).items():
+            dedup.spread(rows, united, found[table].reshape(-1, rows.shape[1]))
+        return found
+
+    def pull_distinct(self, wanted: Mapping[str, Any], insert: bool) -> dict[str, tuple[DistinctKeys, Weights]]:
+        """Pull the rows of the distinct keys of several tables, with one request to each pserver."""
+        core = self._core
+        found, missing = {}, {}
+        for table, some in wanted.items():
+            keys = as_keys(table, some)
+            ready = self._ahead.take(table, keys, core.step) if insert else None
+            if ready is None:
                 missing[table] = keys.reshape(-1)
             else:
-                np.copyto(found[table], rows)
+                found[table] = ready
                 core.tally.add(prefetched=keys.size)
         with self._lock:
-            for table, (united, rows) in self.fetch(missing, insert).items():
-                dedup.spread(rows, united, found[table].reshape(-1, rows.shape[1]))
+            found |= self.fetch(missing, insert)
             self._pulled_step = core.step
         return found
 
     def prefetch(self, table: str, keys: Any) -> None:
         """Fetch the rows of these keys in the background, for a following pull of exactly the same keys."""
-        core = self._core
-        given, dim = as_keys(table, keys).copy(), core.spec(table).dim
+        core, given = self._core, as_keys(table, keys).copy()
 
-        def fetch() -> Weights:
-            out = np.empty((*given.shape, dim), np.float32)
-            united, rows = self.fetch({table: given.reshape(-1)}, True, AHEAD)[table]
-            dedup.spread(rows, united, out.reshape(-1, dim))
-            return out
+        def fetch() -> tuple[DistinctKeys, Weights]:
+            return self.fetch({table: given.reshape(-1)}, True, AHEAD)[table]
 
         # In mode sync the rows must include the previous step's push; if this step has already pulled, the next one is
         # meant.
