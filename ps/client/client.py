@@ -302,6 +302,19 @@ class PsClient:
         wanted = {table: as_keys(table, values[table][0]).reshape(-1) for table in tables if table in values}
         return self._pull(wanted, {}, False) if wanted else {}
 
+    def begin_push(
+        self, values: Mapping[str, tuple[Any, Any]], tables: Sequence[str], *, records: Records | None = None
+    ) -> Callable[[], dict[str, Weights]]:
+        """``push_and_pull`` in the background, where ``push(wait=False)`` is: the step ends at once, and the returned
+        function waits for the rows. The next push waits for this one, and its error is raised by one of the next
+        calls."""
+        self._check()
+        if self._geo is not None:
+            rows = self.push_and_pull(values, tables, records=records)
+            return lambda: rows
+        back = [one for one in tables if one in values]
+        return self._writer.begin(values, RowOp.GRAD, wait=False, records=records, back=back)
+
     def first(self, table: str, keys: Any, values: Any) -> None:
         """Set the weights of keys that have no row yet; existing rows are left alone."""
         self.push({table: (keys, values)}, op=RowOp.FIRST)

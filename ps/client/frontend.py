@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 
 from data_service.loader import trainers
 from edl.errors import PsError, SettingError, StateError
-from edl.job_records import Training
+from edl.job_records import Mode, Training
 from edl.worker import session as sessions
 from ps.client import dense, lookups
 from ps.client.dedup import DistinctKeys
 from ps.client.dense import DenseLayout
+from ps.client.late_push import LatePush
 from ps.client.layer_arguments import table_name
 from ps.client.lookups import FoundRows
 from ps.client.push_intents import Records
@@ -124,6 +125,12 @@ class ClientProtocol(Protocol):
         """Push, end the step, and return the updated rows of these tables, in one request to each pserver."""
         ...
 
+    def begin_push(
+        self, values: Mapping[str, tuple[Array, Array]], tables: Sequence[str], *, records: Records | None = None
+    ) -> Callable[[], dict[str, Rows]]:
+        """``push_and_pull`` in the background, where the mode allows it; the result waits for it."""
+        ...
+
     def first(self, table: str, keys: Array, values: Array) -> None:
         """Set the weights of keys that have no row yet."""
         ...
@@ -189,6 +196,7 @@ class PsContext:
         self._collected: dict[str, list[tuple[Keys, Rows]]] = {}
         self._early: dict[str, tuple[Keys, Rows]] = {}
         self._expecting = self._warned = False
+        self._late: LatePush | None = None
         self.value: Callable[[], object] = dict
         """Returns the script's value for a checkpoint."""
 
@@ -247,8 +255,8 @@ class PsContext:
         atexit.register(self._leave_at_exit)
         trainers.hold()
         trainers.on_idle(self.rest)
-        trainers.joined(client.number, self.step, client.fence)
-        client.on_checkpoint(value=lambda: self.value(), name_data=trainers.name_positions, settle=trainers.settle)
+        trainers.joined(client.number, self._push_received, client.fence)
+        client.on_checkpoint(value=lambda: self.value(), name_data=trainers.name_positions, settle=self._settle)
         restored = self.restored
         if restored:
             trainers.begin_from(f"checkpoint-{restored['checkpoint']}", restored["ledgers"], restored["history"])
@@ -302,10 +310,12 @@ class PsContext:
         """Note that gradients will follow from ``backward``."""
         self._expecting = True
 
-    def step(self) -> None:
-        """Push all gradients since the last push, and update the dense parameters that are due."""
+    def step(self, wait: bool = True) -> None:
+        """Push all gradients since the last push, and update the dense parameters that are due. Without ``wait``, the
+        latter is done by the next call."""
         client = self.client
         self._count(client)
+        self._finish()
         if trainers.redoing():
             self._keep_early()
             return  # the data set calls this again once the script has all batches of that push
@@ -325,16 +335,44 @@ class PsContext:
             sessions.note("ps.step() found no gradients; call loss.backward() before it")
         self._collected = {}
         due = [name for name, (values, _) in self._dense.items() if (client.step + 1) % values.every == 0]
-        rows = client.push_and_pull(
-            parts, [name for name in due if name in parts], records=Records(*trainers.records())
-        )
-        trainers.pushed()
-        client.boundary()
+        back, records = [name for name in due if name in parts], Records(*trainers.records())
+        training = client.training
+        if wait or records.redo is not None or training.mode is not Mode.ASYNC or training.staleness:
+            rows = client.push_and_pull(parts, back, records=records)
+            trainers.pushed()
+            client.boundary()
+            self._update_dense(client, rows, client.step)
+        else:
+            self._late = LatePush(client.begin_push(parts, back, records=records), client.step)
+            client.boundary()
+
+    def _update_dense(self, client: ClientProtocol, rows: Mapping[str, Rows], step: int) -> None:
         for name, (values, blocks) in self._dense.items():
             if name in rows:
                 values.write(blocks.unpack(rows[name]))
-            elif client.step % values.every == 0:
+            elif step % values.every == 0:
                 self._fill(client, values, blocks)
+
+    def _finish(self) -> None:
+        """Wait for the push that is on its way, and update the dense parameters: between forward and backward they must
+        not change."""
+        late, self._late = self._late, None
+        if late is not None:
+            late.acknowledge()
+            self._update_dense(self.client, late.result(), late.step)
+
+    def _settle(self) -> None:
+        """Wait until everything that was pushed is acknowledged and counted; between two batches or in a pull."""
+        if self._late is not None:
+            self._late.acknowledge()
+        trainers.settle()
+
+    def _push_received(self) -> None:
+        """End a step with the batches received so far, unless they are on their way."""
+        if self._late is not None and self._late.has_all:
+            self._late.acknowledge()
+        else:
+            self.step()
 
     def _keep_early(self) -> None:
         """Keep the dense gradients of a step that is pushed later: scripts expect ``step`` to clear them."""
@@ -346,6 +384,7 @@ class PsContext:
 
     def refresh(self) -> None:
         """Update all dense parameters, including those that are only updated every few steps."""
+        self._finish()
         for values, blocks in self._dense.values():
             self._fill(self.client, values, blocks)
 
@@ -383,6 +422,8 @@ class PsContext:
     def rest(self, wait_for_all: bool = False) -> None:
         """Implements the module function ``rest``."""
         client = self._client
+        if self._late is not None:
+            self._late.acknowledge()
         if client is not None and not self._resting:
             self._resting = True
             client.rest()
@@ -392,12 +433,17 @@ class PsContext:
     def leave(self) -> None:
         """Implements the module function ``leave``."""
         client, self._client = self._client, None
+        late, self._late = self._late, None
         self._left = True
         trainers.on_opening(None)
         trainers.on_idle(None)
         if client is not None:
             atexit.unregister(self._leave_at_exit)
-            client.leave()
+            try:
+                if late is not None:
+                    late.acknowledge()
+            finally:
+                client.leave()
 
     def _leave_at_exit(self) -> None:
         """Leave when the process exits. ``RolledBack`` was already reported by whatever ended the process."""
@@ -462,14 +508,15 @@ def client() -> ClientProtocol:
     return part.client
 
 
-def step() -> None:
+def step(wait: bool = True) -> None:
     """End a step, after ``backward``: push all gradients since the last step, wait for the acknowledgement, and update
     the dense parameters. Gradients of dense parameters are cleared.
 
-    In mode sync it waits for the other trainers. Raises ``PsError`` that names the table, key or server and the next
-    action.
+    With ``wait=False``, in mode async without a limit of staleness, the push is on its way while the script goes on:
+    rows pulled meanwhile may lack it, and the dense parameters are updated by the next call. In mode sync it waits for
+    the other trainers. Raises ``PsError`` that names the table, key or server and the next action.
     """
-    part.step()
+    part.step(wait)
 
 
 def begin(trainers: int = 1) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -115,6 +115,13 @@ class LocalClient:
         ``(keys, dim)`` in the order of their keys."""
         self.push(grads, records=records)
         return self.pull_many({table: grads[table][0].reshape(-1) for table in tables if table in grads}, insert=False)
+
+    def begin_push(
+        self, grads: Mapping[str, tuple[Array, Array]], tables: Sequence[str], *, records: Records | None = None
+    ) -> Callable[[], dict[str, NDArray[np.float32]]]:
+        """``push_and_pull``, at once; the returned function gives its result."""
+        rows = self.push_and_pull(grads, tables, records=records)
+        return lambda: rows
 
     def first(self, table: str, keys: Array, values: Array) -> None:
         """Set the weights of keys that have no row yet; existing rows are left alone."""

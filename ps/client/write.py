@@ -38,8 +38,17 @@ class RowWriter:
         self, values: Mapping[str, tuple[Any, Any]], op: str, *, wait: bool = True, steps: bool = True,
         records: Records | None = None, back: Sequence[str] = (),
     ) -> dict[str, NDArray[np.float32]]:  # fmt: skip
-        """Push, per table, keys and one row for each key (``(*keys.shape, dim)``). ``steps``: gradients end a step.
-        ``back``: return the updated rows of these tables."""
+        """Push, per table, keys and one row for each key (``(*keys.shape, dim)``), and wait until it is applied, unless
+        ``wait`` is false. ``steps``: gradients end a step. ``back``: return the updated rows of these tables."""
+        result = self.begin(values, op, wait=wait, steps=steps, records=records, back=back)
+        return result() if wait else {}
+
+    def begin(
+        self, values: Mapping[str, tuple[Any, Any]], op: str, *, wait: bool, steps: bool = True,
+        records: Records | None = None, back: Sequence[str] = (),
+    ) -> Callable[[], dict[str, NDArray[np.float32]]]:  # fmt: skip
+        """Begin a push, in the background without ``wait``, except in mode sync. The returned function waits for it,
+        and returns the updated rows of the tables in ``back``; it raises the error of the push."""
         core = self._core
         as_op(op)
         with self._lock:
@@ -66,11 +75,12 @@ class RowWriter:
                 parts, core.session.number, self._seq, core.step, core.session.joined.epoch, wire, 1.0, core.applied,
                 clocked, redo=records.redo if records is not None else None, back=rows, row_dtype=core.options.wire,
             )  # fmt: skip
-            if records is not None and records.text and records.redo is None:
-                declare(core, self._seq, records.text)
             sub_requests = routing.first_split(route, united)
+            intent = records.text if records is not None and records.redo is None else ""
 
             def work(stands: bool) -> None:
+                if intent:
+                    declare(core, request.seq, intent)
                 what = f"a push to {', '.join(values) or 'no table'}"
                 core.fan_out(request, sub_requests, route, PUSH, what, stands=stands)
                 if clocked:  # a new trainer continues at the step of the others
@@ -79,16 +89,23 @@ class RowWriter:
                 for part in parts:
                     self._wrote(part.table, part.keys)
 
-            if wait or back or training.mode is Mode.SYNC:
+            job: BackgroundJob | None = None
+            if wait or training.mode is Mode.SYNC:
                 work(True)
             else:
-                self._outstanding = self._background.submit(lambda: work(False))
+                job = self._outstanding = self._background.submit(lambda: work(False))
             if ends:
                 self.end_step()
+
+        def result() -> dict[str, NDArray[np.float32]]:
+            if job is not None:
+                job.result()
             return {
                 part.table: _spread(rows[part.table], one)
                 for part, one in zip(parts, united, strict=True) if part.table in rows
             }  # fmt: skip
+
+        return result
 
     def end_step(self) -> None:
         """Count one more completed step."""
