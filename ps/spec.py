@@ -133,7 +133,10 @@ class Eviction:
     most_rows: int = 0
     """Hard cap over all pservers; the least recently seen rows go first, among those the least frequent. 0: no cap."""
     least_rows: int = 0
-    """This many rows (over all pservers) are kept regardless of ``unseen_steps``."""
+    """This many rows (over all pservers) are kept regardless of ``unseen_steps`` and ``unseen_s``."""
+    unseen_s: int = 0
+    """Evict rows not pulled or pushed for this many seconds of the job's clock (``ps/store/job_clock.py``), up to
+    2**31; 0: never. Instead of ``unseen_steps``."""
     export: bool = False
     """Write evicted rows to the checkpoint directory, below ``evicted/``."""
 
@@ -141,13 +144,17 @@ class Eviction:
         for name in ("unseen_steps", "most_rows", "least_rows"):
             if not 0 <= getattr(self, name) < 1 << 60:
                 raise SettingError(name, getattr(self, name), "must be 0 or more")
+        if type(self.unseen_s) is not int or not 0 <= self.unseen_s <= 1 << 31:
+            raise SettingError("unseen_s", self.unseen_s, "must be a whole number of seconds from 0 to 2**31")
+        if self.unseen_s and self.unseen_steps:
+            raise SettingError("unseen_s", self.unseen_s, f"cannot be combined with unseen_steps={self.unseen_steps}")
         if self.most_rows and self.least_rows > self.most_rows:
             raise SettingError("least_rows", self.least_rows, f"is above most_rows={self.most_rows}")
 
     @property
     def any(self) -> bool:
         """True if rows can be evicted."""
-        return bool(self.unseen_steps or self.most_rows)
+        return bool(self.unseen_steps or self.unseen_s or self.most_rows)
 
 
 class Damaged(enum.Enum):
