@@ -21,7 +21,9 @@ import torch
 from torch import nn
 
 from edl.errors import SettingError
+from ps.client.auc import Auc
 from ps.client.bags import Bags, bags_of, check_weights, trained, unpadded
+from ps.client.counters import Counters
 from ps.client.frontend import (
     begin,
     client,
@@ -45,10 +47,10 @@ from ps.optimizers import SGD, Adagrad, Adam, Constant, Ftrl, Momentum, Normal, 
 from ps.spec import Admission, Damaged, Eviction, Initial, Optimizer
 
 __all__ = [
-    "SGD", "Adagrad", "Adam", "Admission", "Constant", "Damaged", "Dense", "Embedding", "EmbeddingBag",
-    "EmbeddingCollection", "Eviction", "Ftrl", "Initial",
-    "Momentum", "Normal", "Optimizer", "RowAdagrad", "Uniform", "Zeros", "begin", "client", "init", "leave",
-    "lookup", "no_insert", "on_save", "prefetch", "refresh", "rest", "restored", "save", "set_lr", "step",
+    "SGD", "Adagrad", "Adam", "Admission", "Auc", "Constant", "Counters", "Damaged", "Dense", "Embedding",
+    "EmbeddingBag", "EmbeddingCollection", "Eviction", "Ftrl", "Initial", "Momentum", "Normal", "Optimizer",
+    "RowAdagrad", "Uniform", "Zeros", "begin", "client", "init", "leave", "lookup", "no_insert", "on_save", "prefetch",
+    "refresh", "rest", "restored", "save", "set_lr", "step",
 ]  # fmt: skip
 
 

@@ -54,6 +54,13 @@ def integer_keys(keys: NDArray[Any], table: str = "") -> NDArray[np.int64]:
     return keys.astype(np.int64)
 
 
+def plain_array(values: Any) -> NDArray[Any]:
+    """The values of a number, an array, or a tensor of either framework on any device."""
+    if hasattr(values, "detach"):
+        values = values.detach().cpu().numpy()
+    return np.asarray(values)
+
+
 def table_name(table: Any) -> str:
     """Table name of a name or of a module that has a table."""
     return str(getattr(table, "table", table))

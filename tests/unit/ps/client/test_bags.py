@@ -87,7 +87,7 @@ def test_values_and_gradients_are_those_of_loops(alone: None, framework: str, mo
     layer = one.bag(mode, padding_key=PADDING)
     distinct = sorted(set(FLAT) - {PADDING})
     weights = np.linspace(0.5, 2, len(FLAT)) if weighted else np.ones(len(FLAT))
-    given = one.floats(weights) if weighted else None
+    given: Any = one.floats(weights) if weighted else None
     found = layer(one.keys(FLAT), one.keys(OFFSETS), given)
     before = {key: row.astype(np.float64) for key, row in zip(distinct, one.rows(distinct), strict=True)}
     np.testing.assert_allclose(array(found), pooled(before, weights.tolist(), mode), rtol=1e-5, atol=1e-6)
@@ -134,9 +134,9 @@ def test_a_bag_trains_as_torchs_own(alone: None, mode: str, last: bool) -> None:
         keys = one.keys(random.integers(0, 20, lengths.sum()))
         ends = np.cumsum(lengths)
         offsets = one.keys([0, *ends] if last else [0, *ends[:-1]])
-        weights = [None, None]
+        weights: list[Any] = [None, None]
         if mode == "sum":
-            weights = [one.floats(random.random(len(keys))) for _ in range(1)] * 2
+            weights[0] = one.floats(random.random(len(keys)))
             weights[1] = weights[0].detach().clone().requires_grad_()
         mine, other = layer(keys, offsets, weights[0]), twin(keys, offsets, weights[1])
         assert torch.allclose(mine, other, atol=1e-5)
