@@ -8,6 +8,7 @@ difference.
 from __future__ import annotations
 
 import enum
+import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -169,6 +170,14 @@ class Damaged(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class DenseParameter:
+    """Name and shape of one of the arrays in a dense table."""
+
+    name: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TableSpec:
     """Definition of a table. Rows are float32; keys are any int64."""
 
@@ -184,6 +193,8 @@ class TableSpec:
     """True for a table of dense parameters: keys ``0 .. rows-1``, never evicted, initialised by a trainer."""
     rows: int = 0
     """Number of rows of a dense table; 0 for a sparse one."""
+    parameters: tuple[DenseParameter, ...] = ()
+    """The arrays in a dense table, one after another; empty if they have no names."""
 
     def __post_init__(self) -> None:
         good = 0 < len(self.name) <= 100 and self.name.isascii()
@@ -210,8 +221,15 @@ class TableSpec:
             return {k: v for name, item in value.items() for k, v in flat(item, f"{prefix}.{name}".strip(".")).items()}
 
         mine, theirs = flat(to_plain(self)), flat(to_plain(other))
-        names = [name for name in mine if mine[name] != theirs[name] and name != "optimizer.lr"]
-        return "; ".join(f"{name} {mine[name]} here, {theirs[name]} there" for name in names)
+        names = [name for name in mine if mine[name] != theirs[name] and name not in ("optimizer.lr", "parameters")]
+        found = [f"{name} {mine[name]} here, {theirs[name]} there" for name in names]
+        if self.parameters and other.parameters:  # earlier versions of edl wrote no names
+            for one, two in itertools.zip_longest(self.parameters, other.parameters):
+                if one != two:
+                    shown = (f"{it.name} {it.shape}" if it is not None else "none" for it in (one, two))
+                    found.append("parameter {} here, {} there".format(*shown))
+                    break
+        return "; ".join(found)
 
 
 def differences(saved: Iterable[TableSpec], wanted: Iterable[TableSpec]) -> str:

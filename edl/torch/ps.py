@@ -43,6 +43,7 @@ from ps.client.frontend import (
 from ps.client.frontend import prefetch as _prefetch
 from ps.client.layer_arguments import checked_combiner, checked_every, checked_mode, checked_padding, integer_keys
 from ps.client.lookups import FoundRows
+from ps.client.warm_start import warm_start
 from ps.optimizers import SGD, Adagrad, Adam, Constant, Ftrl, Momentum, Normal, RowAdagrad, Uniform, Zeros
 from ps.spec import Admission, Damaged, Eviction, Initial, Optimizer
 
@@ -50,7 +51,7 @@ __all__ = [
     "SGD", "Adagrad", "Adam", "Admission", "Auc", "Constant", "Counters", "Damaged", "Dense", "Embedding",
     "EmbeddingBag", "EmbeddingCollection", "Eviction", "Ftrl", "Initial", "Momentum", "Normal", "Optimizer",
     "RowAdagrad", "Uniform", "Zeros", "begin", "client", "init", "leave", "lookup", "no_insert", "on_save", "prefetch",
-    "refresh", "rest", "restored", "save", "set_lr", "step",
+    "refresh", "rest", "restored", "save", "set_lr", "step", "warm_start",
 ]  # fmt: skip
 
 

@@ -27,6 +27,7 @@ from edl.wire.json_messages import from_plain, to_plain
 from edl.wire.snapshot import Layout, Leaf, Meta, header_bytes, parse_header
 from ps.checkpoint.directory import CheckpointDirectory
 from ps.checkpoint.manifest import checkpoint_number
+from ps.client.dense import DenseLayout
 from ps.rows import Rows
 from ps.spec import BUCKETS, TableSpec
 from ps.store.kernels import plain
@@ -277,6 +278,16 @@ class Export:
         if absent.any() and missing == "initial":
             found[absent] = plain.first(RowLayout.of(spec), unique[absent])
         return found[inverse].reshape(*asked.shape, spec.dim)
+
+    def parameters(self, table: str = "dense") -> dict[str, NDArray[np.float32]]:
+        """The arrays of a dense table by name, as they were in the module. Raises ``PsError`` if the table has no names
+        (it is sparse, or from an earlier version of edl), or not all of its rows."""
+        self._find(table)
+        spec = self.tables[table]
+        if not spec.parameters:
+            raise PsError(f"table {table} of this export has no named parameters; use lookup")
+        layout = DenseLayout({one.name: one.shape for one in spec.parameters}, spec.dim)
+        return layout.unpack(self.lookup(table, layout.keys, missing="error"))
 
     def _find(self, table: str) -> _Sorted:
         found = self._sorted.get(table)
