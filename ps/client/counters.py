@@ -16,7 +16,7 @@ from ps.spec import Eviction, Initial, InitMethod, Optimizer, TableSpec, UpdateR
 class Counters:
     """Counts by key, in a table of their own with the rule ``add``. They travel with the gradients of a step, so what
     holds for gradients holds for them: each record counts once. The counts of a key are on the pserver that has its
-    row. They are exact up to 2**24.
+    row. They are exact up to 2**24, except in mode geo, where they are means over the trainers.
 
     ``name``: that of the table. ``columns``: their names. ``eviction``: give the same as to the embedding.
     """

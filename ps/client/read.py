@@ -19,6 +19,7 @@ from ps.client.core import AHEAD, PULL, Core
 from ps.client.dedup import DistinctKeys
 from ps.client.prefetch import PrefetchedRows
 from ps.client.requests import Pull, Scan, TablePull
+from ps.protocol.half_precision import wire_of
 from ps.rows import Rows
 from ps.spec import BUCKETS, TableSpec
 
@@ -124,11 +125,12 @@ class RowReader:
                 core.tally.add(cached=len(one.keys) - len(part.keys))
                 late.append((cache, written, part, rows, missing, place))
             if len(part.keys):
-                fetches.append(TablePull(spec, part.keys, place, part.counts if len(one.keys) < len(keys) else None))
+                counts = part.counts if len(one.keys) < len(keys) else None
+                fetches.append(TablePull(spec, part.keys, place, counts, wire_of(spec, core.options.wire)))
                 parts.append(part)
         if fetches:
             core.tally.add(fetched=sum(len(one.keys) for one in fetches))
-            request = Pull(fetches, step, core.session.joined.epoch, insert, core.options.wire, core.applied)
+            request = Pull(fetches, step, core.session.joined.epoch, insert, core.applied)
             # Per key: key and count in the request, the row in the answer.
             sub_requests = routing.first_split(route, parts, [12 + 4 * one.spec.dim for one in fetches])
             core.fan_out(request, sub_requests, route, purpose, f"rows of {', '.join(wanted)}", stands=purpose == PULL)

@@ -17,6 +17,7 @@ from ps.client.core import PUSH, Core
 from ps.client.dedup import DistinctKeys
 from ps.client.push_intents import Records, declare
 from ps.client.requests import PushRequest
+from ps.protocol.half_precision import wire_of
 from ps.rows import RowOp, TablePush
 from ps.store import damage
 
@@ -59,12 +60,9 @@ class RowWriter:
                 part, one = self._part(route, table, given, rows, op)
                 parts.append(part)
                 united.append(one)
-            wire = core.options.wire if op == RowOp.GRAD else "f4"
             ends = op == RowOp.GRAD and steps
             training = core.session.joined.training
-            united_with = damage.TOGETHER if ends and training.mode is Mode.SYNC else 1
-            for part in parts:  # check all parts before anything is sent
-                damage.check(core.spec(part.table), part.keys, part.grads, op, wire, united_with)
+            wires = self._check(parts, op, damage.TOGETHER if ends and training.mode is Mode.SYNC else 1)
             clocked = ends and (training.mode is Mode.SYNC or (training.mode is Mode.ASYNC and training.staleness > 0))
             self._seq += 1
             rows = {
@@ -72,7 +70,7 @@ class RowWriter:
                 for part in parts if part.table in back
             }  # fmt: skip
             request = PushRequest(
-                parts, core.session.number, self._seq, core.step, core.session.joined.epoch, wire, 1.0, core.applied,
+                parts, core.session.number, self._seq, core.step, core.session.joined.epoch, wires, 1.0, core.applied,
                 clocked, redo=records.redo if records is not None else None, back=rows, row_dtype=core.options.wire,
             )  # fmt: skip
             sub_requests = routing.first_split(route, united)
@@ -100,12 +98,19 @@ class RowWriter:
         def result() -> dict[str, NDArray[np.float32]]:
             if job is not None:
                 job.result()
-            return {
-                part.table: _spread(rows[part.table], one)
-                for part, one in zip(parts, united, strict=True) if part.table in rows
-            }  # fmt: skip
+            pairs = zip(parts, united, strict=True)
+            return {part.table: _spread(rows[part.table], one) for part, one in pairs if part.table in rows}
 
         return result
+
+    def _check(self, parts: Sequence[TablePush], op: str, trainers: int) -> list[str]:
+        """Check all parts, before anything is sent; return each one's number format on the network."""
+        wires = []
+        for part in parts:
+            spec = self._core.spec(part.table)
+            wires.append(wire_of(spec, self._core.options.wire) if op == RowOp.GRAD else "f4")
+            damage.check(spec, part.keys, part.grads, op, wires[-1], trainers)
+        return wires
 
     def end_step(self) -> None:
         """Count one more completed step."""

@@ -12,6 +12,8 @@ from edl.errors import SettingError  # noqa: E402
 from edl.worker import session as sessions  # noqa: E402
 from ps.client.counters import Counters  # noqa: E402
 from ps.client.frontend import part  # noqa: E402
+from ps.spec import Initial, InitMethod, Optimizer, TableSpec, UpdateRule  # noqa: E402
+from tests.support.ps_fixture import WIDE, Bench  # noqa: E402
 from tests.unit.ps.client.test_bags import FRAMEWORKS, Framework  # noqa: E402
 
 
@@ -48,3 +50,20 @@ def test_bad_columns_and_shapes_are_named() -> None:
     with pytest.raises(SettingError, match="different names"):
         Counters("d", ("a", "a"))
     assert np.isscalar(counters.columns[0])
+
+
+@pytest.mark.parametrize("wire", ["f2", "bf16"])
+def test_counts_stay_exact_on_the_network(wire: str) -> None:
+    """2**24 - 1 fits into float32 alone."""
+    spec = TableSpec("counts", 2, Optimizer(UpdateRule.ADD), Initial(InitMethod.ZEROS))
+    bench = Bench((spec, WIDE)).start(2)
+    try:
+        client, keys, many = bench.client(wire=wire), np.arange(5), np.float32((1 << 24) - 1)
+        grads = {"counts": (keys, np.full((5, 2), many)), "wide": (keys, np.full((5, 9), 0.1, np.float32))}
+        client.push(grads)
+        found = client.pull_many({"wide": keys, "counts": keys})
+        assert (found["counts"] == many).all()
+        initial = bench.client().pull("wide", keys + 100)
+        assert not np.array_equal(client.pull("wide", keys + 100), initial), "others are rounded"
+    finally:
+        bench.stop()
