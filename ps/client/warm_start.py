@@ -30,6 +30,8 @@ def warm_start(source: str | Path, tables: Sequence[str] = ()) -> dict[str, int]
     model = export.open(source)
     part.declare(MARK)
     client = part.client
+    if model.since:
+        raise PsError(f"{source} has only the changes since {model.since}. Start from a complete export")
     wanted = list(tables) or sorted(model.tables.keys() & client.tables.keys())
     for name in wanted:
         _check(name, model.tables.get(name), client.tables.get(name), str(source))

@@ -69,8 +69,8 @@ def test_a_step_is_one_pull_and_one_push(bench: Bench, wire: str) -> None:
     for name, value in vector.values.items():
         np.testing.assert_allclose(value, before[name] - 0.5, atol=1e-3)
     looked = mine.lookup([("users", np.array([1, 2, 3]), False), ("words", np.array([0, 9]), False)])
-    found = [one.spread() for one in looked]
-    assert found[0][:, 0].tolist() == [-0.5, -1.5, 0.0] and found[1][:, 0].tolist() == [-0.5, 0.0]
+    after = [one.spread() for one in looked]
+    assert after[0][:, 0].tolist() == [-0.5, -1.5, 0.0] and after[1][:, 0].tolist() == [-0.5, 0.0]
     mine.leave()
 
 
