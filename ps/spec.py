@@ -158,6 +158,16 @@ class Eviction:
         return bool(self.unseen_steps or self.unseen_s or self.most_rows)
 
 
+class WeightFormat(enum.Enum):
+    """Number format of the weights on the pservers. Optimizer state is always float32."""
+
+    F4 = "f4"
+    F2 = "f2"
+    """Half precision: 11 significant bits, up to 65504."""
+    BF16 = "bf16"
+    """bfloat16: 8 significant bits, the range of float32."""
+
+
 class Damaged(enum.Enum):
     """Treatment of gradients with NaN, infinities, or values that the rule cannot square (``ps/store/damage.py``)."""
 
@@ -179,7 +189,7 @@ class DenseParameter:
 
 @dataclass(frozen=True, slots=True)
 class TableSpec:
-    """Definition of a table. Rows are float32; keys are any int64."""
+    """Definition of a table. Rows are float32 for trainers; keys are any int64."""
 
     name: str
     dim: int
@@ -195,6 +205,9 @@ class TableSpec:
     """Number of rows of a dense table; 0 for a sparse one."""
     parameters: tuple[DenseParameter, ...] = ()
     """The arrays in a dense table, one after another; empty if they have no names."""
+    weights: WeightFormat = WeightFormat.F4
+    """In 16 bits, updates are rounded at random (``ps/store/halves.py``), and assigned values to the nearest. Only
+    sparse tables, and not with the rule ``ADD``."""
 
     def __post_init__(self) -> None:
         good = 0 < len(self.name) <= 100 and self.name.isascii()
@@ -208,6 +221,9 @@ class TableSpec:
             )
         if self.dense and (self.eviction.any or self.admission != Admission()):
             raise SettingError(f"table {self.name}", "dense", "cannot have admission or eviction")
+        if self.weights is not WeightFormat.F4 and (self.dense or self.optimizer.rule is UpdateRule.ADD):
+            kind = "a dense table" if self.dense else "the rule add"
+            raise SettingError(f"weights of table {self.name}", self.weights.value, f"must be f4 with {kind}")
         if self.dense and self.optimizer.rule is UpdateRule.ROW_ADAGRAD:
             raise SettingError(f"optimizer of table {self.name}", "row-adagrad", "is only for sparse tables")
 

@@ -45,13 +45,13 @@ from ps.client.layer_arguments import checked_combiner, checked_every, checked_m
 from ps.client.lookups import FoundRows
 from ps.client.warm_start import warm_start
 from ps.optimizers import SGD, Adagrad, Adam, Constant, Ftrl, Momentum, Normal, RowAdagrad, Uniform, Zeros
-from ps.spec import Admission, Damaged, Eviction, Initial, Optimizer
+from ps.spec import Admission, Damaged, Eviction, Initial, Optimizer, WeightFormat
 
 __all__ = [
     "SGD", "Adagrad", "Adam", "Admission", "Auc", "Constant", "Counters", "Damaged", "Dense", "Embedding",
     "EmbeddingBag", "EmbeddingCollection", "Eviction", "Ftrl", "Initial", "Momentum", "Normal", "Optimizer",
-    "RowAdagrad", "Uniform", "Zeros", "begin", "client", "init", "leave", "lookup", "no_insert", "on_save", "prefetch",
-    "refresh", "rest", "restored", "save", "set_lr", "step", "warm_start",
+    "RowAdagrad", "Uniform", "WeightFormat", "Zeros", "begin", "client", "init", "leave", "lookup", "no_insert",
+    "on_save", "prefetch", "refresh", "rest", "restored", "save", "set_lr", "step", "warm_start",
 ]  # fmt: skip
 
 
@@ -75,11 +75,12 @@ class Embedding(nn.Module):
         admission: Admission | None = None,
         eviction: Eviction | None = None,
         damaged: Damaged = Damaged.REFUSE,
+        weights: WeightFormat = WeightFormat.F4,
         combiner: str | None = None,
     ) -> None:
         super().__init__()
         self.combiner = checked_combiner(combiner)
-        self.table = sparse(name, dim, optimizer, initial, admission, eviction, damaged)
+        self.table = sparse(name, dim, optimizer, initial, admission, eviction, damaged, weights)
         self.dim = dim
         self._anchor = torch.zeros((), requires_grad=True)  # backward runs only for what requires gradients
 
@@ -134,11 +135,12 @@ class EmbeddingBag(nn.Module):
         admission: Admission | None = None,
         eviction: Eviction | None = None,
         damaged: Damaged = Damaged.REFUSE,
+        weights: WeightFormat = WeightFormat.F4,
     ) -> None:
         super().__init__()
         self.mode, self.padding_key = checked_mode(mode), checked_padding(padding_key)
         self.include_last_offset = include_last_offset
-        self.table = sparse(name, dim, optimizer, initial, admission, eviction, damaged)
+        self.table = sparse(name, dim, optimizer, initial, admission, eviction, damaged, weights)
         self.dim = dim
         self._anchor = torch.zeros((), requires_grad=True)  # backward runs only for what requires gradients
 

@@ -26,7 +26,7 @@ from ps.client.layer_arguments import table_name
 from ps.client.lookups import FoundRows
 from ps.client.push_intents import Records
 from ps.errors import RolledBack
-from ps.spec import Admission, Damaged, Eviction, Initial, Optimizer, TableSpec
+from ps.spec import Admission, Damaged, Eviction, Initial, Optimizer, TableSpec, WeightFormat
 
 Array = NDArray[Any]
 Keys = NDArray[np.int64]
@@ -584,6 +584,7 @@ def sparse(
     admission: Admission | None,
     eviction: Eviction | None,
     damaged: Damaged,
+    weights: WeightFormat,
 ) -> str:
     """Declare the table of an embedding; return its name."""
     spec = TableSpec(
@@ -594,6 +595,7 @@ def sparse(
         admission if admission is not None else Admission(),
         eviction if eviction is not None else Eviction(),
         damaged,
+        weights=weights,
     )
     part.declare(spec)
     return name
