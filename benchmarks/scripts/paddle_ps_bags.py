@@ -33,6 +33,7 @@ def model(paddle: Any) -> Any:
 def batch(paddle: Any, random: np.random.Generator, size: int) -> dict[str, Any]:
     """As ``benchmarks.ps.bags.DeepFM.batch``."""
     found: dict[str, Any] = {}
+    keys = np.zeros((0, 1), np.int64)
     for number in range(FEATURES):
         lengths = random.integers(0, LONGEST + 1, size) if number < BAGS else np.ones(size, np.int64)
         keys = (random.zipf(1.2, lengths.sum()) % KEYS).astype(np.int64).reshape(-1, 1)
@@ -46,13 +47,14 @@ def main() -> None:
     from paddle.distributed.fleet.base.distributed_strategy import DistributedStrategy
 
     # Its text needs a part of protobuf that no longer exists, and only a debug message shows it.
-    DistributedStrategy.__repr__ = lambda self: "strategy"
+    DistributedStrategy.__repr__ = lambda self: "strategy"  # type: ignore[method-assign]
     paddle.enable_static()
     fleet.init(is_collective=False)
     loss = model(paddle)
     strategy = fleet.DistributedStrategy()
     strategy.a_sync = True
-    fleet.distributed_optimizer(paddle.optimizer.SGD(0.05), strategy).minimize(loss)
+    optimizer: Any = fleet.distributed_optimizer
+    optimizer(paddle.optimizer.SGD(0.05), strategy).minimize(loss)
     if fleet.is_server():
         fleet.init_server()
         fleet.run_server()
