@@ -268,3 +268,15 @@ def test_what_is_nowhere_the_largest_is_not_trained() -> None:
     keys, grads = np.array([1, 2]), np.array([[0.0, 0.0], [0.0, 1.0]], np.float32)
     assert trained(keys, grads, "sum")[0].tolist() == [1, 2]
     assert trained(keys, grads, "max")[0].tolist() == [2]
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_rows_in_half_precision(alone: None, framework: str) -> None:
+    one = Framework(framework)
+    ps = one.ps
+    bag = ps.EmbeddingBag("t", 3, mode="sum", initial=ps.Normal(1.0), weights=ps.WeightFormat.F2)
+    found = array(bag(one.keys([[5]])))
+    assert np.array_equal(found, found.astype(np.float16).astype(np.float32))
+    assert ps.Embedding("u", 3, weights=ps.WeightFormat.BF16).table == "u"
+    with pytest.raises(SettingError, match="weights f4 here, f2 there"):
+        one.bag("sum")
