@@ -31,13 +31,17 @@ def server(arguments: tuple[str, ...]) -> None:
     "--dtype", type=click.Choice(["f4", "f2"]), default="f4", show_default=True, help="Number format of the weights."
 )
 @click.option("--table", "tables", multiple=True, help="Export only this table; may be given several times.")
-def export(checkpoint: str, out: str, format: str, dtype: str, tables: tuple[str, ...]) -> None:
+@click.option("--since", default="", help="Export only what differs from this older checkpoint.")
+def export(checkpoint: str, out: str, format: str, dtype: str, tables: tuple[str, ...], since: str) -> None:
     """Write the weights of a checkpoint for inference, into the folder OUT.
 
     CHECKPOINT: path or URL that ends in ps/<job>/checkpoint-<number>, or in ps/<job> for the newest one."""
-    from ps.client.export import export_checkpoint
+    from ps.export import export_changes, export_checkpoint
 
-    done = export_checkpoint(checkpoint, out, format=format, dtype=dtype, tables=tables)
+    if since:
+        done = export_changes(since, checkpoint, out, format=format, dtype=dtype, tables=tables)
+    else:
+        done = export_checkpoint(checkpoint, out, format=format, dtype=dtype, tables=tables)
     for table, rows in done.rows.items():
         click.echo(f"{table}: {rows:,} rows")
     click.echo(f"{done.bytes:,} bytes in {done.folder}")

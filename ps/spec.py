@@ -8,6 +8,7 @@ difference.
 from __future__ import annotations
 
 import enum
+import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -133,7 +134,10 @@ class Eviction:
     most_rows: int = 0
     """Hard cap over all pservers; the least recently seen rows go first, among those the least frequent. 0: no cap."""
     least_rows: int = 0
-    """This many rows (over all pservers) are kept regardless of ``unseen_steps``."""
+    """This many rows (over all pservers) are kept regardless of ``unseen_steps`` and ``unseen_s``."""
+    unseen_s: int = 0
+    """Evict rows not pulled or pushed for this many seconds of the job's clock (``ps/store/job_clock.py``), up to
+    2**31; 0: never. Instead of ``unseen_steps``."""
     export: bool = False
     """Write evicted rows to the checkpoint directory, below ``evicted/``."""
 
@@ -141,13 +145,27 @@ class Eviction:
         for name in ("unseen_steps", "most_rows", "least_rows"):
             if not 0 <= getattr(self, name) < 1 << 60:
                 raise SettingError(name, getattr(self, name), "must be 0 or more")
+        if type(self.unseen_s) is not int or not 0 <= self.unseen_s <= 1 << 31:
+            raise SettingError("unseen_s", self.unseen_s, "must be a whole number of seconds from 0 to 2**31")
+        if self.unseen_s and self.unseen_steps:
+            raise SettingError("unseen_s", self.unseen_s, f"cannot be combined with unseen_steps={self.unseen_steps}")
         if self.most_rows and self.least_rows > self.most_rows:
             raise SettingError("least_rows", self.least_rows, f"is above most_rows={self.most_rows}")
 
     @property
     def any(self) -> bool:
         """True if rows can be evicted."""
-        return bool(self.unseen_steps or self.most_rows)
+        return bool(self.unseen_steps or self.unseen_s or self.most_rows)
+
+
+class WeightFormat(enum.Enum):
+    """Number format of the weights on the pservers. Optimizer state is always float32."""
+
+    F4 = "f4"
+    F2 = "f2"
+    """Half precision: 11 significant bits, up to 65504."""
+    BF16 = "bf16"
+    """bfloat16: 8 significant bits, the range of float32."""
 
 
 class Damaged(enum.Enum):
@@ -162,8 +180,16 @@ class Damaged(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class DenseParameter:
+    """Name and shape of one of the arrays in a dense table."""
+
+    name: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TableSpec:
-    """Definition of a table. Rows are float32; keys are any int64."""
+    """Definition of a table. Rows are float32 for trainers; keys are any int64."""
 
     name: str
     dim: int
@@ -177,6 +203,11 @@ class TableSpec:
     """True for a table of dense parameters: keys ``0 .. rows-1``, never evicted, initialised by a trainer."""
     rows: int = 0
     """Number of rows of a dense table; 0 for a sparse one."""
+    parameters: tuple[DenseParameter, ...] = ()
+    """The arrays in a dense table, one after another; empty if they have no names."""
+    weights: WeightFormat = WeightFormat.F4
+    """In 16 bits, updates are rounded at random (``ps/store/halves.py``), and assigned values to the nearest. Only
+    sparse tables, and not with the rule ``ADD``."""
 
     def __post_init__(self) -> None:
         good = 0 < len(self.name) <= 100 and self.name.isascii()
@@ -190,6 +221,9 @@ class TableSpec:
             )
         if self.dense and (self.eviction.any or self.admission != Admission()):
             raise SettingError(f"table {self.name}", "dense", "cannot have admission or eviction")
+        if self.weights is not WeightFormat.F4 and (self.dense or self.optimizer.rule is UpdateRule.ADD):
+            kind = "a dense table" if self.dense else "the rule add"
+            raise SettingError(f"weights of table {self.name}", self.weights.value, f"must be f4 with {kind}")
         if self.dense and self.optimizer.rule is UpdateRule.ROW_ADAGRAD:
             raise SettingError(f"optimizer of table {self.name}", "row-adagrad", "is only for sparse tables")
 
@@ -203,8 +237,15 @@ class TableSpec:
             return {k: v for name, item in value.items() for k, v in flat(item, f"{prefix}.{name}".strip(".")).items()}
 
         mine, theirs = flat(to_plain(self)), flat(to_plain(other))
-        names = [name for name in mine if mine[name] != theirs[name] and name != "optimizer.lr"]
-        return "; ".join(f"{name} {mine[name]} here, {theirs[name]} there" for name in names)
+        names = [name for name in mine if mine[name] != theirs[name] and name not in ("optimizer.lr", "parameters")]
+        found = [f"{name} {mine[name]} here, {theirs[name]} there" for name in names]
+        if self.parameters and other.parameters:  # earlier versions of edl wrote no names
+            for one, two in itertools.zip_longest(self.parameters, other.parameters):
+                if one != two:
+                    shown = (f"{it.name} {it.shape}" if it is not None else "none" for it in (one, two))
+                    found.append("parameter {} here, {} there".format(*shown))
+                    break
+        return "; ".join(found)
 
 
 def differences(saved: Iterable[TableSpec], wanted: Iterable[TableSpec]) -> str:

@@ -17,6 +17,7 @@ PROGRAMS = {
     "auc": "auc",
     "crowd": "crowd",
     "steps": "steps",
+    "bags": "bags",
 }
 """The module of each program; its command is ``main`` or has the program's name."""
 

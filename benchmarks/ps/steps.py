@@ -57,8 +57,8 @@ class Place:
 class Pserver:
     """A process that owns all buckets; this process acts as its launcher and Master."""
 
-    def __init__(self) -> None:
-        self.secret = secrets.token_hex(16)
+    def __init__(self, tables: tuple[TableSpec, ...] = TABLES) -> None:
+        self.tables, self.secret = tables, secrets.token_hex(16)
         command = [sys.executable, "-m", "ps", "server", "--name=a", "--job=steps"]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self.process.stdin is not None and self.process.stdout is not None
@@ -76,13 +76,13 @@ class Pserver:
         self._line = FrameCaller.connect(self.place, hello, secret=self.secret, deadline_s=DEADLINE_S)
         followed: list[Frame] = []
         self._line.heard = followed.append
-        orders = messages.Orders(1, 1, self.placement, 1, (), Training(), TABLES,
+        orders = messages.Orders(1, 1, self.placement, 1, (), Training(), self.tables,
                               since=messages.pack([1] * BUCKETS, "i"), giver=nobody)  # fmt: skip
         self._line.send(FrameOp.CONTROL, b"", [messages.encode(orders).encode()], deadline_s=DEADLINE_S)
 
     def client(self, number: int) -> PsClient:
         """A trainer's client."""
-        return PsClient.direct((), tables=TABLES, secret=self.secret, placement=self.placement, number=number)
+        return PsClient.direct((), tables=self.tables, secret=self.secret, placement=self.placement, number=number)
 
     def stop(self) -> None:
         """Stop the process by closing its launcher's connection."""

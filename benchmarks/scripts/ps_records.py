@@ -41,6 +41,15 @@ def last_epoch(folder: Path) -> int:
     return int(path.read_text()) if path.exists() else 1 << 30
 
 
+def declared(rule: Optimizer) -> PsClient:
+    """A client of the tables."""
+    zeros = Initial(InitMethod.ZEROS)
+    for spec in (TableSpec("own", 2, rule, zeros), TableSpec("together", 3, rule, zeros), PUSHES):
+        part.declare(spec)
+    client: PsClient = part.client  # type: ignore[assignment]
+    return client
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--folder", type=Path, required=True)
@@ -50,13 +59,10 @@ def main() -> None:
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--mixed", type=int, default=1)
     parser.add_argument("--add", action="store_true")
+    parser.add_argument("--no-wait", action="store_true", help="push in the background")
     parser.add_argument("--step-time", type=float, default=0.0)
     options = parser.parse_args()
-    rule = Optimizer(UpdateRule.ADD) if options.add else Optimizer(UpdateRule.SGD, lr=1.0)
-    zeros = Initial(InitMethod.ZEROS)
-    for spec in (TableSpec("own", 2, rule, zeros), TableSpec("together", 3, rule, zeros), PUSHES):
-        part.declare(spec)
-    client: PsClient = part.client  # type: ignore[assignment]
+    client = declared(Optimizer(UpdateRule.ADD) if options.add else Optimizer(UpdateRule.SGD, lr=1.0))
     books = np.memmap(options.folder / f"{os.getpid()}.books", np.int64, "w+", shape=(2,))
     times = (options.folder / f"{os.getpid()}.times").open("a", buffering=1)
     data = Data(
@@ -73,7 +79,7 @@ def main() -> None:
             if number % options.accumulate == options.accumulate - 1:
                 part.collect("pushes", np.zeros(1, np.int64), np.ones((1, 1), np.float32))
                 books[0] += 1
-                part.step()
+                part.step(wait=not options.no_wait)
                 books[1] += 1
             times.write(f"{time.monotonic()}\n")
             time.sleep(options.step_time)

@@ -14,21 +14,22 @@ for batch in data:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import paddle
 from paddle import nn
 
+from edl.errors import SettingError
 from edl.paddle.arrays import fill, from_memory, kind
+from ps.client.auc import Auc
+from ps.client.bags import Bags, bags_of, check_weights, trained, unpadded
+from ps.client.counters import Counters
 from ps.client.frontend import (
     begin,
-    checked_combiner,
-    checked_every,
     client,
     init,
-    integer_keys,
     leave,
     no_insert,
     on_save,
@@ -42,13 +43,17 @@ from ps.client.frontend import (
     step,
 )
 from ps.client.frontend import prefetch as _prefetch
+from ps.client.layer_arguments import checked_combiner, checked_every, checked_mode, checked_padding, integer_keys
+from ps.client.lookups import FoundRows
+from ps.client.warm_start import warm_start
 from ps.optimizers import SGD, Adagrad, Adam, Constant, Ftrl, Momentum, Normal, RowAdagrad, Uniform, Zeros
-from ps.spec import Admission, Damaged, Eviction, Initial, Optimizer
+from ps.spec import Admission, Damaged, Eviction, Initial, Optimizer, WeightFormat
 
 __all__ = [
-    "SGD", "Adagrad", "Adam", "Admission", "Constant", "Damaged", "Dense", "Embedding", "Eviction", "Ftrl", "Initial",
-    "Momentum", "Normal", "Optimizer", "RowAdagrad", "Uniform", "Zeros", "begin", "client", "init", "leave",
-    "lookup", "no_insert", "on_save", "prefetch", "refresh", "rest", "restored", "save", "set_lr", "step",
+    "SGD", "Adagrad", "Adam", "Admission", "Auc", "Constant", "Counters", "Damaged", "Dense", "Embedding",
+    "EmbeddingBag", "EmbeddingCollection", "Eviction", "Ftrl", "Initial", "Momentum", "Normal", "Optimizer",
+    "RowAdagrad", "Uniform", "WeightFormat", "Zeros", "begin", "client", "init", "leave", "lookup", "no_insert",
+    "on_save", "prefetch", "refresh", "rest", "restored", "save", "set_lr", "step", "warm_start",
 ]  # fmt: skip
 
 
@@ -72,21 +77,26 @@ class Embedding(nn.Layer):
         admission: Admission | None = None,
         eviction: Eviction | None = None,
         damaged: Damaged = Damaged.REFUSE,
+        weights: WeightFormat = WeightFormat.F4,
         combiner: str | None = None,
     ) -> None:
         super().__init__()
         self.combiner = checked_combiner(combiner)
-        self.table = sparse(name, dim, optimizer, initial, admission, eviction, damaged)
+        self.table = sparse(name, dim, optimizer, initial, admission, eviction, damaged, weights)
         self.dim = dim
-        # Autograd runs backward only for results that require gradients. It is in a list because a layer would register
-        # a tensor as its own.
-        self._anchor = [paddle.zeros([], "float32")]
-        self._anchor[0].stop_gradient = False
+        self._anchor = _anchor()
 
     def forward(self, keys: Any) -> Any:
         """The rows of the keys, or their combination; see the class."""
         numbers = _numbers(keys, self.table)
         return self._result(keys, numbers, part.pull(self.table, numbers, insert=self.training))
+
+    def _ask(self, keys: Any) -> tuple[Any, tuple[Any, Any]]:
+        numbers = _numbers(keys, self.table)
+        return numbers, (keys, numbers)
+
+    def _answer(self, asked: tuple[Any, Any], found: FoundRows) -> Any:
+        return self._result(*asked, found.spread())
 
     def _result(self, keys: Any, numbers: Any, found: Any) -> Any:
         if self.training and paddle.is_grad_enabled():
@@ -103,17 +113,116 @@ class Embedding(nn.Layer):
         return f"{self.table!r}, dim={self.dim}" + (f", combiner={self.combiner!r}" if self.combiner else "")
 
 
+class EmbeddingBag(nn.Layer):
+    """Rows of a table, pooled: ``forward`` maps bags of int64 keys to float32 of shape ``(bags, dim)``, as
+    ``torch.nn.EmbeddingBag`` does.
+
+    ``mode``: ``"sum"``, ``"mean"`` or ``"max"`` of a bag's rows; an empty bag gives zeros. Keys equal to
+    ``padding_key`` are left out: they have no row, get no gradient, and a mean does not count them.
+    ``include_last_offset``: offsets contain the number of keys as one more entry. Only distinct keys are fetched, and
+    pooling takes place here. Everything else as in ``Embedding``.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        dim: int,
+        *,
+        mode: str = "mean",
+        padding_key: int | None = None,
+        include_last_offset: bool = False,
+        optimizer: Optimizer | None = None,
+        initial: Initial | None = None,
+        admission: Admission | None = None,
+        eviction: Eviction | None = None,
+        damaged: Damaged = Damaged.REFUSE,
+        weights: WeightFormat = WeightFormat.F4,
+    ) -> None:
+        super().__init__()
+        self.mode, self.padding_key = checked_mode(mode), checked_padding(padding_key)
+        self.include_last_offset = include_last_offset
+        self.table = sparse(name, dim, optimizer, initial, admission, eviction, damaged, weights)
+        self.dim = dim
+        self._anchor = _anchor()
+
+    def forward(self, keys: Any, offsets: Any = None, per_sample_weights: Any = None) -> Any:
+        """The pooled rows of each bag.
+
+        ``keys``: of shape ``(n,)`` with ``offsets``, the index of each bag's first key; or ``(bags, length)`` without.
+        ``per_sample_weights``: a factor for each key's row, in the shape of the keys, only in mode ``"sum"``; it gets
+        gradients. Raises ``SettingError``.
+        """
+        return lookup((self, keys, offsets, per_sample_weights))[0]
+
+    def _ask(self, keys: Any, offsets: Any = None, per_sample_weights: Any = None) -> tuple[Any, tuple[Any, Bags, Any]]:
+        numbers = _numbers(keys, self.table)
+        bounds = None if offsets is None else offsets.numpy()
+        bags = bags_of(numbers, bounds, self.table, last=self.include_last_offset, padding=self.padding_key)
+        weights = per_sample_weights
+        if weights is not None:
+            check_weights(self.mode, tuple(weights.shape), numbers.shape, self.table)
+            weights = weights.reshape([-1]).astype("float32")
+            weights = weights if bags.kept is None else paddle.gather(weights, paddle.to_tensor(bags.kept))
+        return bags.keys, (keys.place, bags, weights)
+
+    def _answer(self, asked: tuple[Any, Bags, Any], found: FoundRows) -> Any:
+        place, bags, weights = asked
+        trains = self.training and paddle.is_grad_enabled()
+        if not len(bags.keys):  # Paddle's operators need at least one
+            zeros = paddle.zeros([len(bags), self.dim])
+            return zeros + 0.0 * self._anchor[0] if trains else zeros
+        if trains:
+            part.expect()
+            rows = _Pulled.apply(self._anchor[0], found.rows, place, self.table, found.keys, self.mode)  # type: ignore[no-untyped-call]
+        else:
+            rows = _tensor(found.rows, place)
+        pairs = np.stack([found.index.reshape(-1), bags.owners])
+        if self.mode == "max":  # a key that is twice in a bag gets its gradient once
+            pairs = np.unique(pairs, axis=1)
+        index, owners = (paddle.to_tensor(one, dtype="int64", place=place) for one in pairs)
+        geometric: Any = paddle.geometric
+        if weights is None:
+            return geometric.send_u_recv(rows, index, owners, self.mode, out_size=len(bags))
+        return geometric.send_ue_recv(rows, weights.unsqueeze(-1), index, owners, "mul", "sum", out_size=len(bags))
+
+    def extra_repr(self) -> str:
+        """The arguments shown by ``print(model)``."""
+        padding = "" if self.padding_key is None else f", padding_key={self.padding_key}"
+        return f"{self.table!r}, dim={self.dim}, mode={self.mode!r}{padding}"
+
+
+class EmbeddingCollection(nn.Layer):
+    """Embeddings and embedding bags by name, looked up together in one request to each server, however many there are.
+
+    ``forward`` maps a dict of arguments by name to a dict of results; an embedding that is not named is not looked up.
+    """
+
+    def __init__(self, layers: Mapping[str, Embedding | EmbeddingBag]) -> None:
+        super().__init__()
+        self.layers = nn.LayerDict(dict(layers))
+
+    def forward(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """Results by name. An argument is keys, or a tuple of the arguments of the layer's ``forward``, such as
+        ``(keys, offsets)``. Raises ``SettingError`` for an unknown name."""
+        for name in batch:
+            if name not in self.layers:
+                known = ", ".join(self.layers.keys())
+                raise SettingError("embedding", repr(name), f"is not in this collection, which has {known}")
+        found = lookup(*((self.layers[name], *_arguments(given)) for name, given in batch.items()))
+        return dict(zip(batch, found, strict=True))
+
+
 class _Pulled(paddle.autograd.PyLayer):
     """Pulled rows as a tensor; its backward pass collects their gradients."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Any, rows: Any, place: Any, table: str, keys: Any) -> Any:
-        ctx.table, ctx.keys = table, keys
+    def forward(ctx: Any, anchor: Any, rows: Any, place: Any, table: str, keys: Any, mode: str = "") -> Any:
+        ctx.table, ctx.keys, ctx.mode = table, keys, mode
         return _tensor(rows, place)
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
-        part.collect(ctx.table, ctx.keys, _floats(grad))
+        part.collect(ctx.table, *trained(ctx.keys, _floats(grad), ctx.mode))
 
 
 class Dense:
@@ -159,25 +268,36 @@ class Dense:
         return grads or None
 
 
-def lookup(*wanted: tuple[Embedding, Any]) -> list[Any]:
-    """The results of several embeddings for their keys, ``lookup((users, batch["user"]), (words, batch["words"]))``,
-    fetched in one request to the servers instead of one each."""
-    asked = [(one.table, _numbers(keys, one.table), one.training) for one, keys in wanted]
-    found = part.lookup(asked)
-    return [
-        one._result(keys, numbers, rows)
-        for (one, keys), (_, numbers, _), rows in zip(wanted, asked, found, strict=True)
-    ]
+def lookup(*wanted: tuple[Any, ...]) -> list[Any]:
+    """The results of several embeddings, fetched in one request to the servers instead of one each. Each entry is an
+    embedding, followed by its arguments: ``lookup((users, batch["user"]), (words, keys, offsets))``."""
+    asked = [layer._ask(*arguments) for layer, *arguments in wanted]
+    found = part.lookup([(one[0].table, keys, one[0].training) for one, (keys, _) in zip(wanted, asked, strict=True)])
+    return [one[0]._answer(ask, rows) for one, (_, ask), rows in zip(wanted, asked, found, strict=True)]
 
 
-def prefetch(table: Embedding | str, keys: Any) -> None:
+def prefetch(table: Embedding | EmbeddingBag | str, keys: Any) -> None:
     """Start to fetch the rows of the next batch's keys while the current batch is trained on."""
-    _prefetch(table, _numbers(keys, table if isinstance(table, str) else table.table))
+    padding = table.padding_key if isinstance(table, EmbeddingBag) else None
+    numbers = _numbers(keys, table if isinstance(table, str) else table.table)
+    _prefetch(table, unpadded(numbers.reshape(-1), padding) if isinstance(table, EmbeddingBag) else numbers)
 
 
 def _tensor(rows: Any, place: Any) -> Any:
     tensor = from_memory(rows, "float32")
     return tensor if place.is_cpu_place() else tensor.to(place)
+
+
+def _anchor() -> list[Any]:
+    """Autograd runs backward only for results that require gradients. The anchor is in a list because a layer would
+    register a tensor as its own."""
+    anchor = paddle.zeros([], "float32")
+    anchor.stop_gradient = False
+    return [anchor]
+
+
+def _arguments(given: Any) -> Sequence[Any]:
+    return given if isinstance(given, tuple) else (given,)
 
 
 def _numbers(keys: Any, table: str) -> Any:

@@ -24,6 +24,7 @@ from ps.client import push_intents, routing
 from ps.client.arguments import as_keys, as_out
 from ps.client.checkpoint_stop import CheckpointStop, NameData, Settle, Value
 from ps.client.core import DEADLINE_S, ClientOptions, Core
+from ps.client.dedup import DistinctKeys
 from ps.client.geo import Geo
 from ps.client.master_session import FixedMasterSession, Line, LiveMasterSession
 from ps.client.pool import ConnectionPool
@@ -231,6 +232,21 @@ class PsClient:
         """Pull rows of several tables, with one request to each pserver."""
         return self._pull(wanted, {}, insert)
 
+    def pull_distinct(
+        self, wanted: Mapping[str, Any], *, insert: bool = True
+    ) -> dict[str, tuple[DistinctKeys, Weights]]:
+        """Pull rows of several tables, with one request to each pserver: the distinct keys of each, with their rows
+        ``(distinct, dim)``, and ``inverse``, the row of each key of the flat batch."""
+        self._check()
+        self._flush_if_sync()
+        if self._geo is None or self._resting:
+            return self._reader.pull_distinct(wanted, insert)
+        found = {}
+        for table, given in wanted.items():
+            united = self._core.session.route.unite(as_keys(table, given).reshape(-1))
+            found[table] = united, self._pull({table: united.keys}, {}, insert)[table]
+        return found
+
     def read(self, table: str, keys: Any) -> Weights:
         """Read rows without side effects; a key without a row yields its initial weights."""
         self._check()
@@ -286,6 +302,19 @@ class PsClient:
         wanted = {table: as_keys(table, values[table][0]).reshape(-1) for table in tables if table in values}
         return self._pull(wanted, {}, False) if wanted else {}
 
+    def begin_push(
+        self, values: Mapping[str, tuple[Any, Any]], tables: Sequence[str], *, records: Records | None = None
+    ) -> Callable[[], dict[str, Weights]]:
+        """``push_and_pull`` in the background, where ``push(wait=False)`` is: the step ends at once, and the returned
+        function waits for the rows. The next push waits for this one, and its error is raised by one of the next
+        calls."""
+        self._check()
+        if self._geo is not None:
+            rows = self.push_and_pull(values, tables, records=records)
+            return lambda: rows
+        back = [one for one in tables if one in values]
+        return self._writer.begin(values, RowOp.GRAD, wait=False, records=records, back=back)
+
     def first(self, table: str, keys: Any, values: Any) -> None:
         """Set the weights of keys that have no row yet; existing rows are left alone."""
         self.push({table: (keys, values)}, op=RowOp.FIRST)
@@ -301,8 +330,7 @@ class PsClient:
 
     def _pull(self, wanted: Mapping[str, Any], outs: Mapping[str, Weights | None], insert: bool) -> dict[str, Weights]:
         self._check()
-        if self.training.mode is Mode.SYNC:
-            self._writer.flush()
+        self._flush_if_sync()
         if self._geo is None or self._resting:
             return self._reader.pull(wanted, outs, insert)
         found = {}
@@ -315,6 +343,10 @@ class PsClient:
                 self._reader.pull({table: keys}, {table: out}, False)
             found[table] = out
         return found
+
+    def _flush_if_sync(self) -> None:
+        if self.training.mode is Mode.SYNC:
+            self._writer.flush()
 
     def fence(self, trainer: int) -> tuple[int, str]:
         """Stop a lost trainer from pushing anything new; return the number and the records of its last push.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 
 from edl.errors import PsError, SettingError
 from edl.job_records import Mode
-from ps.client.fanout import FanOut, PserverRequest
+from ps.client.fanout import ClockSeen, FanOut, PserverRequest
 from ps.client.master_session import FixedMasterSession, LiveMasterSession
 from ps.client.pool import ConnectionPool
 from ps.client.routing import RoutingTable, SubRequest
@@ -91,6 +91,7 @@ class Core:
     """Number of completed steps."""
     applied: dict[int, int] = field(default_factory=dict)
     """Number of pushes applied at each pserver when it was last pulled from."""
+    clock: ClockSeen = field(default_factory=ClockSeen)
     stand: Callable[[], None] = lambda: None
     """Stops this trainer for a checkpoint; called on a thread of the script's."""
 
@@ -126,4 +127,4 @@ class Core:
         meanwhile."""
         wait = BoundedWait(f"{what} (step {self.step})", deadline_s=self.options.deadline_s)
         stand = self.stand if stands else None
-        FanOut(self.pool, self.session, request, purpose, wait, stand).run(sub_requests, route)
+        FanOut(self.pool, self.session, request, purpose, wait, stand, self.clock).run(sub_requests, route)

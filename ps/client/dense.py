@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edl.errors import PsError, SettingError
-from ps.spec import Optimizer, TableSpec
+from ps.spec import DenseParameter, Optimizer, TableSpec
 
 DIM = 1024
 Array = NDArray[np.float32]
@@ -51,7 +51,8 @@ class DenseLayout:
 
     def spec(self, table: str, optimizer: Optimizer) -> TableSpec:
         """The table definition for these arrays."""
-        return TableSpec(table, self.dim, optimizer, dense=True, rows=self.rows)
+        parameters = tuple(DenseParameter(name, shape) for name, shape in self.shapes.items())
+        return TableSpec(table, self.dim, optimizer, dense=True, rows=self.rows, parameters=parameters)
 
     def pack(self, arrays: Mapping[str, Any], out: Array | None = None) -> Array:
         """Pack arrays into rows, float32 ``(rows, dim)``. None counts as zeros. Raises ``PsError`` for unknown names or

@@ -3,6 +3,7 @@
     export.json                 the tables' definitions and their origin
     <table>.arrow               Arrow IPC: ``key`` (int64, ascending), ``weights`` (fixed-size float32 or float16 lists)
     <table>.safetensors         alternatively: ``keys`` (int64, ascending), ``weights``
+    <table>.gone.npy            exports of changes: keys whose rows are gone (int64, ascending)
 
 ``open(folder).lookup(table, keys)`` reads them. Optimizer state is not exported.
 """
@@ -27,6 +28,7 @@ from edl.wire.json_messages import from_plain, to_plain
 from edl.wire.snapshot import Layout, Leaf, Meta, header_bytes, parse_header
 from ps.checkpoint.directory import CheckpointDirectory
 from ps.checkpoint.manifest import checkpoint_number
+from ps.client.dense import DenseLayout
 from ps.rows import Rows
 from ps.spec import BUCKETS, TableSpec
 from ps.store.kernels import plain
@@ -66,8 +68,12 @@ def write(
     dtype: str = "f4",
     source: str = "",
     step: int = 0,
+    since: str = "",
+    gone: Callable[[TableSpec], NDArray[np.int64]] | None = None,
 ) -> Exported:
-    """Write an export. ``rows`` yields all rows of a table, in pieces and in any order, without repeated keys.
+    """Write an export. ``rows`` yields all rows of a table, in pieces and in any order, without repeated keys. With
+    ``since``, the name of an older checkpoint, they are the changes, and ``gone`` returns the keys without a row, in
+    ascending order; it is called after the table's rows were read.
 
     ``out``: a folder that does not exist or is empty. Holds the keys in memory twice, and the weights on disk twice
     while writing. Raises ``SettingError`` and ``CheckpointError``.
@@ -92,7 +98,12 @@ def write(
                 "dtype": dtype,
                 "spec": to_plain(spec),
             }
+            if gone is not None:
+                listed[spec.name]["gone"] = f"{spec.name}.gone.npy"
+                np.save(folder / f"{spec.name}.gone.npy", gone(spec))
         about = {"format": FORMAT, "kind": format, "source": source, "step": step, "tables": listed}
+        if since:
+            about["since"] = since
         PlainFiles(folder).write(LIST_FILE, [json.dumps(about, indent=1).encode() + b"\n"])
     except OSError as error:
         raise CheckpointError(f"cannot write the export to {folder}: {error.strerror or error}") from error
@@ -105,16 +116,9 @@ def export_checkpoint(
 ) -> Exported:
     """Export a checkpoint. ``run``: path or URL of its folder (``…/ps/<job>/checkpoint-<n>``), or of the job's folder
     (``…/ps/<job>``) for its newest usable one. ``tables``: only these; empty means all. Raises as ``write`` does."""
-    where, name = _split(run)
-    directory = CheckpointDirectory(open_files(where), name.split("/")[1])
-    if name.count("/") < 2:
-        found = directory.find()
-        if not found.checkpoints:
-            raise CheckpointError("\n".join([f"there is no usable checkpoint in {run}", *found.refused]))
-        name = found.checkpoints[0].run
+    directory, name = locate(run)
     manifest = directory.chain(name)[0].manifest
-    known = {spec.name: spec for spec in manifest.tables}
-    wanted = _wanted(known, tables)
+    wanted = wanted_tables({spec.name: spec for spec in manifest.tables}, tables)
     everything = np.ones(BUCKETS, np.uint8)
 
     def rows(spec: TableSpec) -> Iterator[Rows]:
@@ -133,13 +137,27 @@ def export_running(
     client: PsClient, out: str | Path, *, format: str = ARROW, dtype: str = "f4", tables: Sequence[str] = ()
 ) -> Exported:
     """Export the current content of the pservers through a client. Rows are not of one moment if training continues."""
-    wanted = _wanted(client.tables, tables)
+    wanted = wanted_tables(client.tables, tables)
     return write(
         out, wanted, lambda spec: client.scan(spec.name), format=format, dtype=dtype, source="running", step=client.step
     )
 
 
-def _wanted(known: Mapping[str, TableSpec], tables: Sequence[str]) -> list[TableSpec]:
+def locate(run: str) -> tuple[CheckpointDirectory, str]:
+    """The directory and the name of a checkpoint, given its path or URL, or that of its job's folder. Raises
+    ``SettingError`` and ``CheckpointError``."""
+    where, name = _split(run)
+    directory = CheckpointDirectory(open_files(where), name.split("/")[1])
+    if name.count("/") < 2:
+        found = directory.find()
+        if not found.checkpoints:
+            raise CheckpointError("\n".join([f"there is no usable checkpoint in {run}", *found.refused]))
+        name = found.checkpoints[0].run
+    return directory, name
+
+
+def wanted_tables(known: Mapping[str, TableSpec], tables: Sequence[str]) -> list[TableSpec]:
+    """The definitions of these tables; of all if none is given. Raises ``SettingError``."""
     missing = [name for name in tables if name not in known]
     if missing:
         raise SettingError("--table", missing[0], f"there is no such table; there are {', '.join(sorted(known))}")
@@ -231,11 +249,16 @@ class Export:
                 raise CheckpointError(f"{folder} has format {about['format']!r}, this edl supports {FORMAT}")
             listed = about["tables"]
             self.source, self.step = str(about["source"]), int(about["step"])
+            self.since = str(about.get("since", ""))
+            """The older checkpoint, if this export has only the changes since; else empty."""
             self.tables: Mapping[str, TableSpec] = {
                 name: from_plain(TableSpec, one["spec"]) for name, one in listed.items()
             }
             self._sorted = {
                 name: _Sorted(folder / one["file"], one, self.tables[name].dim) for name, one in listed.items()
+            }
+            self._gone = {
+                name: np.load(folder / one["gone"], mmap_mode="r") for name, one in listed.items() if "gone" in one
             }
         except OSError as error:
             raise CheckpointError(f"{folder} is not a complete export: {error.strerror or error}") from error
@@ -261,28 +284,57 @@ class Export:
         ``missing`` decides about keys without a row: ``zeros``; ``initial``, the weights with which they would start
         training; ``error`` raises ``PsError``.
         """
-        if missing not in MISSING:
-            raise SettingError("missing", missing, f"must be one of {', '.join(MISSING)}")
-        sorted_, spec = self._find(table), self.tables[table]
+        asked = self.checked_keys(table, keys)
+        unique, inverse = np.unique(asked.reshape(-1), return_inverse=True)
+        found = np.zeros((len(unique), self.dim(table)), np.float32)
+        missing_rows(self.tables[table], unique, found, ~self.read(table, unique, found), missing)
+        return found[inverse].reshape(*asked.shape, found.shape[1])
+
+    def checked_keys(self, table: str, keys: ArrayLike) -> NDArray[np.int64]:
+        """Keys as int64, in their shape. Raises ``PsError`` for others, and if there is no such table."""
+        self._find(table)
         asked = np.asarray(keys)
         if asked.dtype.kind not in "iu" or (asked.dtype == np.uint64 and asked.size and asked.max() >> 63):
             raise PsError(f"table {table}: keys must be integers that fit into int64, not {asked.dtype}")
-        flat = asked.astype(np.int64, copy=False).reshape(-1)
-        unique, inverse = np.unique(flat, return_inverse=True)
-        found = np.zeros((len(unique), spec.dim), np.float32)
-        absent = ~sorted_.read(unique, found)
-        if absent.any() and missing == "error":
-            first = int(unique[absent][0])
-            raise PsError(f"table {table}: {int(absent.sum())} of {len(unique)} keys have no row, such as {first}")
-        if absent.any() and missing == "initial":
-            found[absent] = plain.first(RowLayout.of(spec), unique[absent])
-        return found[inverse].reshape(*asked.shape, spec.dim)
+        return asked.astype(np.int64, copy=False)
+
+    def read(self, table: str, keys: NDArray[np.int64], out: NDArray[np.float32]) -> NDArray[np.bool_]:
+        """Copy the weights of ascending keys to ``out``; return a mask of the keys that have a row here."""
+        return self._find(table).read(keys, out)
+
+    def gone(self, table: str) -> NDArray[np.int64]:
+        """Keys whose rows are gone since the older checkpoint, ascending; none in a complete export."""
+        self._find(table)
+        return np.asarray(self._gone.get(table, ()), np.int64)
+
+    def parameters(self, table: str = "dense") -> dict[str, NDArray[np.float32]]:
+        """The arrays of a dense table by name, as they were in the module. Raises ``PsError`` if the table has no names
+        (it is sparse, or from an earlier version of edl), or not all of its rows."""
+        self._find(table)
+        spec = self.tables[table]
+        if not spec.parameters:
+            raise PsError(f"table {table} of this export has no named parameters; use lookup")
+        layout = DenseLayout({one.name: one.shape for one in spec.parameters}, spec.dim)
+        return layout.unpack(self.lookup(table, layout.keys, missing="error"))
 
     def _find(self, table: str) -> _Sorted:
         found = self._sorted.get(table)
         if found is None:
             raise PsError(f"there is no table {table} in this export; there are {', '.join(sorted(self._sorted))}")
         return found
+
+
+def missing_rows(
+    spec: TableSpec, keys: NDArray[np.int64], found: NDArray[np.float32], absent: NDArray[np.bool_], missing: str
+) -> None:
+    """Fill in the rows of keys that are ``absent``, as ``Export.lookup`` describes."""
+    if missing not in MISSING:
+        raise SettingError("missing", missing, f"must be one of {', '.join(MISSING)}")
+    if absent.any() and missing == "error":
+        first = int(keys[absent][0])
+        raise PsError(f"table {spec.name}: {int(absent.sum())} of {len(keys)} keys have no row, such as {first}")
+    if absent.any() and missing == "initial":
+        found[absent] = plain.first(RowLayout.of(spec), keys[absent])
 
 
 class _Sorted:

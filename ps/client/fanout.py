@@ -74,6 +74,21 @@ class _RequestAttempt:
     """The call of the latest attempt."""
 
 
+@dataclass(slots=True)
+class ClockSeen:
+    """The latest second of the job's clock that pservers have answered with; passed on to the others."""
+
+    second: int = 0
+
+    def saw(self, head: Mapping[str, Any]) -> None:
+        """Note the second in an answer's head, if there is one."""
+        self.second = max(self.second, int(head.get("clock", 0)))
+
+    def head(self) -> dict[str, int]:
+        """The entry for a request's head; none in jobs without tables that need it."""
+        return {"clock": self.second} if self.second else {}
+
+
 @dataclass
 class FanOut:
     """Runs one logical request. Single use."""
@@ -86,6 +101,7 @@ class FanOut:
     stand: Callable[[], None] | None = None
     """Called when the Master wants this trainer to stop and the remaining sub-requests all wait for stopped
     trainers."""
+    clock: ClockSeen = field(default_factory=ClockSeen)
     wait_s: float = WAIT_S
     _flying: dict[int, _RequestAttempt] = field(default_factory=dict)
     _held: list[_RequestAttempt] = field(default_factory=list)
@@ -151,6 +167,7 @@ class FanOut:
             self._hold(attempt, MOST_S)
             return
         call = self.request.call(attempt.sub_request, route)
+        call.head = {**call.head, **self.clock.head()}
         if self.request.clocked and self._began and self._acknowledged:
             call.head = {**call.head, "complete": True}  # applied somewhere: no need to wait for others
         call.deadline_s = max(0.5, min(self.wait.left_s, 1e6))
@@ -244,6 +261,7 @@ class FanOut:
         where = self._name(attempt)
         match op:
             case FrameOp.OK:
+                self.clock.saw(head)
                 self._acknowledged.add(attempt.sub_request.server)
                 self.wait.moved()
             case FrameOp.MOVED:

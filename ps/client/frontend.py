@@ -9,24 +9,23 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from data_service.loader import trainers
 from edl.errors import PsError, SettingError, StateError
-from edl.job_records import Training
+from edl.job_records import Mode
 from edl.worker import session as sessions
-from ps.client import dense
+from ps.client import dense, lookups
 from ps.client.dense import DenseLayout
+from ps.client.late_push import LatePush
+from ps.client.layer_arguments import table_name
+from ps.client.lookups import FoundRows
+from ps.client.ports import Array, ClientProtocol, Keys, Rows, Values
 from ps.client.push_intents import Records
 from ps.errors import RolledBack
-from ps.spec import Admission, Damaged, Eviction, Initial, Optimizer, TableSpec
-
-Array = NDArray[Any]
-Keys = NDArray[np.int64]
-Rows = NDArray[np.float32]
+from ps.spec import Admission, Damaged, Eviction, Initial, Optimizer, TableSpec, WeightFormat
 
 BLOCK = 256
 """Parameters per row of a dense table; small enough to distribute small models over the pservers too."""
@@ -35,124 +34,6 @@ SAY_S = 10.0
 PS_VARIABLE = "EDL_PS"
 """``1`` in the environment of workers of a job with parameter servers."""
 START = "python -m edl.launch --run-mode=ps --servers=1:4 --trainers=1:8 train.py"
-
-
-class ClientProtocol(Protocol):
-    """The interface used here of ``ps.client.client.PsClient`` and ``ps.client.local.LocalClient``."""
-
-    @property
-    def tables(self) -> Mapping[str, TableSpec]:
-        """The defined tables by name."""
-        ...
-
-    @property
-    def step(self) -> int:
-        """Index of the current step, which the next push ends."""
-        ...
-
-    @property
-    def training(self) -> Training:
-        """How the job trains."""
-        ...
-
-    @property
-    def restored(self) -> str:
-        """The checkpoint that the parameters were restored from and its trainers' state, as JSON; empty if there is
-        none."""
-        ...
-
-    def on_checkpoint(self, *, value: Any = None, name_data: Any = None, settle: Any = None) -> None:
-        """Set the hooks for checkpoints."""
-        ...
-
-    def boundary(self) -> None:
-        """Mark a step boundary; blocks here for a checkpoint."""
-        ...
-
-    def define(self, spec: TableSpec) -> None:
-        """Add a table to the job. Raises ``PsError`` if a table of this name exists and differs."""
-        ...
-
-    @property
-    def members(self) -> Sequence[object]:
-        """The trainers of the membership epoch."""
-        ...
-
-    def begin(self) -> None:
-        """Become a member: take part in the steps from now on."""
-        ...
-
-    def rest(self) -> None:
-        """Stop being a member until ``begin``; other trainers no longer wait for this one."""
-        ...
-
-    def pull(self, table: str, keys: Array, out: Array | None = None, *, insert: bool = True) -> Rows:
-        """Pull rows for keys of any shape."""
-        ...
-
-    def prefetch(self, table: str, keys: Array) -> None:
-        """Fetch the rows of the next batch's keys in the background."""
-        ...
-
-    def push(
-        self, grads: Mapping[str, tuple[Array, Array]], *, op: str = "grad", records: Records | None = None
-    ) -> None:
-        """Push gradients and end the step."""
-        ...
-
-    @property
-    def number(self) -> int:
-        """This trainer's number in the job; 0 without a job."""
-        ...
-
-    def fence(self, trainer: int) -> tuple[int, str]:
-        """Stop a lost trainer from pushing anything new; return the number and records of its last push."""
-        ...
-
-    def pull_many(self, wanted: Mapping[str, Array], *, insert: bool = True) -> dict[str, Rows]:
-        """Pull rows of several tables in one request to each pserver."""
-        ...
-
-    def push_and_pull(
-        self, values: Mapping[str, tuple[Array, Array]], tables: Sequence[str], *, records: Records | None = None
-    ) -> dict[str, Rows]:
-        """Push, end the step, and return the updated rows of these tables, in one request to each pserver."""
-        ...
-
-    def first(self, table: str, keys: Array, values: Array) -> None:
-        """Set the weights of keys that have no row yet."""
-        ...
-
-    def set_lr(self, factor: float, table: str = "", step: int = 0) -> None:
-        """Scale the LR of a table, or of all, relative to its optimizer's."""
-        ...
-
-    def save(self) -> str:
-        """Write a checkpoint; return its folder."""
-        ...
-
-    def leave(self) -> None:
-        """Finish pending work and leave the job. The client cannot be used afterwards."""
-        ...
-
-
-class Values(Protocol):
-    """A module's parameters, in an order that is the same in all trainers."""
-
-    name: str
-    every: int
-
-    def read(self) -> dict[str, Array]:
-        """The parameters by name, as float32 arrays that may share the parameters' memory."""
-        ...
-
-    def write(self, values: Mapping[str, Array]) -> None:
-        """Set the parameters' values in place."""
-        ...
-
-    def take_gradients(self) -> dict[str, Array] | None:
-        """Take and clear the gradients, as float32 arrays by parameter name; None if no parameter has one."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +65,7 @@ class PsContext:
         self._collected: dict[str, list[tuple[Keys, Rows]]] = {}
         self._early: dict[str, tuple[Keys, Rows]] = {}
         self._expecting = self._warned = False
+        self._late: LatePush | None = None
         self.value: Callable[[], object] = dict
         """Returns the script's value for a checkpoint."""
 
@@ -242,8 +124,8 @@ class PsContext:
         atexit.register(self._leave_at_exit)
         trainers.hold()
         trainers.on_idle(self.rest)
-        trainers.joined(client.number, self.step, client.fence)
-        client.on_checkpoint(value=lambda: self.value(), name_data=trainers.name_positions, settle=trainers.settle)
+        trainers.joined(client.number, self._push_received, client.fence)
+        client.on_checkpoint(value=lambda: self.value(), name_data=trainers.name_positions, settle=self._settle)
         restored = self.restored
         if restored:
             trainers.begin_from(f"checkpoint-{restored['checkpoint']}", restored["ledgers"], restored["history"])
@@ -274,28 +156,18 @@ class PsContext:
             self._count(client)
         return client.pull(table, keys, insert=insert)
 
-    def lookup(self, wanted: Sequence[tuple[str, Keys, bool]]) -> list[Rows]:
+    def lookup(self, wanted: Sequence[tuple[str, Keys, bool]]) -> list[FoundRows]:
         """Pull rows of several tables; each entry has a table, keys, and whether these may insert. One request to each
         pserver, or two if only some may insert. A table may occur several times."""
         client = self.client
-        found: list[Rows] = [np.empty(0, np.float32)] * len(wanted)
+        found: dict[int, FoundRows] = {}
         for insert in (True, False):
             mine = [at for at, one in enumerate(wanted) if (one[2] and self._inserting) is insert]
-            if not mine:
-                continue
-            if insert:
+            if mine and insert:
                 self._count(client)
-            together: dict[str, list[int]] = {}
-            for at in mine:
-                together.setdefault(wanted[at][0], []).append(at)
-            flat = {table: [wanted[at][1].reshape(-1) for at in places] for table, places in together.items()}
-            keys = {table: some[0] if len(some) == 1 else np.concatenate(some) for table, some in flat.items()}
-            rows = client.pull_many(keys, insert=insert)
-            for table, places in together.items():
-                edges = np.cumsum([wanted[at][1].size for at in places])[:-1]
-                for at, some in zip(places, np.split(rows[table], edges), strict=True):
-                    found[at] = some.reshape(*wanted[at][1].shape, some.shape[-1])
-        return found
+            if mine:
+                found |= zip(mine, lookups.lookup(client, [wanted[at][:2] for at in mine], insert=insert), strict=True)
+        return [found[at] for at in range(len(wanted))]
 
     def collect(self, table: str, keys: Keys, grads: Rows) -> None:
         """Add gradients of rows to this step. The arrays must not be modified until ``step``."""
@@ -307,10 +179,12 @@ class PsContext:
         """Note that gradients will follow from ``backward``."""
         self._expecting = True
 
-    def step(self) -> None:
-        """Push all gradients since the last push, and update the dense parameters that are due."""
+    def step(self, wait: bool = True) -> None:
+        """Push all gradients since the last push, and update the dense parameters that are due. Without ``wait``, the
+        latter is done by the next call."""
         client = self.client
         self._count(client)
+        self._finish()
         if trainers.redoing():
             self._keep_early()
             return  # the data set calls this again once the script has all batches of that push
@@ -330,16 +204,44 @@ class PsContext:
             sessions.note("ps.step() found no gradients; call loss.backward() before it")
         self._collected = {}
         due = [name for name, (values, _) in self._dense.items() if (client.step + 1) % values.every == 0]
-        rows = client.push_and_pull(
-            parts, [name for name in due if name in parts], records=Records(*trainers.records())
-        )
-        trainers.pushed()
-        client.boundary()
+        back, records = [name for name in due if name in parts], Records(*trainers.records())
+        training = client.training
+        if wait or records.redo is not None or training.mode is not Mode.ASYNC or training.staleness:
+            rows = client.push_and_pull(parts, back, records=records)
+            trainers.pushed()
+            client.boundary()
+            self._update_dense(client, rows, client.step)
+        else:
+            self._late = LatePush(client.begin_push(parts, back, records=records), client.step)
+            client.boundary()
+
+    def _update_dense(self, client: ClientProtocol, rows: Mapping[str, Rows], step: int) -> None:
         for name, (values, blocks) in self._dense.items():
             if name in rows:
                 values.write(blocks.unpack(rows[name]))
-            elif client.step % values.every == 0:
+            elif step % values.every == 0:
                 self._fill(client, values, blocks)
+
+    def _finish(self) -> None:
+        """Wait for the push that is on its way, and update the dense parameters: between forward and backward they must
+        not change."""
+        late, self._late = self._late, None
+        if late is not None:
+            late.acknowledge()
+            self._update_dense(self.client, late.result(), late.step)
+
+    def _settle(self) -> None:
+        """Wait until everything that was pushed is acknowledged and counted; between two batches or in a pull."""
+        if self._late is not None:
+            self._late.acknowledge()
+        trainers.settle()
+
+    def _push_received(self) -> None:
+        """End a step with the batches received so far, unless they are on their way."""
+        if self._late is not None and self._late.has_all:
+            self._late.acknowledge()
+        else:
+            self.step()
 
     def _keep_early(self) -> None:
         """Keep the dense gradients of a step that is pushed later: scripts expect ``step`` to clear them."""
@@ -351,6 +253,7 @@ class PsContext:
 
     def refresh(self) -> None:
         """Update all dense parameters, including those that are only updated every few steps."""
+        self._finish()
         for values, blocks in self._dense.values():
             self._fill(self.client, values, blocks)
 
@@ -388,6 +291,8 @@ class PsContext:
     def rest(self, wait_for_all: bool = False) -> None:
         """Implements the module function ``rest``."""
         client = self._client
+        if self._late is not None:
+            self._late.acknowledge()
         if client is not None and not self._resting:
             self._resting = True
             client.rest()
@@ -397,12 +302,17 @@ class PsContext:
     def leave(self) -> None:
         """Implements the module function ``leave``."""
         client, self._client = self._client, None
+        late, self._late = self._late, None
         self._left = True
         trainers.on_opening(None)
         trainers.on_idle(None)
         if client is not None:
             atexit.unregister(self._leave_at_exit)
-            client.leave()
+            try:
+                if late is not None:
+                    late.acknowledge()
+            finally:
+                client.leave()
 
     def _leave_at_exit(self) -> None:
         """Leave when the process exits. ``RolledBack`` was already reported by whatever ended the process."""
@@ -467,14 +377,15 @@ def client() -> ClientProtocol:
     return part.client
 
 
-def step() -> None:
+def step(wait: bool = True) -> None:
     """End a step, after ``backward``: push all gradients since the last step, wait for the acknowledgement, and update
     the dense parameters. Gradients of dense parameters are cleared.
 
-    In mode sync it waits for the other trainers. Raises ``PsError`` that names the table, key or server and the next
-    action.
+    With ``wait=False``, in mode async without a limit of staleness, the push is on its way while the script goes on:
+    rows pulled meanwhile may lack it, and the dense parameters are updated by the next call. In mode sync it waits for
+    the other trainers. Raises ``PsError`` that names the table, key or server and the next action.
     """
-    part.step()
+    part.step(wait)
 
 
 def begin(trainers: int = 1) -> None:
@@ -534,11 +445,6 @@ def restored() -> dict[str, Any]:
     return part.restored
 
 
-def table_name(table: Any) -> str:
-    """Table name of a name or of a module that has a table."""
-    return str(getattr(table, "table", table))
-
-
 def sparse(
     name: str,
     dim: int,
@@ -547,6 +453,7 @@ def sparse(
     admission: Admission | None,
     eviction: Eviction | None,
     damaged: Damaged,
+    weights: WeightFormat,
 ) -> str:
     """Declare the table of an embedding; return its name."""
     spec = TableSpec(
@@ -557,35 +464,7 @@ def sparse(
         admission if admission is not None else Admission(),
         eviction if eviction is not None else Eviction(),
         damaged,
+        weights=weights,
     )
     part.declare(spec)
     return name
-
-
-COMBINERS = (None, "sum", "mean")
-
-
-def checked_combiner(combiner: str | None) -> str | None:
-    """Return ``combiner`` if it is valid. Raises ``SettingError``."""
-    if combiner not in COMBINERS:
-        raise SettingError("combiner", combiner, "must be None, sum or mean")
-    return combiner
-
-
-def checked_every(every: int) -> int:
-    """Return ``every`` if it is at least 1. Raises ``SettingError``."""
-    if every < 1:
-        raise SettingError("every", every, "must be at least 1")
-    return every
-
-
-def integer_keys(keys: Array, table: str = "") -> Keys:
-    """Convert keys to int64. Raises ``SettingError``, naming the table, for non-integers and values out of range."""
-    name = f"keys of table {table}" if table else "keys"
-    if keys.dtype == np.int64:
-        return keys
-    if keys.dtype.kind not in "iu":
-        raise SettingError(name, keys.dtype, "must be integers (int64)")
-    if keys.dtype == np.uint64 and keys.size and int(keys.max()) >= 1 << 63:
-        raise SettingError(name, int(keys.max()), "must be below 2**63 (int64)", "Hash them, or view them as int64")
-    return keys.astype(np.int64)

@@ -22,7 +22,7 @@ from ps.client.core import Core
 from ps.client.read import RowReader
 from ps.client.write import RowWriter
 from ps.rows import RowOp, TablePush, TrainerPush
-from ps.spec import Admission, Eviction, Optimizer, TableSpec, UpdateRule
+from ps.spec import Admission, Eviction, Optimizer, TableSpec, UpdateRule, WeightFormat
 from ps.store.store import RowStore
 
 Keys = NDArray[np.int64]
@@ -115,7 +115,7 @@ class Geo:
     def _table(self, name: str) -> _Table:
         if name not in self._tables:
             spec = self._core.spec(name)
-            self._mine.define(replace(spec, admission=Admission(), eviction=Eviction()))
+            self._mine.define(replace(spec, admission=Admission(), eviction=Eviction(), weights=WeightFormat.F4))
             self._base.define(TableSpec(name, spec.dim, Optimizer(UpdateRule.ADD)))
             self._tables[name] = _Table(spec, np.zeros(0, np.int64))
         return self._tables[name]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from edl.errors import PsError, SettingError
 from edl.job_records import Mode, Training
+from ps.client.dedup import DistinctKeys, unite
 from ps.client.push_intents import Records
 from ps.rows import TablePush, TrainerPush
-from ps.spec import TableSpec
+from ps.spec import BUCKETS, TableSpec
 from ps.store.store import RowStore
 
 Array = NDArray[Any]
@@ -72,6 +73,18 @@ class LocalClient:
         """Pull rows of several tables."""
         return {table: self.pull(table, some, insert=insert) for table, some in keys.items()}
 
+    def pull_distinct(
+        self, wanted: Mapping[str, Array], *, insert: bool = True
+    ) -> dict[str, tuple[DistinctKeys, NDArray[np.float32]]]:
+        """Pull the rows of the distinct keys of several tables."""
+        found = {}
+        for table, keys in wanted.items():
+            united = unite(np.ascontiguousarray(keys, np.int64).reshape(-1), np.zeros(BUCKETS, np.int16), 1)
+            rows = np.empty((len(united.keys), self._spec(table).dim), np.float32)
+            self.store.pull(table, united.keys, rows, step=self.step, insert=insert, counts=united.counts)
+            found[table] = united, rows
+        return found
+
     def read(self, table: str, keys: Array) -> NDArray[np.float32]:
         """Read rows without side effects; a key without a row yields its initial weights."""
         return self.pull(table, keys, insert=False)
@@ -102,6 +115,13 @@ class LocalClient:
         ``(keys, dim)`` in the order of their keys."""
         self.push(grads, records=records)
         return self.pull_many({table: grads[table][0].reshape(-1) for table in tables if table in grads}, insert=False)
+
+    def begin_push(
+        self, grads: Mapping[str, tuple[Array, Array]], tables: Sequence[str], *, records: Records | None = None
+    ) -> Callable[[], dict[str, NDArray[np.float32]]]:
+        """``push_and_pull``, at once; the returned function gives its result."""
+        rows = self.push_and_pull(grads, tables, records=records)
+        return lambda: rows
 
     def first(self, table: str, keys: Array, values: Array) -> None:
         """Set the weights of keys that have no row yet; existing rows are left alone."""

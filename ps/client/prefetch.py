@@ -11,8 +11,11 @@ from numpy.typing import NDArray
 
 from edl.worker.session import note
 from ps.background import Background, BackgroundJob
+from ps.client.dedup import DistinctKeys
 
-Fetch = Callable[[], NDArray[np.float32]]
+PulledRows = tuple[DistinctKeys, NDArray[np.float32]]
+"""Distinct keys and their rows."""
+Fetch = Callable[[], PulledRows]
 LOOK_S = 0.25
 """Seconds between checks whether this trainer must stop for a checkpoint."""
 
@@ -52,7 +55,7 @@ class PrefetchedRows:
                     batch.step = step
                     batch.job = self._background.submit(batch.fetch)
 
-    def take(self, table: str, keys: NDArray[np.int64], step: int) -> NDArray[np.float32] | None:
+    def take(self, table: str, keys: NDArray[np.int64], step: int) -> PulledRows | None:
         """The rows prefetched for exactly these keys, waiting for them if necessary; None if they must be fetched
         now."""
         with self._lock:
@@ -64,7 +67,7 @@ class PrefetchedRows:
         while not batch.job.wait(LOOK_S):
             self._stand()  # the trainers it waits for may have stopped and wait for this one to stop too
         try:
-            rows: NDArray[np.float32] = batch.job.result()
+            rows: PulledRows = batch.job.result()
         except Exception as error:  # noqa: BLE001 - a lasting error occurs again in the regular fetch
             note(f"cannot prefetch rows of table {table}: {error}")
             return None

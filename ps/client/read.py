@@ -19,6 +19,7 @@ from ps.client.core import AHEAD, PULL, Core
 from ps.client.dedup import DistinctKeys
 from ps.client.prefetch import PrefetchedRows
 from ps.client.requests import Pull, Scan, TablePull
+from ps.protocol.half_precision import wire_of
 from ps.rows import Rows
 from ps.spec import BUCKETS, TableSpec
 
@@ -41,33 +42,35 @@ class RowReader:
 
     def pull(self, wanted: Mapping[str, Any], outs: Mapping[str, Weights | None], insert: bool) -> dict[str, Weights]:
         """Pull rows of several tables, with one request to each pserver."""
-        core = self._core
         given = {table: as_keys(table, keys) for table, keys in wanted.items()}
-        found = {table: as_out(core.spec(table), keys.shape, outs.get(table)) for table, keys in given.items()}
-        missing = {}
-        for table, keys in given.items():
-            rows = self._ahead.take(table, keys, core.step) if insert else None
-            if rows is None:
+        found = {table: as_out(self._core.spec(table), keys.shape, outs.get(table)) for table, keys in given.items()}
+        for table, (united, rows) in self.pull_distinct(given, insert).items():
+            dedup.spread(rows, united, found[table].reshape(-1, rows.shape[1]))
+        return found
+
+    def pull_distinct(self, wanted: Mapping[str, Any], insert: bool) -> dict[str, tuple[DistinctKeys, Weights]]:
+        """Pull the rows of the distinct keys of several tables, with one request to each pserver."""
+        core = self._core
+        found, missing = {}, {}
+        for table, some in wanted.items():
+            keys = as_keys(table, some)
+            ready = self._ahead.take(table, keys, core.step) if insert else None
+            if ready is None:
                 missing[table] = keys.reshape(-1)
             else:
-                np.copyto(found[table], rows)
+                found[table] = ready
                 core.tally.add(prefetched=keys.size)
         with self._lock:
-            for table, (united, rows) in self.fetch(missing, insert).items():
-                dedup.spread(rows, united, found[table].reshape(-1, rows.shape[1]))
+            found |= self.fetch(missing, insert)
             self._pulled_step = core.step
         return found
 
     def prefetch(self, table: str, keys: Any) -> None:
         """Fetch the rows of these keys in the background, for a following pull of exactly the same keys."""
-        core = self._core
-        given, dim = as_keys(table, keys).copy(), core.spec(table).dim
+        core, given = self._core, as_keys(table, keys).copy()
 
-        def fetch() -> Weights:
-            out = np.empty((*given.shape, dim), np.float32)
-            united, rows = self.fetch({table: given.reshape(-1)}, True, AHEAD)[table]
-            dedup.spread(rows, united, out.reshape(-1, dim))
-            return out
+        def fetch() -> tuple[DistinctKeys, Weights]:
+            return self.fetch({table: given.reshape(-1)}, True, AHEAD)[table]
 
         # In mode sync the rows must include the previous step's push; if this step has already pulled, the next one is
         # meant.
@@ -122,11 +125,12 @@ class RowReader:
                 core.tally.add(cached=len(one.keys) - len(part.keys))
                 late.append((cache, written, part, rows, missing, place))
             if len(part.keys):
-                fetches.append(TablePull(spec, part.keys, place, part.counts if len(one.keys) < len(keys) else None))
+                counts = part.counts if len(one.keys) < len(keys) else None
+                fetches.append(TablePull(spec, part.keys, place, counts, wire_of(spec, core.options.wire)))
                 parts.append(part)
         if fetches:
             core.tally.add(fetched=sum(len(one.keys) for one in fetches))
-            request = Pull(fetches, step, core.session.joined.epoch, insert, core.options.wire, core.applied)
+            request = Pull(fetches, step, core.session.joined.epoch, insert, core.applied)
             # Per key: key and count in the request, the row in the answer.
             sub_requests = routing.first_split(route, parts, [12 + 4 * one.spec.dim for one in fetches])
             core.fan_out(request, sub_requests, route, purpose, f"rows of {', '.join(wanted)}", stands=purpose == PULL)

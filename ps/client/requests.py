@@ -32,6 +32,8 @@ class TablePull:
     """Output: one row for each key."""
     counts: NDArray[np.uint32] | None = None
     """Number of occurrences of each key; None if each occurs once."""
+    dtype: str = "f4"
+    """Number format of its rows on the network."""
 
 
 @dataclass
@@ -42,7 +44,6 @@ class Pull:
     step: int
     epoch: int
     insert: bool
-    dtype: str
     applied: dict[int, int]
     """Output: number of pushes that each pserver had applied when it answered."""
     clocked: bool = False
@@ -59,7 +60,7 @@ class Pull:
         for part, where in sub_request.items:
             fetch = self.fetches[part]
             counts = fetch.counts[where] if fetch.counts is not None and self.insert else None
-            wanted.append(Wanted(fetch.spec.name, fetch.keys[where], self.dtype, fetch.spec.dim, counts))
+            wanted.append(Wanted(fetch.spec.name, fetch.keys[where], fetch.dtype, fetch.spec.dim, counts))
         parts, body = requests.pull(wanted)
         head = {
             "step": self.step, "insert": self.insert, "version": route.version, "history": route.history,
@@ -70,7 +71,7 @@ class Pull:
     def _into(self, sub_request: SubRequest) -> Callable[[int, bytes], memoryview | None] | None:
         self._placed[id(sub_request)] = False
         (part, where), *others = sub_request.items
-        if others or self.dtype != "f4" or not isinstance(where, slice):
+        if others or self.fetches[part].dtype != "f4" or not isinstance(where, slice):
             return None
         mine: Any = self.fetches[part].rows[where]
         place = memoryview(mine).cast("B")
@@ -88,7 +89,8 @@ class Pull:
         self.applied[sub_request.server] = int(head.get("applied", -1))
         if self._placed.pop(id(sub_request), False):
             return
-        _unpack(body, self.dtype, [(self.fetches[part].rows, where) for part, where in sub_request.items])
+        fetches = [(self.fetches[part], where) for part, where in sub_request.items]
+        _unpack(body, [(fetch.rows, where, fetch.dtype) for fetch, where in fetches])
 
 
 @dataclass
@@ -101,7 +103,8 @@ class PushRequest:
     seq: int
     step: int
     epoch: int
-    dtype: str
+    dtypes: Sequence[str]
+    """Number format of each part's values on the network."""
     scale: float
     bases: Mapping[int, int]
     clocked: bool
@@ -122,7 +125,8 @@ class PushRequest:
         """Build the call for a sub-request."""
         some = [(self.parts[part], where) for part, where in sub_request.items]
         parts, body = requests.push(
-            [TablePush(one.table, one.keys[where], one.grads[where], one.op) for one, where in some], self.dtype
+            [TablePush(one.table, one.keys[where], one.grads[where], one.op) for one, where in some],
+            [self.dtypes[part] for part, _ in sub_request.items],
         )
         head = {
             "trainer": self.trainer, "seq": self.seq, "step": self.step, "base": self.bases.get(sub_request.server, -1),
@@ -137,9 +141,9 @@ class PushRequest:
 
     def landed(self, sub_request: SubRequest, head: Mapping[str, Any], body: memoryview) -> None:
         """Handle the answer to a sub-request."""
-        places = [(self.back[self.parts[part].table], where) for part, where in sub_request.items
+        places = [(self.back[self.parts[part].table], where, self.row_dtype) for part, where in sub_request.items
                   if self.parts[part].table in self.back]  # fmt: skip
-        _unpack(body, self.row_dtype, places)
+        _unpack(body, places)
         self.heads.append(head)
 
     def total(self, name: str) -> int:
@@ -173,11 +177,11 @@ class Scan:
                 self.found.append(found)
 
 
-def _unpack(body: memoryview, dtype: str, places: Sequence[tuple[NDArray[np.float32], Where]]) -> None:
-    """Decode an answer's rows into the given places in order. Raises ``ProtocolError``."""
-    kind, at = WIRE_DTYPES[dtype], 0
-    for target, where in places:
-        count, dim = _length(where), target.shape[1]
+def _unpack(body: memoryview, places: Sequence[tuple[NDArray[np.float32], Where, str]]) -> None:
+    """Decode an answer's rows into the given places in order; each has a number format. Raises ``ProtocolError``."""
+    at = 0
+    for target, where, dtype in places:
+        kind, count, dim = WIRE_DTYPES[dtype], _length(where), target.shape[1]
         size = count * dim * kind.itemsize
         if at + size > body.nbytes:
             raise ProtocolError(f"an answer with rows has {body.nbytes} bytes, expected at least {at + size}")

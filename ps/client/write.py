@@ -17,6 +17,7 @@ from ps.client.core import PUSH, Core
 from ps.client.dedup import DistinctKeys
 from ps.client.push_intents import Records, declare
 from ps.client.requests import PushRequest
+from ps.protocol.half_precision import wire_of
 from ps.rows import RowOp, TablePush
 from ps.store import damage
 
@@ -38,8 +39,17 @@ class RowWriter:
         self, values: Mapping[str, tuple[Any, Any]], op: str, *, wait: bool = True, steps: bool = True,
         records: Records | None = None, back: Sequence[str] = (),
     ) -> dict[str, NDArray[np.float32]]:  # fmt: skip
-        """Push, per table, keys and one row for each key (``(*keys.shape, dim)``). ``steps``: gradients end a step.
-        ``back``: return the updated rows of these tables."""
+        """Push, per table, keys and one row for each key (``(*keys.shape, dim)``), and wait until it is applied, unless
+        ``wait`` is false. ``steps``: gradients end a step. ``back``: return the updated rows of these tables."""
+        result = self.begin(values, op, wait=wait, steps=steps, records=records, back=back)
+        return result() if wait else {}
+
+    def begin(
+        self, values: Mapping[str, tuple[Any, Any]], op: str, *, wait: bool, steps: bool = True,
+        records: Records | None = None, back: Sequence[str] = (),
+    ) -> Callable[[], dict[str, NDArray[np.float32]]]:  # fmt: skip
+        """Begin a push, in the background without ``wait``, except in mode sync. The returned function waits for it,
+        and returns the updated rows of the tables in ``back``; it raises the error of the push."""
         core = self._core
         as_op(op)
         with self._lock:
@@ -50,12 +60,9 @@ class RowWriter:
                 part, one = self._part(route, table, given, rows, op)
                 parts.append(part)
                 united.append(one)
-            wire = core.options.wire if op == RowOp.GRAD else "f4"
             ends = op == RowOp.GRAD and steps
             training = core.session.joined.training
-            united_with = damage.TOGETHER if ends and training.mode is Mode.SYNC else 1
-            for part in parts:  # check all parts before anything is sent
-                damage.check(core.spec(part.table), part.keys, part.grads, op, wire, united_with)
+            wires = self._check(parts, op, damage.TOGETHER if ends and training.mode is Mode.SYNC else 1)
             clocked = ends and (training.mode is Mode.SYNC or (training.mode is Mode.ASYNC and training.staleness > 0))
             self._seq += 1
             rows = {
@@ -63,14 +70,15 @@ class RowWriter:
                 for part in parts if part.table in back
             }  # fmt: skip
             request = PushRequest(
-                parts, core.session.number, self._seq, core.step, core.session.joined.epoch, wire, 1.0, core.applied,
+                parts, core.session.number, self._seq, core.step, core.session.joined.epoch, wires, 1.0, core.applied,
                 clocked, redo=records.redo if records is not None else None, back=rows, row_dtype=core.options.wire,
             )  # fmt: skip
-            if records is not None and records.text and records.redo is None:
-                declare(core, self._seq, records.text)
             sub_requests = routing.first_split(route, united)
+            intent = records.text if records is not None and records.redo is None else ""
 
             def work(stands: bool) -> None:
+                if intent:
+                    declare(core, request.seq, intent)
                 what = f"a push to {', '.join(values) or 'no table'}"
                 core.fan_out(request, sub_requests, route, PUSH, what, stands=stands)
                 if clocked:  # a new trainer continues at the step of the others
@@ -79,16 +87,30 @@ class RowWriter:
                 for part in parts:
                     self._wrote(part.table, part.keys)
 
-            if wait or back or training.mode is Mode.SYNC:
+            job: BackgroundJob | None = None
+            if wait or training.mode is Mode.SYNC:
                 work(True)
             else:
-                self._outstanding = self._background.submit(lambda: work(False))
+                job = self._outstanding = self._background.submit(lambda: work(False))
             if ends:
                 self.end_step()
-            return {
-                part.table: _spread(rows[part.table], one)
-                for part, one in zip(parts, united, strict=True) if part.table in rows
-            }  # fmt: skip
+
+        def result() -> dict[str, NDArray[np.float32]]:
+            if job is not None:
+                job.result()
+            pairs = zip(parts, united, strict=True)
+            return {part.table: _spread(rows[part.table], one) for part, one in pairs if part.table in rows}
+
+        return result
+
+    def _check(self, parts: Sequence[TablePush], op: str, trainers: int) -> list[str]:
+        """Check all parts, before anything is sent; return each one's number format on the network."""
+        wires = []
+        for part in parts:
+            spec = self._core.spec(part.table)
+            wires.append(wire_of(spec, self._core.options.wire) if op == RowOp.GRAD else "f4")
+            damage.check(spec, part.keys, part.grads, op, wires[-1], trainers)
+        return wires
 
     def end_step(self) -> None:
         """Count one more completed step."""

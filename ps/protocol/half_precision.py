@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edl.errors import SettingError
+from ps.spec import TableSpec, UpdateRule
 
 WIRE_DTYPES: dict[str, Any] = {"f4": np.dtype(np.float32), "f2": np.dtype(np.float16), "bf16": np.dtype(np.uint16)}
 """The numpy type of a body, by the format's name in a head."""
@@ -21,6 +22,11 @@ def accept(name: str) -> str:
     if name not in WIRE_DTYPES:
         raise SettingError("wire", repr(name), f"must be one of {', '.join(WIRE_DTYPES)}")
     return name
+
+
+def wire_of(spec: TableSpec, wire: str) -> str:
+    """The format for rows of a table: ``wire``, but float32 for counters, which must stay exact."""
+    return "f4" if spec.optimizer.rule is UpdateRule.ADD else wire
 
 
 def encode_half(rows: NDArray[np.float32], name: str) -> NDArray[Any]:

@@ -68,10 +68,12 @@ def pull(parts: Sequence[Wanted]) -> tuple[list[list[Any]], list[Any]]:
     return heads, laid_out([one.keys for one in parts] + counts)
 
 
-def push(parts: Sequence[TablePush], dtype: str = "f4") -> tuple[list[list[Any]], list[Any]]:
-    """Encode a push: ``parts`` of the head, and the body."""
-    heads = [[one.table, len(one.keys), one.op, dtype, one.grads.shape[1]] for one in parts]
-    rows = [one.grads if dtype == "f4" else encode_half(one.grads, dtype) for one in parts]
+def push(parts: Sequence[TablePush], dtype: str | Sequence[str] = "f4") -> tuple[list[list[Any]], list[Any]]:
+    """Encode a push: ``parts`` of the head, and the body. ``dtype``: of all parts, or of each."""
+    dtypes = [dtype] * len(parts) if isinstance(dtype, str) else dtype
+    pairs = list(zip(parts, dtypes, strict=True))
+    heads = [[one.table, len(one.keys), one.op, kind, one.grads.shape[1]] for one, kind in pairs]
+    rows = [one.grads if kind == "f4" else encode_half(one.grads, kind) for one, kind in pairs]
     return heads, laid_out([one.keys for one in parts] + rows)
 
 

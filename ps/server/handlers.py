@@ -235,6 +235,10 @@ class RequestHandlers:
         self._check_history(history)
         if trainer in view.revoked:
             raise Revoked
+        clock = head.get("clock", 0)
+        if type(clock) is not int or not 0 <= clock < 1 << 32:
+            raise InvalidRequest("word", f"clock {clock!r} must be an integer from 0 to {(1 << 32) - 1}")
+        self._store.clock.at_least(clock)
         return _Asked(head, view, serving, trainer, until_s)
 
     def _check_history(self, history: int) -> None:
@@ -261,6 +265,8 @@ class RequestHandlers:
     def _ok(self, asked: _Asked, parts: Sequence[Any] = (), **content: Any) -> FrameReply:
         view = self.view or asked.view
         head = {"applied": self.counts.applied, "epoch": view.epoch, "version": view.version, **content}
+        if self._store.timed:
+            head["clock"] = self._store.clock.now()
         return FrameReply(FrameOp.OK, pack_head({**head, **self._placement_if_outdated(asked.head)}), parts)
 
     def _full(self, text: str, head: dict[str, Any], view: View | None) -> FrameReply:

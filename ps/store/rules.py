@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ps.spec import Damaged, InitMethod, Optimizer, TableSpec, UpdateRule
+from ps.spec import Damaged, InitMethod, Optimizer, TableSpec, UpdateRule, WeightFormat
 from ps.store.damage import limit_of
+from ps.store.halves import BRAIN, FLOAT, HALF
 
 SGD, MOMENTUM, ADAGRAD, ROW_ADAGRAD, ADAM, FTRL, ADD, ASSIGN = range(8)
 """Codes of the rules in kernels. ``ASSIGN`` is not a table's rule but an operation of pushes."""
@@ -22,6 +23,7 @@ CODES = {
     UpdateRule.ADD: ADD,
 }
 STARTS = {InitMethod.ZEROS: 0, InitMethod.CONSTANT: 1, InitMethod.UNIFORM: 2, InitMethod.NORMAL: 3}
+FORMS = {WeightFormat.F4: FLOAT, WeightFormat.F2: HALF, WeightFormat.BF16: BRAIN}
 KEEP, SKIP, CLIP = range(3)
 """Treatment of damaged values by kernels: none (checked before), skip the row, replace the value."""
 TREATMENTS = {Damaged.REFUSE: KEEP, Damaged.SKIP: SKIP, Damaged.CLIP: CLIP}
@@ -62,6 +64,8 @@ class TableLayout:
     """Initial value of the first ``accumulated`` state values of a row; the others are 0."""
     accumulated: int
     damaged: int
+    form: int
+    """Format of the weights, a code of ``ps.store.halves``."""
     corrections: NDArray[np.float32]
     """Adam: ``1 - beta1**t`` and ``sqrt(1 - beta2**t)`` for ``t`` = 1 .. n; the last applies to all later steps."""
 
@@ -75,15 +79,21 @@ class TableLayout:
         return cls(
             spec.dim, slots, CODES[rule], STARTS[initial.start], initial.scale, initial.seed,
             spec.optimizer.initial_accumulator, accumulated, TREATMENTS[spec.damaged],
+            FORMS[spec.weights],
             corrections(spec.optimizer) if rule is UpdateRule.ADAM else np.ones((2, 1), np.float32),
         )  # fmt: skip
+
+    @property
+    def weight_words(self) -> int:
+        """Units of 4 bytes that the weights of a row take."""
+        return self.dim if self.form == FLOAT else (self.dim + 1) // 2
 
     @property
     def row_bytes(self) -> int:
         """Bytes of one row without its index entry. Counters, weights and state are adjacent because they are mostly
         used together."""
         grain = 32 if self.dim >= 16 else 8  # touches as few 64-byte cache lines as possible
-        return -(-(META_BYTES + 4 * (self.dim + self.slots)) // grain) * grain
+        return -(-(META_BYTES + 4 * (self.weight_words + self.slots)) // grain) * grain
 
 
 def corrections(optimizer: Optimizer) -> NDArray[np.float32]:

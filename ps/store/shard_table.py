@@ -15,11 +15,14 @@ from numpy.typing import NDArray
 
 from ps.hashing import BUCKET_SHIFT, SHARD_SHIFT, SHARDS, buckets_of
 from ps.rows import Rows
+from ps.store import halves
 from ps.store.rules import FREE, META_BYTES, TableLayout
 from ps.store.slabs import Slab
 
 FREQUENCY, UPDATES, SEEN, CHANGED = 2, 3, 4, 5
 """Columns of ``meta`` as uint32; the first two are the key."""
+BEGIN = META_BYTES // 4
+"""Where a row's weights begin, in units of 4 bytes."""
 MOST_ROWS = (1 << 25) - 2
 """Most rows of a table in one shard: what an index entry can address."""
 
@@ -47,16 +50,26 @@ class ShardTable(ABC):
         """The key of each slot."""
         return self._rows.array.view(np.int64)[:, 0]
 
-    @property
-    def weights(self) -> NDArray[np.float32]:
-        """The weights of each slot."""
-        begin = META_BYTES // 4
-        return self._rows.array.view(np.float32)[:, begin : begin + self.layout.dim]
+    def weights(self, slots: Slots) -> NDArray[np.float32]:
+        """Copies of the weights in these slots."""
+        layout = self.layout
+        if layout.form == halves.FLOAT:
+            return self._rows.array.view(np.float32)[:, BEGIN : BEGIN + layout.dim][slots]
+        return halves.widen(self._rows.array.view(np.uint16)[:, 2 * BEGIN : 2 * BEGIN + layout.dim][slots], layout.form)
+
+    def set_weights(self, slots: Slots, values: NDArray[np.float32], random: NDArray[np.uint64] | None = None) -> None:
+        """Store the weights of these slots. ``random``: see ``halves.narrow``."""
+        layout = self.layout
+        if layout.form == halves.FLOAT:
+            self._rows.array.view(np.float32)[:, BEGIN : BEGIN + layout.dim][slots] = values
+        else:
+            place = self._rows.array.view(np.uint16)[:, 2 * BEGIN : 2 * BEGIN + layout.dim]
+            place[slots] = halves.narrow(values, layout.form, random)
 
     @property
     def state(self) -> NDArray[np.float32]:
         """The optimizer state of each slot."""
-        begin = META_BYTES // 4 + self.layout.dim
+        begin = BEGIN + self.layout.weight_words
         return self._rows.array.view(np.float32)[:, begin : begin + self.layout.slots]
 
     def room(self, more: int) -> None:
@@ -81,7 +94,7 @@ class ShardTable(ABC):
         meta = self.meta[slots]
         numbers = (meta[:, FREQUENCY].copy(), meta[:, UPDATES].copy(), meta[:, SEEN].copy())
         keys = np.ascontiguousarray(meta[:, :2]).view(np.int64).reshape(-1)
-        return Rows(keys, self.weights[slots], self.state[slots], *numbers)
+        return Rows(keys, self.weights(slots), self.state[slots], *numbers)
 
     def count(self, slots: Slots, times: NDArray[np.uint32] | None, step: int) -> None:
         """Count a pull of these rows, which may repeat, in this step. ``times``: occurrences; None: 1 each."""
@@ -94,7 +107,7 @@ class ShardTable(ABC):
     def put(self, rows: Rows, mark: int) -> Slots:
         """Store rows from elsewhere, replacing those of the same keys; return their slots."""
         slots = self.insert(rows.keys, mark, 0)
-        self.weights[slots] = rows.weights
+        self.set_weights(slots, rows.weights)
         self.state[slots] = rows.state
         meta = self.meta
         meta[slots, FREQUENCY], meta[slots, UPDATES], meta[slots, SEEN] = rows.frequency, rows.updates, rows.seen

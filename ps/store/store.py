@@ -27,6 +27,7 @@ from ps.spec import BUCKETS, TableSpec
 from ps.store import push_plan
 from ps.store.budget import Budget, Full
 from ps.store.eviction import SAMPLE, ages, limit_age, oldest
+from ps.store.job_clock import JobClock
 from ps.store.kernels import Kernels
 from ps.store.kernels import kernels as pick
 from ps.store.push_plan import PER_SHARD, Work
@@ -65,6 +66,7 @@ class RowStore:
         self.intents = Intents()
         self._snapshot: StoreSnapshot | None = None
         self.budget = Budget(most_bytes)
+        self.clock = JobClock(threads.now_s, threads.lock())
         self.mark = 0
         self.most_seen_step = 0
         self.heat = np.zeros(BUCKETS, np.uint32)
@@ -195,14 +197,24 @@ class RowStore:
         self.heat += split.counts
         if insert:
             self.most_seen_step = max(self.most_seen_step, step)
+        seen = self._seen(found, step)
         shards = SHARDS // parts
         for first, last in self._in_turn([(first, first + shards) for first in range(0, SHARDS, shards)]):
             part = first // shards
             with self._held(first, last):
-                missing = self._kernels.pull(found.shard_tables, split, part, out, step if insert else -1, times)
+                missing = self._kernels.pull(found.shard_tables, split, part, out, seen if insert else -1, times)
                 if missing and insert:  # they were answered with initial weights, which their rows will have
-                    self._invite(found, split, part, step, times)
+                    self._invite(found, split, part, seen, times)
         return 0
+
+    def _seen(self, table: Table, step: int) -> int:
+        """What is noted in rows of the table that are used in this step."""
+        return self.clock.now() if table.spec.eviction.unseen_s else step
+
+    @property
+    def timed(self) -> bool:
+        """True if rows of some table get old by the job's clock."""
+        return any(table.spec.eviction.unseen_s for table in self._tables.values())
 
     def _invite(self, table: Table, split: Split, part: int, step: int, times: NDArray[np.uint32] | None) -> None:
         using: dict[int, Slots] = {}
@@ -317,6 +329,7 @@ class RowStore:
         self, work: Work, first: int, last: int, step: int, pieces: Mapping[int, ShardChange], result: Pushed
     ) -> None:
         table, split = work.table, work.split
+        step = self._seen(table, step)
         missing = self._kernels.find(table.shard_tables, split, first, last)
         low, high = split.starts[first], split.starts[last]
         result.fresh += int(high - low)
@@ -447,6 +460,8 @@ class RowStore:
         shard_table = table.shard_tables[shard]
         if self._snapshot is not None:
             self._keep(table, shard, shard_table.find(rows.keys))
+        if table.spec.eviction.unseen_s and len(rows):
+            self.clock.at_least(int(rows.seen.max()))
         with self.budget.adding(shard_table, 0):
             shard_table.put(rows, self.mark)
 
@@ -507,8 +522,8 @@ class RowStore:
         if found.mine is None:
             found.most = most
         gone = [found.none(), found.made_room()]
-        unseen = found.spec.eviction.unseen_steps
-        oldest = step - unseen if unseen else 0
+        unseen = found.spec.eviction.unseen_steps or found.spec.eviction.unseen_s
+        oldest = self._seen(found, step) - unseen if unseen else 0
         total, due = 0, 0
         samples = []
         stride = 1 + found.rows // SAMPLE

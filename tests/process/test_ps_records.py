@@ -13,10 +13,19 @@ pytest.importorskip("pyarrow")
 
 
 @pytest.mark.parametrize(
-    ("mode", "kills"), [("async", 2), ("sync", 2), pytest.param("async", 6, marks=pytest.mark.soak)]
+    ("mode", "kills", "arguments"),
+    [
+        ("async", 2, ()),
+        ("async", 2, ("--no-wait",)),
+        ("sync", 2, ()),
+        pytest.param("async", 6, (), marks=pytest.mark.soak),
+    ],
 )
-def test_records_are_counted_once(tmp_path: Path, mode: str, kills: int) -> None:
-    ledger = run(tmp_path, kills, seed=1, records=2000 * kills, kinds={STALLED: 1}, options=(f"--ps-mode={mode}",))
+def test_records_are_counted_once(tmp_path: Path, mode: str, kills: int, arguments: tuple[str, ...]) -> None:
+    ledger = run(
+        tmp_path, kills, seed=1, records=2000 * kills, kinds={STALLED: 1}, arguments=arguments,
+        options=(f"--ps-mode={mode}",),
+    )  # fmt: skip
     assert ledger.exact, ledger
     assert ledger.pushes > 80 * kills and ledger.kills[STALLED] == kills
 
@@ -27,6 +36,7 @@ def test_records_are_counted_once(tmp_path: Path, mode: str, kills: int) -> None
     [
         ((), ()),
         (("--accumulate=3",), ()),
+        (("--accumulate=3", "--no-wait"), ()),
         (("--mixed=4",), ("--staleness=4",)),
         ((), ("--ps-mode=sync",)),
     ],

@@ -47,6 +47,8 @@ class Pserver:
         self.version = 1
         self.placement_update = ""
         self.applied = 0
+        self.clock = 0
+        """Told in answers, unless it is 0."""
         self.faults: list[Fault] = []
         """The first that gives an answer is used."""
         self.after: list[Callable[[Frame, dict[str, Any]], None]] = []
@@ -141,6 +143,8 @@ class Pserver:
     def _told(self, head: dict[str, Any], **more: Any) -> bytes:
         if self.placement_update and head["version"] < self.version:
             more["placement"] = self.placement_update
+        if self.clock:
+            more["clock"] = self.clock
         return pack_head({"applied": self.applied, "epoch": 1, "version": self.version, **more})
 
 

@@ -141,7 +141,7 @@ class FastShardTable(ShardTable):
         layout = self.layout
         loops.insert(
             self._at, len(keys), at(keys), at(slots), mark, step, layout.dim, layout.slots, layout.start, layout.scale,
-            _seed(layout), layout.accumulated, layout.accumulator,
+            _seed(layout), layout.accumulated, layout.accumulator, layout.form, _arena.take(2, 4 * layout.dim),
         )  # fmt: skip
         return slots
 
@@ -263,7 +263,7 @@ def pull(
         loops.pull(
             _blocks(shard_tables), int(split.starts[part]), int(split.starts[part + 1]), at(split.keys),
             at(split.order), at(split.slots), at(out), step, counts, layout.dim, layout.start, layout.scale,
-            _seed(layout),
+            _seed(layout), layout.form,
         )
     )  # fmt: skip
 
@@ -288,7 +288,7 @@ def apply(
         _blocks(shard_tables), first, last, at(split.starts), at(split.order), at(split.slots), at(values), layout.dim,
         layout.slots, rule, at(numbers), int(nesterov), layout.damaged, at(layout.corrections),
         layout.corrections.shape[1], step, mark, at(touched), at(begins), _arena.take(0, 16 * (longest + 4)),
-        _arena.take(1, 8 * (longest + 1)), _arena.take(2, 4 * layout.dim * (longest + 2)),
+        _arena.take(1, 8 * (longest + 1)), _arena.take(2, 4 * layout.dim * (longest + 3)), layout.form,
     )  # fmt: skip
     edges = begins.tolist()
     return [touched[low:high] for low, high in pairwise(edges)], int(damaged)
@@ -298,7 +298,7 @@ def first(layout: TableLayout, keys: NDArray[np.int64]) -> Floats:
     """Initial weights of keys, as an array (keys, dim)."""
     keys = _straight(keys)
     out = np.empty((len(keys), layout.dim), np.float32)
-    loops.first(len(keys), at(keys), at(out), layout.dim, layout.start, layout.scale, _seed(layout))
+    loops.first(len(keys), at(keys), at(out), layout.dim, layout.start, layout.scale, _seed(layout), layout.form)
     return out
 
 

@@ -14,7 +14,9 @@ import numpy as np
 from ps.hashing import BUCKET_SHIFT, GOLDEN, SHARD_SHIFT
 from ps.spec import BUCKETS, TableSpec
 from ps.store import rules
+from ps.store.halves import FLOAT
 from ps.store.kernels import normal
+from ps.store.kernels.half import narrow, room_of, settle, widen
 from ps.store.kernels.mixing import mix
 from ps.store.kernels.pointers import (
     LINE,
@@ -130,12 +132,14 @@ def _begin(out, key, dim, start, scale, seed):
         weights[j] = np.float32(_quantile(np.float64(np.int64(drawn >> _R32))) * scale)
 
 
-@compiled("void(int64,int64,int64,int64,int64,float64,int64)")
-def first(count, keys, out, dim, start, scale, seed):
+@compiled("void(int64,int64,int64,int64,int64,float64,int64,int64)")
+def first(count, keys, out, dim, start, scale, seed, form):
     """Initial weights of keys, in order."""
     key = longs(keys)
     for i in range(count):
         _begin(out + 4 * dim * i, key[i], dim, start, scale, seed)
+        if form != FLOAT:
+            settle(out + 4 * dim * i, dim, form)
 
 
 # --- index ------------------------------------------------------------------------------------------------------------
@@ -240,9 +244,12 @@ def rebuild(block_at, index, capacity, begin, end):
             entry[place] = np.uint32(((slot + 1) << TAG_BITS) | _tag(mixed))
 
 
-@compiled("void(int64,int64,int64,int64,int64,int64,int64,int64,int64,float64,int64,int64,float64)")
-def insert(block_at, count, keys, slots, mark, step, dim, state_dim, start, scale, seed, accumulated, accumulator):
-    """Find the slots of keys; keys without a row get a new one. The caller must have made room."""
+@compiled("void(int64,int64,int64,int64,int64,int64,int64,int64,int64,float64,int64,int64,float64,int64,int64)")
+def insert(
+    block_at, count, keys, slots, mark, step, dim, state_dim, start, scale, seed, accumulated, accumulator, form, spare
+):  # fmt: skip
+    """Find the slots of keys; keys without a row get a new one. The caller must have made room. ``spare``: memory for
+    ``dim`` floats, if weights have 16 bits."""
     block = longs(block_at)
     key, slot, free = longs(keys), longs(slots), integers(block[FREE_AT])
     entry, capacity = words(block[MAP]), block[CAP]
@@ -265,8 +272,12 @@ def insert(block_at, count, keys, slots, mark, step, dim, state_dim, start, scal
         number = words(row)
         longs(row)[0] = key[i]
         number[FREQUENCY], number[UPDATES], number[SEEN], number[CHANGED] = 0, 0, step, mark
-        _begin(row + HEAD, key[i], dim, start, scale, seed)
-        state = floats(row + HEAD + 4 * dim)
+        if form == FLOAT:
+            _begin(row + HEAD, key[i], dim, start, scale, seed)
+        else:
+            _begin(spare, key[i], dim, start, scale, seed)
+            narrow(spare, row + HEAD, dim, form, key[i], 0, False)
+        state = floats(row + HEAD + room_of(dim, form))
         for j in range(state_dim):
             state[j] = np.float32(accumulator) if j < accumulated else np.float32(0)
         entry[place] = np.uint32(((mine + 1) << TAG_BITS) | _tag(mix(np.uint64(key[i]))))
@@ -362,8 +373,8 @@ def find(blocks, low, high, keys, slots):
     return missing
 
 
-@compiled("int64(int64,int64,int64,int64,int64,int64,int64,int64,int64,int64,int64,float64,int64)")
-def pull(blocks, low, high, keys, order, slots, out, step, times, dim, start, scale, seed):
+@compiled("int64(int64,int64,int64,int64,int64,int64,int64,int64,int64,int64,int64,float64,int64,int64)")
+def pull(blocks, low, high, keys, order, slots, out, step, times, dim, start, scale, seed, form):
     """Find the rows of ``keys[low:high]`` in all shards and copy them, or initial weights, to the keys' original
     places; count the pulls unless ``step`` is negative. Returns the number of keys without a row. Keys are processed in
     their original order, so ``out`` is written almost sequentially.
@@ -375,7 +386,7 @@ def pull(blocks, low, high, keys, order, slots, out, step, times, dim, start, sc
     wide, missing = 4 * dim, 0
     for begin in range(low, high + 2 * TOGETHER, TOGETHER):
         _mixed(blocks, begin, min(begin + TOGETHER, high), key, slot)
-        _guessed(blocks, max(low, begin - TOGETHER), min(begin, high), slot, HEAD + wide)
+        _guessed(blocks, max(low, begin - TOGETHER), min(begin, high), slot, HEAD + room_of(dim, form))
         for j in range(max(low, begin - TOGETHER), min(begin, high)):
             soon_all_written(out + wide * place[j], wide)
         for j in range(max(low, begin - 2 * TOGETHER), min(begin - TOGETHER, high)):
@@ -385,6 +396,8 @@ def pull(blocks, low, high, keys, order, slots, out, step, times, dim, start, sc
             if mine < 0:
                 missing += 1
                 _begin(out + wide * place[j], key[j], dim, start, scale, seed)
+                if form != FLOAT:
+                    settle(out + wide * place[j], dim, form)
                 continue
             row = block[ROWS] + block[STRIDE] * mine
             if step >= 0:
@@ -392,7 +405,10 @@ def pull(blocks, low, high, keys, order, slots, out, step, times, dim, start, sc
                 often = np.int64(counter[FREQUENCY]) + (1 if times == 0 else np.int64(words(times)[place[j]]))
                 counter[FREQUENCY] = min(often, _MOST)
                 counter[SEEN] = max(np.int64(counter[SEEN]), step)
-            copy(row + HEAD, out + wide * place[j], dim)
+            if form == FLOAT:
+                copy(row + HEAD, out + wide * place[j], dim)
+            else:
+                widen(row + HEAD, out + wide * place[j], dim, form)
     return missing
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ps.hashing import BUCKET_SHIFT, GOLDEN, SHARDS, mixed
 from ps.spec import BUCKETS
-from ps.store import rules
+from ps.store import halves, rules
 from ps.store.kernels import normal
 from ps.store.rules import TableLayout
 from ps.store.shard_table import CHANGED, FREQUENCY, SEEN, UPDATES, ShardTable, ShardTables, Slots, Split
@@ -65,7 +65,7 @@ class PlainShardTable(ShardTable):
         meta[slots, :2] = np.ascontiguousarray(new).view(np.uint32).reshape(-1, 2)
         meta[slots, FREQUENCY], meta[slots, UPDATES] = 0, 0
         meta[slots, SEEN], meta[slots, CHANGED] = step, mark
-        self.weights[slots] = first(self.layout, new)
+        self.set_weights(slots, first(self.layout, new))
         self.state[slots, : self.layout.accumulated] = self.layout.accumulator
         self.state[slots, self.layout.accumulated :] = 0
         return found
@@ -136,7 +136,7 @@ def pull(
         slots, order = shard_tables[shard].find(split.keys[places]), split.order[places]
         split.slots[places] = slots
         there = slots >= 0
-        out[order[there]] = shard_tables[shard].weights[slots[there]]
+        out[order[there]] = shard_tables[shard].weights(slots[there])
         if not there.all():
             missing += int(np.count_nonzero(~there))
             out[order[~there]] = first_weights(shard_tables.layout, split.keys[places[~there]])
@@ -158,7 +158,7 @@ def apply(
         slots, mine = split.slots[low:high][there], values[split.order[low:high][there]]
         if rule == rules.ASSIGN:
             touched, backwards = np.unique(slots[::-1], return_index=True)
-            shard_tables[shard].weights[touched] = mine[::-1][backwards]
+            shard_tables[shard].set_weights(touched, mine[::-1][backwards])
         else:
             touched, summed, bad = _summed(slots, mine, shard_tables.layout.damaged, np.float32(numbers[rules.LIMIT]))
             damaged += bad
@@ -199,7 +199,7 @@ class _Update:
         named = dict(zip(rules.NUMBERS, numbers.astype(np.float32), strict=True))
         self.number = named
         self.shard_table, self.slots, self.nesterov = shard_table, slots, nesterov
-        self.weights, self.state = shard_table.weights[slots], shard_table.state[slots]
+        self.weights, self.state = shard_table.weights(slots), shard_table.state[slots]
         self.grads = self._prepared(grads)
 
     def _prepared(self, grads: Floats) -> Floats:
@@ -215,7 +215,10 @@ class _Update:
 
     def done(self, weights: Floats, *state: Floats) -> None:
         """Write weights and state back and count the update."""
-        self.shard_table.weights[self.slots] = weights
+        table, random = self.shard_table, None
+        if table.layout.form != halves.FLOAT:
+            random = halves.drawn(table.keys[self.slots], table.meta[self.slots, UPDATES], table.layout.dim)
+        table.set_weights(self.slots, weights, random)
         if state:
             self.shard_table.state[self.slots] = np.concatenate(state, axis=1) if len(state) > 1 else state[0]
         self.shard_table.meta[self.slots, UPDATES] += np.uint32(1)
@@ -288,6 +291,10 @@ _RULES = {
 
 def first(layout: TableLayout, keys: NDArray[np.int64]) -> Floats:
     """Initial weights of keys."""
+    return halves.rounded(_drawn_first(layout, keys), layout.form)
+
+
+def _drawn_first(layout: TableLayout, keys: NDArray[np.int64]) -> Floats:
     shape = (len(keys), layout.dim)
     if layout.start < 2:
         return np.full(shape, layout.scale if layout.start == 1 else 0.0, np.float32)

@@ -58,6 +58,7 @@ doubles = _pointer(types.float64)
 longs = _pointer(types.int64)
 words = _pointer(types.uint32)
 integers = _pointer(types.int32)
+shorts = _pointer(types.uint16)
 octets = _pointer(types.uint8)
 
 

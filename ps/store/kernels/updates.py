@@ -12,6 +12,8 @@ import math
 import numpy as np
 
 from ps.store import rules
+from ps.store.halves import FLOAT
+from ps.store.kernels.half import narrow, room_of, widen
 from ps.store.kernels.loops import CHANGED, FIELDS, FLYING, HEAD, ROWS, SEEN, STRIDE, UPDATES
 from ps.store.kernels.pointers import (
     BLOCK,
@@ -231,6 +233,21 @@ def _update(rule, weights, state, gradient, dim, numbers, nesterov, updates, cor
             w[j] = g[j]
 
 
+@compiled(forceinline=True)
+def _update_row(row, gradient, rule, room, dim, numbers, nesterov, corrections, corrected, plain, buffer, form):
+    """Update a row. ``buffer``: memory for a gradient, and for 16-bit weights while they are float32."""
+    weights, updates = row + HEAD, np.int64(words(row)[UPDATES])
+    if form != FLOAT:
+        weights = buffer + 4 * dim
+        widen(row + HEAD, weights, dim, form)
+    if not plain:
+        _prepare(gradient, weights, dim, numbers, buffer)
+        gradient = buffer
+    _update(rule, weights, row + HEAD + room, gradient, dim, numbers, nesterov, updates, corrections, corrected)
+    if form != FLOAT:
+        narrow(weights, row + HEAD, dim, form, longs(row)[0], updates, rule != rules.ASSIGN)
+
+
 @compiled()
 def _sound(values, dim, limit):
     value = floats(values)
@@ -242,17 +259,18 @@ def _sound(values, dim, limit):
 
 @compiled(
     "int64(int64,int64,int64,int64,int64,int64,int64,int64,int64,int64,int64,int64,int64,int64,int64,int64,int64,int64,"
-    "int64,int64,int64,int64)"
+    "int64,int64,int64,int64,int64)"
 )
 def apply(
     blocks, shard, last, starts, order, slots, values, dim, state_dim, rule, numbers, nesterov, treatment, corrections,
-    corrected, step, mark, touched, begins, table, where, sums,
+    corrected, step, mark, touched, begins, table, where, sums, form,
 ):  # fmt: skip
     """Sum the values of each row and update it; see ``Kernels.apply``. Returns the number of damaged rows or values."""
     begin, done, source = longs(starts), longs(begins), longs(where)
     plain, limit = _plain(numbers) or rule == rules.ASSIGN, _number(numbers, 12)
     wide, damaged, total = 4 * dim, 0, 0
-    size = HEAD + wide + 4 * state_dim
+    room = room_of(dim, form)
+    size = HEAD + room + 4 * state_dim
     lines = (size + LINE - 1) // LINE
     for number in range(shard, last):
         block = longs(blocks + 8 * FIELDS * number)
@@ -273,17 +291,12 @@ def apply(
             if i < 0:
                 continue
             slot, gradient = mine[i], source[i]
-            counter, weights = words(rows + stride * slot), rows + stride * slot + HEAD
+            row = rows + stride * slot
+            counter = words(row)
             if treatment == rules.SKIP and rule != rules.ASSIGN and not _sound(gradient, dim, limit):
                 damaged += 1
                 continue
-            if not plain:
-                _prepare(gradient, weights, dim, numbers, buffer)
-                gradient = buffer
-            _update(
-                rule, weights, weights + wide, gradient, dim, numbers, nesterov, np.int64(counter[UPDATES]),
-                corrections, corrected,
-            )  # fmt: skip
+            _update_row(row, gradient, rule, room, dim, numbers, nesterov, corrections, corrected, plain, buffer, form)
             counter[UPDATES] += 0 if rule == rules.ASSIGN else 1
             counter[SEEN] = max(np.int64(counter[SEEN]), step)
             counter[CHANGED] = mark

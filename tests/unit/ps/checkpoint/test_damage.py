@@ -83,7 +83,7 @@ def test_no_gradient_freezes_a_row(kernels: str, rule: UpdateRule, bad: float, d
         assert sound or pushed.damaged == 1
     for shard_table in store.tables["t"].shard_tables.all:
         live = shard_table.live()
-        assert np.isfinite(shard_table.weights[live]).all() and np.isfinite(shard_table.state[live]).all()
+        assert np.isfinite(shard_table.weights(live)).all() and np.isfinite(shard_table.state[live]).all()
     if not sound and damaged is not Damaged.CLIP:
         for one in (store, calm):
             push(one, [1], np.ones((1, 4)))

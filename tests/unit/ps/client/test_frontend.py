@@ -14,7 +14,8 @@ from data_service.loader import trainers  # noqa: E402
 from edl.errors import PsError, SettingError, StateError  # noqa: E402
 from edl.worker import session as sessions  # noqa: E402
 from ps.client import frontend  # noqa: E402
-from ps.client.frontend import InitOptions, PsContext, integer_keys  # noqa: E402
+from ps.client.frontend import InitOptions, PsContext  # noqa: E402
+from ps.client.layer_arguments import integer_keys  # noqa: E402
 from ps.client.local import LocalClient  # noqa: E402
 from ps.optimizers import SGD, Adam, Zeros  # noqa: E402
 from ps.spec import Damaged, Optimizer, TableSpec  # noqa: E402

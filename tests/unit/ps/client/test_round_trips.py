@@ -58,7 +58,8 @@ def test_a_step_is_one_pull_and_one_push(bench: Bench, wire: str) -> None:
     mine, vector = joined(bench, wire)
     before = {name: value.copy() for name, value in vector.values.items()}
     users, words = np.array([[1, 2], [2, 2]]), np.arange(5)
-    rows = mine.lookup([("users", users, True), ("words", words, True), ("users", words, True)])
+    found = mine.lookup([("users", users, True), ("words", words, True), ("users", words, True)])
+    rows = [one.spread() for one in found]
     assert [one.shape for one in rows] == [(2, 2, 4), (5, 2), (5, 4)]
     for table, keys in (("users", users), ("words", words)):
         mine.collect(table, keys, np.ones((keys.size, 4 if table == "users" else 2), np.float32))
@@ -67,8 +68,9 @@ def test_a_step_is_one_pull_and_one_push(bench: Bench, wire: str) -> None:
     assert requests(bench) == ["PULL users words", "PUSH users words dense"]
     for name, value in vector.values.items():
         np.testing.assert_allclose(value, before[name] - 0.5, atol=1e-3)
-    found = mine.lookup([("users", np.array([1, 2, 3]), False), ("words", np.array([0, 9]), False)])
-    assert found[0][:, 0].tolist() == [-0.5, -1.5, 0.0] and found[1][:, 0].tolist() == [-0.5, 0.0]
+    looked = mine.lookup([("users", np.array([1, 2, 3]), False), ("words", np.array([0, 9]), False)])
+    after = [one.spread() for one in looked]
+    assert after[0][:, 0].tolist() == [-0.5, -1.5, 0.0] and after[1][:, 0].tolist() == [-0.5, 0.0]
     mine.leave()
 
 
@@ -148,13 +150,13 @@ def test_lookup_gives_what_embeddings_give_one_by_one(framework: str, monkeypatc
         expected = [users(one), words(two), users(two)]
         local: Any = ps.client()
         trips: list[list[str]] = []
-        pull_many = local.pull_many
+        pull_distinct = local.pull_distinct
 
         def counted(keys: Any, **how: Any) -> Any:
             trips.append(list(keys))
-            return pull_many(keys, **how)
+            return pull_distinct(keys, **how)
 
-        monkeypatch.setattr(local, "pull_many", counted)
+        monkeypatch.setattr(local, "pull_distinct", counted)
         found = ps.lookup((users, one), (words, two), (users, two))
         assert trips == [["users", "words"]]
         for mine, other in zip(found, expected, strict=True):
