@@ -103,3 +103,55 @@ def test_a_lost_node_costs_the_replica_that_it_belongs_to(tmp_path: Path) -> Non
             for node in ("c", "d"):
                 pids = {tuple(seen.pids_of(node)) for seen in job.rounds() if node in seen.nodes.values()}
                 assert len(pids) == 1, "it keeps its process"
+
+
+def pauses(job: Sharded) -> dict[int, float]:
+    """By round, the seconds between the last step before it and its first step."""
+    last: dict[int, float] = {}
+    first: dict[int, float] = {}
+    for step in job.steps():
+        last[step.round] = max(last.get(step.round, 0.0), step.t)
+        first[step.round] = min(first.get(step.round, step.t), step.t)
+    rounds = sorted(first)
+    return {later: first[later] - last[before] for before, later in itertools.pairwise(rounds)}
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("how", [(), ("--hsdp",), ("--tp",)], ids=["FSDP2", "HSDP", "tensor parallel"])
+def test_a_long_way(tmp_path: Path, how: tuple[str, ...]) -> None:
+    """2 → 4 → 3 → 1 → 4 nodes with two workers each, by joins, a killed launcher and drains. Prints the pauses."""
+    with OutsideEtcd(tmp_path / "etcd") as etcd:
+        folder = tmp_path / "job"
+        folder.mkdir()
+        script, arguments = (str(WORKERS / "sharded_torch.py"),), ("--save-every=0", *how)
+        named: dict[str, Any] = {"name": "way", "nnodes": "1:4", "script": script, "arguments": arguments}
+        if "--tp" in how:
+            named["options"] = ("--replica-size=2",)
+        with Sharded(folder, [etcd.endpoint], **named) as job:
+            job.start("a", "b", nproc=2)
+            seen = job.wait_world(4)
+            job.wait_steps(5)
+            for name in ("c", "d"):
+                job.start(name, nproc=2)
+                seen = job.wait_world(seen.world + 2, after=seen.round)
+                job.wait_steps(5)
+            job.kill("d")
+            del job.nodes["d"]
+            lost = job.wait_world(6, after=seen.round)
+            job.wait_steps(5)
+            seen = lost
+            for name in ("c", "b"):
+                assert job.cli("drain", name).returncode == 0
+                seen = job.wait_world(seen.world - 2, after=seen.round)
+                job.wait_steps(5)
+            for name in ("e", "f", "g"):
+                job.start(name, nproc=2)
+                seen = job.wait_world(seen.world + 2, after=seen.round)
+                job.wait_steps(5)
+            job.end_soon()
+            again = redone(ended(job), job)
+            assert again.pop(lost.round) <= 2
+            assert set(again.values()) == {-1}, again
+            assert len({frozenset(one.pids_of("a")) for one in job.rounds()}) == 1, "it keeps its processes"
+            for number, pause_s in pauses(job).items():
+                print(f"round {number}: {pause_s:.2f} s" + (" (a node was killed)" if number == lost.round else ""))

@@ -33,7 +33,7 @@ try:
 except ImportError:  # up to torch 2.5
     from torch.distributed._composable.fsdp import fully_shard  # type: ignore[attr-defined]
 
-ROWS = 12
+ROWS = 24
 """Of a global batch; divisible by every world size that the tests use."""
 SHAPES = ((13, 5), (3,), (8, 2, 3), ())
 """Dimensions that worlds do not divide, one that leaves workers without a part, and a scalar, which is not cut."""
