@@ -53,6 +53,8 @@ def agreed(spec: JobSpec) -> dict[str, str]:
 def differences(mine: JobSpec, theirs: JobSpec) -> list[str]:
     """Options in which two specifications differ, as ``--flag=MINE (the running job has THEIRS)``."""
     here, there = agreed(mine), agreed(theirs)
+    if mine.replicas != theirs.replicas:
+        here.pop("--node-unit")  # it follows from them, and was perhaps not given
     return [
         f"{flag}={value} (the running job has {there[flag]})"
         for flag, value in here.items()

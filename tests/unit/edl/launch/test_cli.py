@@ -198,6 +198,8 @@ class TestOptions:
 
 
 class TestReplicas:
+    four = ("--replica-size=4", "--nnodes=1:4")
+
     @pytest.mark.parametrize(
         ("arguments", "nodes"),
         [
@@ -212,12 +214,13 @@ class TestReplicas:
 
     def test_all_launchers_have_equally_many_workers_then(self) -> None:
         four, two = (
-            read("--rdzv-endpoint=h:1", "--rdzv-id=j", "--replica-size=2", f"--nproc-per-node={count}", "train.py").spec
+            read("--rdzv-endpoint=h:1", "--rdzv-id=j", *self.four, f"--nproc-per-node={count}", "train.py").spec
             for count in (4, 2)
         )
+        assert two.nodes.unit == 2 != four.nodes.unit, "which nobody gave"
         assert differences(two, four) == ["--nproc-per-node=2 (the running job has 4)"]
-        one = read("--rdzv-endpoint=h:1", "--rdzv-id=j", "--nproc-per-node=4", "train.py").spec
-        assert differences(one, four) == ["--replica-size=1 (the running job has 2)"]
+        one = read("--rdzv-endpoint=h:1", "--rdzv-id=j", "--nnodes=1:4", "--nproc-per-node=4", "train.py").spec
+        assert differences(one, four) == ["--replica-size=1 (the running job has 4)"]
 
 
 class TestRefusals:
