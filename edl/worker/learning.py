@@ -50,8 +50,9 @@ LOOK_S = 1.0
 """Seconds between two looks at the records."""
 LONGEST_IMPORT_S = 60.0
 """A module whose import takes longer in a template is left out."""
-FORK_S = 5.0
-"""Seconds in which a template must have forked a worker."""
+FORK_S = 1.0
+"""Seconds in which a template must have forked a worker. The fork server waits: much longer, and it would take the
+launcher, which it does not hear meanwhile, for silent, and kill the living workers."""
 MOST_ATTEMPTS = 8
 """Processes that are started for one template, rehearsals included, until it is given up."""
 MOST_TEMPLATES = 32
