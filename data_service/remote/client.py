@@ -61,6 +61,15 @@ class Address(NamedTuple):
     """Authority of its certificate and ours; empty: no TLS."""
 
 
+_GRPC_OPTIONS = [
+    ("grpc.enable_http_proxy", 0),  # no proxy for addresses in the cluster
+    # What a stream may send ahead of its trainer. gRPC would derive it from the measured delay, which on a busy machine
+    # is that of the processes, not of the network: without a bound, a slow trainer is sent more and more.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", 8 << 20),
+]
+
+
 class _Link:
     """State of one reader in this process."""
 
@@ -75,9 +84,8 @@ class _Link:
 
     def client(self) -> fl.FlightClient:
         if self._client is None:
-            # Do not use a proxy for addresses in the cluster.
             where = client_arguments(self.where.host, self.where.port, self.where.authority)
-            self._client = fl.FlightClient(**where, generic_options=[("grpc.enable_http_proxy", 0)])
+            self._client = fl.FlightClient(**where, generic_options=_GRPC_OPTIONS)
         return self._client
 
     def close(self) -> None:

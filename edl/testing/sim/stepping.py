@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 import math
 import random  # noqa: TID251 - the simulator draws everything from one seeded generator
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from edl.agent.machine import events as ag
@@ -423,40 +423,52 @@ class SteppingJob(Job):
             self._park(worker, crew)
             return
         self.watcher.passed(worker, crew.world, worker.computed)
-        self._commit(worker, crew.world, turn)
         if turn not in _LEAVING:
             self.watcher.holds(worker, crew.world, worker.computed, worker.boundary.settings)
-        if turn in _LEAVING:
-            worker.stage = Stage.LEAVING
-            self._park(worker, crew, agreed=True)
-        else:
-            self.went_on(worker)
-            crew.look()
+
+        def after() -> None:
+            if turn in _LEAVING:
+                worker.stage = Stage.LEAVING
+                self._park(worker, crew, agreed=True)
+            else:
+                self.went_on(worker)
+                crew.look()
+
+        self._commit(worker, crew, turn, after)
 
     def _again(self, worker: Stepper) -> None:
         if worker.standing and worker.crew is not None:
             self.arrive(worker, worker.crew)
 
-    def _commit(self, worker: Stepper, world: World, turn: BoundaryAction) -> None:
-        script, commit = self.script, worker.computed
+    def _commit(self, worker: Stepper, crew: Crew, turn: BoundaryAction, then: Callable[[], None]) -> None:
+        """Commit if it is due; ``then`` follows when the commit has begun."""
+        script, commit, world = self.script, worker.computed, crew.world
         save = turn in (BoundaryAction.SAVE, BoundaryAction.KILL) or bool(
             script.save_every and commit % script.save_every == 0
         )
         if (turn in (BoundaryAction.PASS, BoundaryAction.SET) and commit % script.copy_every and not save) or not (
             script.sharded or _leads(worker, world)
         ):
+            then()
             return
         version = Version(world.era, commit)
         holding = Holding(version, worker.rank, world.size) if script.sharded else Holding(version)
         worker.busy = True
 
         def begin() -> None:
+            if not worker.alive or worker.crew is not crew or worker.stage is not Stage.TRAINING:
+                free()  # its round has ended while it waited
+                return
             worker.said_s = max(worker.said_s, self.timeline.now_s + self.rng.uniform(0.0002, 0.002))
             self.timeline.at(worker.said_s, worker.parent.run, taken)
+            then()
 
         def taken() -> None:
             worker.parent.memory.committed(worker.slot, holding, save)
             self.watcher.copied(worker.parent, version)
+            free()
+
+        def free() -> None:
             worker.busy = False
             self._again(worker)
             if worker.crew is not None:
