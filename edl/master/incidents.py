@@ -49,13 +49,9 @@ def look_for_cause(turn: MasterTurn) -> None:
         return
     failures, turn.held = turn.held, ()
     first = next((failure for failure in failures if not failure.peer_loss), failures[0])
-    used = turn.record.restarts + 1
     turn.quick = turn.quick + 1 if turn.now_s - turn.formed_at_s < QUICK_S else 0
-    turn.write(restarts=used, charged=True, failures=_kept(failures))
     _note_others(turn, [failure for failure in failures if failure is not first])
-    what = _describe(first) + _count(turn, used)
-    turn.note(Kind.WORKER_FAILED, what, first.node)
-    stop_world(turn, what)
+    _charge(turn, _describe(first), first.node, failures)
 
 
 def add_held(turn: MasterTurn) -> None:
@@ -69,12 +65,17 @@ def hanging(turn: MasterTurn, entry: NodeEntry, message: Hanging) -> None:
     """Stop the world, because workers of a node make no progress."""
     if turn.record.phase is not Phase.RUNNING or message.round != turn.record.round or turn.member(entry) is None:
         return
-    used = turn.record.restarts + 1
     turn.quick = 0
-    what = f"{message.what} on {entry.info.node}" + _count(turn, used)
-    turn.write(restarts=used, charged=True, failures=())
-    turn.note(Kind.WORKER_FAILED, what, entry.info.node)
-    stop_world(turn, what, dump=True)
+    _charge(turn, f"{message.what} on {entry.info.node}", entry.info.node, (), dump=True)
+
+
+def _charge(turn: MasterTurn, what: str, node: str, failures: tuple[Failure, ...], dump: bool = False) -> None:
+    """Charge a restart for an incident on this node, and stop the world."""
+    used, budget = turn.record.restarts + 1, turn.spec.max_restarts
+    what += f"; restart {used} of {budget}" if used <= budget else ""
+    turn.write(restarts=used, charged=True, failures=_kept(failures))
+    turn.note(Kind.WORKER_FAILED, what, node)
+    stop_world(turn, what, dump)
 
 
 def _others_run(turn: MasterTurn) -> bool:
@@ -113,21 +114,10 @@ def _note_others(turn: MasterTurn, others: list[Failure]) -> None:
 
 def _kept(failures: tuple[Failure, ...]) -> tuple[Failure, ...]:
     """Limit the failures of an incident to ``MAX_FAILURES_KEPT``; consequences are left out first."""
-    surplus = len(failures) - MAX_FAILURES_KEPT
-    if surplus <= 0:
-        return failures
-    consequences = [index for index, failure in enumerate(failures) if failure.peer_loss]
-    left_out = {*consequences[-surplus:]}
-    left_out.update(range(len(failures) - (surplus - len(left_out)), len(failures)))
-    return tuple(failure for index, failure in enumerate(failures) if index not in left_out)
+    own_first = sorted(range(len(failures)), key=lambda index: failures[index].peer_loss)
+    return tuple(failures[index] for index in sorted(own_first[:MAX_FAILURES_KEPT]))
 
 
 def _describe(failure: Failure) -> str:
     cause = f": {failure.exception}" if failure.exception else ""
     return f"worker {failure.rank} on {failure.node} {failure.what}{cause}"
-
-
-def _count(turn: MasterTurn, used: int) -> str:
-    """How much of the restart budget is used, unless it is exceeded."""
-    budget = turn.spec.max_restarts
-    return f"; restart {used} of {budget}" if used <= budget else ""

@@ -16,12 +16,13 @@ def box_of(tensor: Any) -> Box:
     """This worker's part of a DTensor. Raises ``StateError`` for a tensor whose parts are not boxes."""
     mesh, placements, shape = tensor.device_mesh, tensor.placements, tuple(tensor.shape)
     coordinate = tuple(mesh.get_coordinate() or ())
-    key = (mesh, coordinate, placements, shape)
+    order = _explicit_order(tensor)
+    key = (mesh, coordinate, placements, shape, order)
     found = _boxes.get(key)
     if found is None:
         if len(_boxes) >= _MOST_BOXES:
             _boxes.clear()
-        found = _boxes[key] = cut(shape, tuple(mesh.shape), coordinate, placements, _explicit_order(tensor))
+        found = _boxes[key] = cut(shape, tuple(mesh.shape), coordinate, placements, dict(order))
     if found.shape != tuple(tensor.to_local().shape):
         raise StateError(
             f"a DTensor of shape {shape} and placements {placements} cannot be kept: this worker has a part of shape "
@@ -91,9 +92,9 @@ def _orders(
     return orders
 
 
-def _explicit_order(tensor: Any) -> dict[int, tuple[int, ...]]:
-    """The order that a newer torch states beside the placements."""
+def _explicit_order(tensor: Any) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """The order that a newer torch states beside the placements, by tensor dimension."""
     spec = getattr(tensor, "_spec", None)
     if getattr(spec, "use_strided_shard_as_shard_order", True):
-        return {}
-    return {entry.tensor_dim: tuple(entry.mesh_dims) for entry in getattr(spec, "shard_order", None) or ()}
+        return ()
+    return tuple((entry.tensor_dim, tuple(entry.mesh_dims)) for entry in getattr(spec, "shard_order", None) or ())

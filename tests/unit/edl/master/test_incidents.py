@@ -8,7 +8,8 @@ import pytest
 
 from edl.job_records import Training
 from edl.master import events as ev
-from edl.master.incidents import CAUSE_WAIT_S
+from edl.master import incidents
+from edl.master.incidents import CAUSE_WAIT_S, MAX_FAILURES_KEPT
 from edl.master.state import Phase
 from edl.types import NodeId, Rank, Round
 from edl.wire.messages import Failure, Hanging, Leaving, StopRound, WorkerFailed, WorkersDone
@@ -128,3 +129,11 @@ def test_workers_that_are_independent_have_no_peers_to_wait_for() -> None:
     rule.state = dataclasses.replace(rule.state, spec=with_servers)
     report(rule, "a", 0, peer_loss=True)
     assert rule.state.record.phase is Phase.FORMING
+
+
+def test_of_many_failures_the_last_consequences_go_first_and_then_the_last_of_the_others() -> None:
+    what = "ended with exit status 3"
+    many = tuple(Failure(NodeId("a"), Round(1), Rank(n), n, 3, what, peer_loss=n in (0, 20, 21)) for n in range(22))
+    assert [one.rank for one in incidents._kept(many)] == list(range(1, 1 + MAX_FAILURES_KEPT))
+    assert [one.rank for one in incidents._kept(many[10:])] == list(range(10, 22))
+    assert [one.rank for one in incidents._kept((many[0], *many[10:]))] == [0, *range(10, 21)]

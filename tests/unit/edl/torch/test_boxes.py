@@ -16,6 +16,7 @@ from torch import nn  # noqa: E402
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 
 from edl.errors import StateError  # noqa: E402
+from edl.torch import boxes  # noqa: E402
 from edl.torch.boxes import box_of, cut  # noqa: E402
 from edl.torch.sharded import DTensor  # noqa: E402
 from tests.support.sharded_tools import Partial, Replicate, Shard, playing  # noqa: E402
@@ -120,3 +121,12 @@ def test_a_part_of_another_shape_is_refused() -> None:
         assert box_of(part(3)).shape == (3, 2)
         with pytest.raises(StateError, match=r"a part of shape \(2, 2\), \(3, 2\) was expected"):
             box_of(part(2))
+
+
+def test_tensors_that_differ_only_in_the_stated_order_have_boxes_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    with playing(2, 4):
+        mesh = init_device_mesh("cpu", (2, 2))
+        tensor = DTensor.from_local(torch.zeros(2, 2), mesh, [Shard(0), Shard(0)], run_check=False)
+        assert box_of(tensor).offset == (4, 0)
+        monkeypatch.setattr(boxes, "_explicit_order", lambda _: ((0, (1, 0)),))
+        assert box_of(tensor).offset == (2, 0)
