@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import secrets
 import socket
@@ -17,6 +16,7 @@ from edl.config import (
     HyperPolicy,
     JobSpec,
     NodeRange,
+    Replicas,
     SlotRules,
     Timeouts,
     VerifyRules,
@@ -97,7 +97,7 @@ def _launch_settings(resolved: ResolvedOptions, sizes: Sizes, invocation: Invoca
     replicas, sizes = replicas_from(options, sizes, here.workers)
     state, scheduler = record(StateSettings, options), wanted_from(options)
     job, store = job_and_store(options, sizes.nodes, state.checkpoint_dir)
-    spec = dataclasses.replace(_spec(options, job, sizes, here.workers, scheduler), replicas=replicas)
+    spec = _spec(options, job, sizes, here.workers, scheduler, replicas)
     node = _node(options, sizes.nodes, scheduler, env)
     http, leave = http_from(options), leave_from(options)
     command = invocation.command or worker_command(
@@ -149,7 +149,12 @@ def _cannot_grow(store: StoreSettings, nodes: NodeRange, scheduler: SchedulerCho
 
 
 def _spec(
-    options: Mapping[str, Any], job: JobId, sizes: Sizes, workers: int, scheduler: SchedulerChoice | None
+    options: Mapping[str, Any],
+    job: JobId,
+    sizes: Sizes,
+    workers: int,
+    scheduler: SchedulerChoice | None,
+    replicas: Replicas,
 ) -> JobSpec:
     """The settings that all launchers of the job must agree on. Raises ``SettingError``."""
     return record(
@@ -164,6 +169,7 @@ def _spec(
         scheduler=scheduler,
         autoscale=_autoscale(options, sizes.nodes),
         slots=record(SlotRules, options),
+        replicas=replicas,
         verify=record(VerifyRules, options),
     )
 

@@ -25,13 +25,13 @@ def replicas_from(options: Mapping[str, Any], sizes: Sizes, workers: int) -> tup
     replicas = Replicas(replicas.size, workers)
     nodes = sizes.nodes
     unit = math.lcm(nodes.unit, replicas.nodes)
-    if nodes.maximum < unit or nodes.maximum // unit * unit < nodes.minimum:
-        most = -(-nodes.minimum // unit) * unit
+    least = -(-nodes.minimum // unit) * unit
+    if least > nodes.maximum:
         raise SettingError(
             "--replica-size",
             replicas.size,
             f"a replica needs {replicas.nodes} nodes with {workers} workers each, and no node count within "
             f"--nnodes={nodes.minimum}:{nodes.maximum} is a multiple of {unit}",
-            f"Raise the maximum of --nnodes to {most}, or lower --replica-size",
+            f"Raise the maximum of --nnodes to {least}, or lower --replica-size",
         )
     return replicas, dataclasses.replace(sizes, nodes=NodeRange(nodes.minimum, nodes.maximum, unit))

@@ -146,7 +146,7 @@ class PaddleReplica:
         return [np.array(one.numpy()) for one in self._all()]
 
     def set(self, saved: Sequence[Any]) -> None:
-        """Copy back."""
+        """Give all parameters and buffers the values of ``copy``."""
         for one, values in zip(self._all(), saved, strict=True):
             fill(one, values)
 

@@ -14,14 +14,13 @@ for batch in data:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import paddle
 from paddle import nn
 
-from edl.errors import SettingError
 from edl.paddle.arrays import fill, from_memory, kind
 from ps.client.auc import Auc
 from ps.client.bags import Bags, bags_of, check_weights, trained, unpadded
@@ -31,6 +30,8 @@ from ps.client.frontend import (
     client,
     init,
     leave,
+    lookup,
+    lookup_by_name,
     no_insert,
     on_save,
     part,
@@ -204,12 +205,7 @@ class EmbeddingCollection(nn.Layer):
     def forward(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """Results by name. An argument is keys, or a tuple of the arguments of the layer's ``forward``, such as
         ``(keys, offsets)``. Raises ``SettingError`` for an unknown name."""
-        for name in batch:
-            if name not in self.layers:
-                known = ", ".join(self.layers.keys())
-                raise SettingError("embedding", repr(name), f"is not in this collection, which has {known}")
-        found = lookup(*((self.layers[name], *_arguments(given)) for name, given in batch.items()))
-        return dict(zip(batch, found, strict=True))
+        return lookup_by_name(self.layers, batch)
 
 
 class _Pulled(paddle.autograd.PyLayer):
@@ -268,14 +264,6 @@ class Dense:
         return grads or None
 
 
-def lookup(*wanted: tuple[Any, ...]) -> list[Any]:
-    """The results of several embeddings, fetched in one request to the servers instead of one each. Each entry is an
-    embedding, followed by its arguments: ``lookup((users, batch["user"]), (words, keys, offsets))``."""
-    asked = [layer._ask(*arguments) for layer, *arguments in wanted]
-    found = part.lookup([(one[0].table, keys, one[0].training) for one, (keys, _) in zip(wanted, asked, strict=True)])
-    return [one[0]._answer(ask, rows) for one, (_, ask), rows in zip(wanted, asked, found, strict=True)]
-
-
 def prefetch(table: Embedding | EmbeddingBag | str, keys: Any) -> None:
     """Start to fetch the rows of the next batch's keys while the current batch is trained on."""
     padding = table.padding_key if isinstance(table, EmbeddingBag) else None
@@ -294,10 +282,6 @@ def _anchor() -> list[Any]:
     anchor = paddle.zeros([], "float32")
     anchor.stop_gradient = False
     return [anchor]
-
-
-def _arguments(given: Any) -> Sequence[Any]:
-    return given if isinstance(given, tuple) else (given,)
 
 
 def _numbers(keys: Any, table: str) -> Any:

@@ -143,7 +143,7 @@ class TorchReplica:
         return [one.clone() for one in self._all()]
 
     def set(self, saved: Sequence[torch.Tensor]) -> None:
-        """Copy back."""
+        """Give all parameters and buffers the values of ``copy``."""
         for one, values in zip(self._all(), saved, strict=True):
             one.copy_(values)
 

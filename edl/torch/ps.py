@@ -14,13 +14,12 @@ for batch in data:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
-from edl.errors import SettingError
 from ps.client.auc import Auc
 from ps.client.bags import Bags, bags_of, check_weights, trained, unpadded
 from ps.client.counters import Counters
@@ -29,6 +28,8 @@ from ps.client.frontend import (
     client,
     init,
     leave,
+    lookup,
+    lookup_by_name,
     no_insert,
     on_save,
     part,
@@ -153,7 +154,8 @@ class EmbeddingBag(nn.Module):
         ``per_sample_weights``: a factor for each key's row, in the shape of the keys, only in mode ``"sum"``; it gets
         gradients. Raises ``SettingError``.
         """
-        return lookup((self, keys, offsets, per_sample_weights))[0]
+        pooled: torch.Tensor = lookup((self, keys, offsets, per_sample_weights))[0]
+        return pooled
 
     def _ask(
         self, keys: torch.Tensor, offsets: torch.Tensor | None = None, per_sample_weights: torch.Tensor | None = None
@@ -200,12 +202,7 @@ class EmbeddingCollection(nn.Module):
     def forward(self, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """Results by name. An argument is keys, or a tuple of the arguments of the layer's ``forward``, such as
         ``(keys, offsets)``. Raises ``SettingError`` for an unknown name."""
-        for name in batch:
-            if name not in self.layers:
-                known = ", ".join(self.layers.keys())
-                raise SettingError("embedding", repr(name), f"is not in this collection, which has {known}")
-        found = lookup(*((self.layers[name], *_arguments(given)) for name, given in batch.items()))
-        return dict(zip(batch, found, strict=True))
+        return lookup_by_name(self.layers, batch)
 
 
 class _Pulled(torch.autograd.Function):
@@ -265,23 +262,11 @@ class Dense:
         return grads or None
 
 
-def lookup(*wanted: tuple[Any, ...]) -> list[torch.Tensor]:
-    """The results of several embeddings, fetched in one request to the servers instead of one each. Each entry is an
-    embedding, followed by its arguments: ``lookup((users, batch["user"]), (words, keys, offsets))``."""
-    asked = [layer._ask(*arguments) for layer, *arguments in wanted]
-    found = part.lookup([(one[0].table, keys, one[0].training) for one, (keys, _) in zip(wanted, asked, strict=True)])
-    return [one[0]._answer(ask, rows) for one, (_, ask), rows in zip(wanted, asked, found, strict=True)]
-
-
 def prefetch(table: Embedding | EmbeddingBag | str, keys: torch.Tensor) -> None:
     """Start to fetch the rows of the next batch's keys while the current batch is trained on."""
     padding = table.padding_key if isinstance(table, EmbeddingBag) else None
     numbers = _numbers(keys, table if isinstance(table, str) else table.table)
     _prefetch(table, unpadded(numbers.reshape(-1), padding) if isinstance(table, EmbeddingBag) else numbers)
-
-
-def _arguments(given: Any) -> Sequence[Any]:
-    return given if isinstance(given, tuple) else (given,)
 
 
 def _numbers(keys: torch.Tensor, table: str) -> Any:

@@ -60,26 +60,27 @@ def context_of(session: Session) -> Context:
         should_stop=bool(reason),
         reason=reason,
         launched=link is not None,
-        replica_size=_number("EDL_REPLICA_SIZE", 1),
+        replica_size=number("EDL_REPLICA_SIZE", 1),
     )
 
 
-def _number(name: str, default: int) -> int:
+def number(name: str, default: int) -> int:
+    """An environment variable as a number."""
     text = os.environ.get(name, "")
-    return int(text) if text.isdigit() else default
+    return int(text) if text.isdecimal() else default
 
 
 def _inherited() -> Context:
     return Context(
-        rank=_number("RANK", 0),
-        local_rank=_number("LOCAL_RANK", 0),
-        world_size=_number("WORLD_SIZE", 1),
-        local_world_size=_number("LOCAL_WORLD_SIZE", 1),
+        rank=number("RANK", 0),
+        local_rank=number("LOCAL_RANK", 0),
+        world_size=number("WORLD_SIZE", 1),
+        local_world_size=number("LOCAL_WORLD_SIZE", 1),
         node=os.environ.get("EDL_NODE_ID", ""),
-        nodes=_number("EDL_NODES", 1),
-        round=_number("EDL_ROUND", 1),
+        nodes=number("EDL_NODES", 1),
+        round=number("EDL_ROUND", 1),
         should_stop=False,
         reason="",
         launched=True,
-        replica_size=_number("EDL_REPLICA_SIZE", 1),
+        replica_size=number("EDL_REPLICA_SIZE", 1),
     )

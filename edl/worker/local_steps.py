@@ -40,7 +40,7 @@ class Replica(Protocol):
 
     @property
     def rank(self) -> int:
-        """This worker's."""
+        """Rank of this worker."""
         ...
 
     def check(self, objects: Mapping[str, Any]) -> None:

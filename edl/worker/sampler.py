@@ -16,7 +16,7 @@ from edl.arithmetic.plan import TAILS, stream, tail_end
 from edl.errors import DataError, StateError
 from edl.wire.local import AGENT_VARIABLE
 from edl.worker import session as sessions
-from edl.worker.context import context
+from edl.worker.context import context, number
 from edl.worker.session import note
 
 _ORDERS = ("framework", "computed")
@@ -50,17 +50,12 @@ def current_place() -> WorldPlace:
     if session is None or session.seat is None:
         ahead = AGENT_VARIABLE in os.environ and "EDL_ROUND" not in os.environ
         if not ahead or sessions.is_helper(os.environ):
-            return WorldPlace(_number("RANK", 0), _number("WORLD_SIZE", 1), _number("EDL_ROUND", 0))
+            return WorldPlace(number("RANK", 0), number("WORLD_SIZE", 1), number("EDL_ROUND", 0))
         context()  # a process that was started before its world waits for it
         session = sessions.current()
     seat = session.seat
     assert seat is not None, "context() waits for it"  # noqa: S101
     return WorldPlace(seat.rank, seat.world_size, seat.round if session.link is not None else 0)
-
-
-def _number(name: str, default: int) -> int:
-    text = os.environ.get(name, "")
-    return int(text) if text.isdecimal() else default
 
 
 # --- the position ----------------------------------------------------------------------------------------------------

@@ -66,7 +66,7 @@ class ForkOrder:
 
 @dataclass(frozen=True, slots=True)
 class ForkAnswer:
-    """Answer to ``ForkOrder``."""
+    """What a template has made of a ``ForkOrder``."""
 
     pid: int
     error: str = ""

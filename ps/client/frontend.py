@@ -388,6 +388,26 @@ def step(wait: bool = True) -> None:
     part.step(wait)
 
 
+def lookup(*wanted: tuple[Any, ...]) -> list[Any]:
+    """The results of several embeddings, fetched in one request to the servers instead of one each. Each entry is an
+    embedding, followed by its arguments: ``lookup((users, batch["user"]), (words, keys, offsets))``."""
+    asked = [layer._ask(*arguments) for layer, *arguments in wanted]
+    found = part.lookup([(one[0].table, keys, one[0].training) for one, (keys, _) in zip(wanted, asked, strict=True)])
+    return [one[0]._answer(ask, rows) for one, (_, ask), rows in zip(wanted, asked, found, strict=True)]
+
+
+def lookup_by_name(layers: Any, batch: Mapping[str, Any]) -> dict[str, Any]:
+    """``lookup`` in a framework's dict of embeddings; an argument of ``batch`` is keys, or a tuple of arguments. Raises
+    ``SettingError`` for an unknown name."""
+    for name in batch:
+        if name not in layers:
+            known = ", ".join(layers.keys())
+            raise SettingError("embedding", repr(name), f"is not in this collection, which has {known}")
+    arguments = (given if isinstance(given, tuple) else (given,) for given in batch.values())
+    found = lookup(*((layers[name], *given) for name, given in zip(batch, arguments, strict=True)))
+    return dict(zip(batch, found, strict=True))
+
+
 def begin(trainers: int = 1) -> None:
     """Become a member and wait until ``trainers`` trainers are members: for runs that are to be compared. Without this
     call a trainer becomes a member with its first training pull, and the first ones train while others are still
