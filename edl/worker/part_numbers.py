@@ -1,0 +1,111 @@
+"""Numbers the parts of a sharded commit: workers that hold the same parts of the model share a number.
+
+With HSDP, or with parameters that are replicated over one dimension of a mesh, several workers hold the same pieces.
+They then keep one part together, as all workers of a replicated state do: a lost worker's part is in the memory of its
+peers, and no copy of it has to be sent to another node. The workers agree on the numbers once in each world, at its
+first commit, where they all are.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+MOST_OTHERS = 8
+"""Nodes named to a launcher that has a part, of those that have it too: they only tell whether it needs a copy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What one rank says about its part."""
+
+    ranks: tuple[int, ...]
+    """Ranks whose pieces of all sharded tensors are the same as this one's, itself included, in ascending order."""
+    digests: Mapping[str, str]
+    """By name in the state, a digest of everything that is not sharded."""
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The part of one rank in the commits of one world."""
+
+    number: int
+    parts: int
+    """Number of parts of a commit."""
+    workers: int
+    """Size of the world."""
+    ranks: frozenset[int]
+    """Ranks that hold this part."""
+    others: tuple[str, ...]
+    """Other nodes on which some of them run, at most ``MOST_OTHERS``."""
+    copies: bool
+    """Whether this rank copies the part to its launcher's memory. One rank of each node does."""
+    saves: bool
+    """Whether its launcher writes the part to the checkpoint directory."""
+
+    @classmethod
+    def of_rank(cls, rank: int, workers: int) -> Part:
+        """The part of a rank that shares it with no other."""
+        return cls(rank, workers, workers, frozenset({rank}), (), copies=True, saves=True)
+
+    @classmethod
+    def whole(cls, workers: int, *, copies: bool) -> Part:
+        """A state that is the same on all workers."""
+        return cls(0, 1, workers, frozenset(range(workers)), (), copies=copies, saves=True)
+
+
+def encode(claim: Claim) -> bytes:
+    """The claim as bytes, for the other ranks."""
+    return json.dumps(asdict(claim)).encode()
+
+
+def decode(data: bytes) -> Claim:
+    """The inverse of ``encode``."""
+    fields = json.loads(data)
+    return Claim(tuple(fields["ranks"]), fields["digests"], fields["node"])
+
+
+def number(claims: Sequence[Claim]) -> list[Part]:
+    """The part of each rank. Parts are numbered in the order of their lowest ranks. Ranks share a part if they all say
+    so, and hold the same values beside the sharded tensors."""
+    groups: dict[tuple[int, ...], int] = {}
+    shared = [_agreed(claims, rank) for rank in range(len(claims))]
+    for ranks in shared:
+        groups.setdefault(ranks, len(groups))
+    return [
+        Part(
+            number=groups[ranks],
+            parts=len(groups),
+            workers=len(claims),
+            ranks=frozenset(ranks),
+            others=tuple(sorted({claims[one].node for one in ranks} - {claims[rank].node}))[:MOST_OTHERS],
+            copies=rank == next(one for one in ranks if claims[one].node == claims[rank].node),
+            saves=rank == ranks[0],
+        )
+        for rank, ranks in enumerate(shared)
+    ]
+
+
+def differing(claims: Sequence[Claim]) -> tuple[str, int, int] | None:
+    """A name in the state whose values differ between two ranks that hold the same pieces, and these ranks; None if
+    there is none."""
+    for rank, claim in enumerate(claims):
+        for other in claim.ranks:
+            if 0 <= other < len(claims) and claims[other].ranks == claim.ranks:
+                theirs = claims[other].digests
+                for name in sorted(theirs.keys() | claim.digests.keys()):
+                    if theirs.get(name) != claim.digests.get(name):
+                        return name, rank, other
+    return None
+
+
+def _agreed(claims: Sequence[Claim], rank: int) -> tuple[int, ...]:
+    mine = claims[rank]
+    good = rank in mine.ranks and all(
+        0 <= other < len(claims)
+        and (claims[other].ranks, claims[other].digests) == (mine.ranks, mine.digests)
+        for other in mine.ranks
+    )
+    return mine.ranks if good else (rank,)
