@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import time
 from collections.abc import Callable
 
 from edl.checkpoint.directory import manifest as text
@@ -23,6 +24,8 @@ from edl.errors import CheckpointError
 from edl.ports import Files
 from edl.wire.messages import Version
 
+RECORD_LOOKS, RECORD_PAUSE_S = 20, 0.05
+"""How often, and with which pauses, to look for the record of a file that another node has written."""
 Put = Callable[[str, memoryview, bool], Sum]
 _NUMBER = re.compile(r"state-(\d+)-of-")
 
@@ -45,13 +48,15 @@ class ShardFiles:
         manifest: Callable[[Version, int, dict[str, Sum]], StateManifest],
         put: Put,
         delete: Callable[[str], None],
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """``manifest`` creates a manifest in this run's name, ``put`` writes a file and returns its checksums,
-        ``delete`` deletes a folder."""
+        """``manifest`` creates a manifest in this run's name, ``put`` writes a file that is not there yet and returns
+        its checksums, ``delete`` deletes a folder."""
         self._files = files
         self._manifest = manifest
         self._put = put
         self._delete = delete
+        self._sleep = sleep
         self._failed: set[Version] = set()
 
     def write(self, version: Version, data: memoryview, shard: int, shards: int) -> None:
@@ -67,13 +72,29 @@ class ShardFiles:
             return
         try:
             self._files.remove(f"{folder}/{record}")
-            part = self._manifest(version, shards, {name: self._put(f"{folder}/{name}", data, True)})
+            try:
+                written = self._put(f"{folder}/{name}", data, True)
+            except FileExistsError:
+                if self._appears(folder, version, shard, shards):
+                    return  # by another node whose workers hold this part too, with other values beside the tensors
+                self._files.remove(f"{folder}/{name}")  # its writer has died
+                written = self._put(f"{folder}/{name}", data, True)
+            part = self._manifest(version, shards, {name: written})
             self._files.write(f"{folder}/{record}", [text.manifest_text(part)])
         except OSError:
             for file in (record, name):
                 with contextlib.suppress(OSError):
                     self._files.remove(f"{folder}/{file}")
             raise
+
+    def _appears(self, folder: str, version: Version, shard: int, shards: int) -> bool:
+        """Whether the record of a part whose file is there is being written by another node."""
+        for _ in range(RECORD_LOOKS):
+            there = self._part(folder, version, shard, shards)
+            if there is not None and not text.why_sizes_differ(there, self._sizes(folder)):
+                return True
+            self._sleep(RECORD_PAUSE_S)
+        return False
 
     def give_up(self, version: Version) -> None:
         """Delete a checkpoint of which one part cannot be written: it will never be complete, and would take the space
