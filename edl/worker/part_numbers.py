@@ -104,8 +104,7 @@ def differing(claims: Sequence[Claim]) -> tuple[str, int, int] | None:
 def _agreed(claims: Sequence[Claim], rank: int) -> tuple[int, ...]:
     mine = claims[rank]
     good = rank in mine.ranks and all(
-        0 <= other < len(claims)
-        and (claims[other].ranks, claims[other].digests) == (mine.ranks, mine.digests)
+        0 <= other < len(claims) and (claims[other].ranks, claims[other].digests) == (mine.ranks, mine.digests)
         for other in mine.ranks
     )
     return mine.ranks if good else (rank,)

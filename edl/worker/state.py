@@ -278,9 +278,9 @@ class BaseState(Contents):
         if found is not None and seat.rank == 0:
             name, one, other = found
             self._note(
-                f"ranks {one} and {other} hold the same pieces of the sharded tensors, but state.{name} differs between "
-                "them: each keeps a part of its own, which is copied to another node. Values that belong to one worker "
-                "can be kept in an object with edl_per_rank"
+                f"ranks {one} and {other} hold the same pieces of the sharded tensors, but state.{name} differs "
+                "between them: each keeps a part of its own, which is copied to another node. Values that belong to "
+                "one worker can be kept in an object with edl_per_rank"
             )
         self._part_layout = None
         return part_numbers.number(claims)[seat.rank]

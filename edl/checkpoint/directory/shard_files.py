@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-import time
+import threading
 from collections.abc import Callable
 
 from edl.checkpoint.directory import manifest as text
@@ -48,7 +48,6 @@ class ShardFiles:
         manifest: Callable[[Version, int, dict[str, Sum]], StateManifest],
         put: Put,
         delete: Callable[[str], None],
-        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """``manifest`` creates a manifest in this run's name, ``put`` writes a file that is not there yet and returns
         its checksums, ``delete`` deletes a folder."""
@@ -56,7 +55,8 @@ class ShardFiles:
         self._manifest = manifest
         self._put = put
         self._delete = delete
-        self._sleep = sleep
+        self._pause = threading.Event()
+        """Never set."""
         self._failed: set[Version] = set()
 
     def write(self, version: Version, data: memoryview, shard: int, shards: int) -> None:
@@ -93,7 +93,7 @@ class ShardFiles:
             there = self._part(folder, version, shard, shards)
             if there is not None and not text.why_sizes_differ(there, self._sizes(folder)):
                 return True
-            self._sleep(RECORD_PAUSE_S)
+            self._pause.wait(RECORD_PAUSE_S)
         return False
 
     def give_up(self, version: Version) -> None:

@@ -1,8 +1,8 @@
 """Decides when a commit is copied to another node.
 
-A part that workers of several nodes hold needs no further copies, which would only cost memory and network: each commit
-of a replicated state, and the parts of a sharded one that several workers share (HSDP). A copy is needed where a part is
-on one node only: in a world of one node, or with a sharded state.
+A part that workers of several nodes hold needs no further copies, which would only cost memory and network: each
+commit of a replicated state, and the parts of a sharded one that several workers share (HSDP). A copy is needed where
+a part is on one node only: in a world of one node, or with a sharded state.
 """
 
 from __future__ import annotations

@@ -178,8 +178,7 @@ class CommitReplication:
         return tuple(
             stream
             for stream, holding in self._snapshot_pool.own()
-            if self._copied.get(stream) != holding
-            and (self._leaving or self._is_needed(stream, holding.shards))
+            if self._copied.get(stream) != holding and (self._leaving or self._is_needed(stream, holding.shards))
         )
 
     async def _copy(self, stream: SnapshotStream, peer: CopyTarget) -> bool:

@@ -171,9 +171,7 @@ def _claims(world: World, replicas: int) -> tuple[Claim, ...]:
     """What the workers of a world say about their parts."""
     nodes = [member.node for member in world.members for _ in member.used]
     size = len(nodes) // replicas if len(nodes) % replicas == 0 else len(nodes)
-    return tuple(
-        Claim(tuple(range(rank % size, len(nodes), size)), {}, node) for rank, node in enumerate(nodes)
-    )
+    return tuple(Claim(tuple(range(rank % size, len(nodes), size)), {}, node) for rank, node in enumerate(nodes))
 
 
 class SteppingJob(Job):
@@ -466,7 +464,9 @@ class SteppingJob(Job):
         )
         part = number(_claims(world, script.replicas))[worker.rank] if script.sharded else None
         copies = part.copies if part is not None else _leads(worker, world)
-        if not copies or (turn in (BoundaryAction.PASS, BoundaryAction.SET) and commit % script.copy_every and not save):
+        if not copies or (
+            turn in (BoundaryAction.PASS, BoundaryAction.SET) and commit % script.copy_every and not save
+        ):
             then()
             return
         version = Version(world.era, commit)

@@ -16,9 +16,9 @@ from edl.torch.same_pieces import ranks_alike  # noqa: E402
 from edl.torch.sharded import DTensor  # noqa: E402
 
 try:
-    from torch.distributed.tensor import Replicate, Shard  # noqa: E402
+    from torch.distributed.tensor import Replicate, Shard
 except ImportError:  # torch 2.4
-    from torch.distributed._tensor import Replicate, Shard  # type: ignore[attr-defined]  # noqa: E402
+    from torch.distributed._tensor import Replicate, Shard  # type: ignore[attr-defined]
 
 assert DTensor is not None
 

@@ -348,7 +348,9 @@ def test_two_nodes_write_parts_at_the_same_time(tmp_path: Path) -> None:
         for thread in threads:
             thread.join()
         for part in (0, 1):
-            assert load(open_checkpoint_storage(PlainFiles(tmp_path)), Version(1, commit), part)[0] == Version(1, commit)
+            assert load(open_checkpoint_storage(PlainFiles(tmp_path)), Version(1, commit), part)[0] == Version(
+                1, commit
+            )
 
 
 def test_a_part_whose_writer_has_died_is_written_again(tmp_path: Path) -> None:
