@@ -286,7 +286,8 @@ class Processes(Protocol):
         ...
 
     def events(self) -> AsyncIterator[ProcessEvent]:
-        """Yields events of the workers in order. Only one consumer is allowed."""
+        """Yields events of the workers in order, those of a worker after ``spawn`` has returned its pid. Only one
+        consumer is allowed."""
         ...
 
     async def close(self) -> None:

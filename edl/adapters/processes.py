@@ -61,6 +61,7 @@ ANSWER_S = 10.0
 """Seconds that a fork server may leave a request unanswered before it is killed."""
 _REAP_S = 2.0
 """Seconds to wait for a killed fork server. A process that is blocked on I/O to a broken disk never ends."""
+WorkerEvent = WorkerExited | WorkerSuspended | WorkerResumed
 _PACKAGES = {"paddle": "paddlepaddle", "sklearn": "scikit-learn", "PIL": "pillow", "yaml": "pyyaml"}
 
 
@@ -110,6 +111,9 @@ class ForkServerProcesses:
         self._ids = itertools.count(1)
         self._alive: set[int] = set()
         self._unwanted: set[int] = set()
+        self._early: dict[int, list[WorkerEvent]] = {}
+        """Events of workers whose ``spawn`` has its answer but has not returned yet. A consumer that is behind would
+        get them first."""
         self._events: asyncio.Queue[ProcessEvent] = asyncio.Queue()
         self._warmed = False
         self._closing = False
@@ -192,7 +196,15 @@ class ForkServerProcesses:
         finally:
             os.close(memory)
         # A caller that is cancelled here leaves its entry behind, so that the worker is killed when the answer arrives.
-        return await answer
+        try:
+            pid = await answer
+        except asyncio.CancelledError:
+            if answer.done() and not answer.cancelled() and answer.exception() is None:
+                self._disown(answer.result())
+            raise
+        for event in self._early.pop(pid, ()):
+            self._events.put_nowait(event)
+        return pid
 
     def entitle(self, until_s: float) -> None:
         """Extend the workers' permission to run; see ``Processes.entitle``. A fork server that is still importing has
@@ -332,10 +344,10 @@ class ForkServerProcesses:
             case WorkerExited(pid):
                 self._alive.discard(pid)
                 if pid not in self._unwanted:
-                    self._events.put_nowait(message)
+                    self._report(message)
                 self._unwanted.discard(pid)
             case WorkerSuspended(pid) | WorkerResumed(pid) if pid not in self._unwanted:
-                self._events.put_nowait(message)
+                self._report(message)
             case WorkersStopped():
                 self._events.put_nowait(message)
             case LogLine(text):
@@ -343,9 +355,24 @@ class ForkServerProcesses:
 
     def _spawned(self, answer: asyncio.Future[int] | None, pid: int) -> None:
         if answer is not None and not answer.done():
+            self._early[pid] = []
             answer.set_result(pid)
+        else:
+            self._disown(pid)
+
+    def _report(self, event: WorkerEvent) -> None:
+        """Queue an event of a worker, once its pid is known."""
+        early = self._early.get(event.pid)
+        if early is None:
+            self._events.put_nowait(event)
+        else:
+            early.append(event)
+
+    def _disown(self, pid: int) -> None:
+        """Kill a worker whose caller was cancelled and does not know it."""
+        self._early.pop(pid, None)
+        if pid not in self._alive:
             return
-        # The caller was cancelled and does not know this worker.
         self._unwanted.add(pid)
         if self._socket is not None:
             with contextlib.suppress(OSError):
@@ -396,7 +423,7 @@ class ForkServerProcesses:
                 "on disk I/O; continuing without it"
             )
         for pid in sorted(self._alive):
-            self._events.put_nowait(WorkerExited(pid, -signal.SIGKILL))
+            self._report(WorkerExited(pid, -signal.SIGKILL))
         for pid in self._alive if code != 0 else ():
             # It had no time to clean up. The kernel kills the workers with it (PR_SET_PDEATHSIG), but not their
             # children. A pid is not reused while its group has members, and an empty group is no error.
