@@ -28,7 +28,7 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RankPart:
     """The part of one rank in the commits of one world."""
 
     number: int
@@ -46,12 +46,12 @@ class Part:
     """Whether its launcher writes the part to the checkpoint directory."""
 
     @classmethod
-    def of_rank(cls, rank: int, workers: int) -> Part:
+    def of_rank(cls, rank: int, workers: int) -> RankPart:
         """The part of a rank that shares it with no other."""
         return cls(rank, workers, workers, frozenset({rank}), (), copies=True, saves=True)
 
     @classmethod
-    def whole(cls, workers: int, *, copies: bool) -> Part:
+    def whole(cls, workers: int, *, copies: bool) -> RankPart:
         """A state that is the same on all workers."""
         return cls(0, 1, workers, frozenset(range(workers)), (), copies=copies, saves=True)
 
@@ -67,7 +67,7 @@ def decode(data: bytes) -> Claim:
     return Claim(tuple(fields["ranks"]), fields["digests"], fields["node"])
 
 
-def number(claims: Sequence[Claim]) -> list[Part]:
+def number(claims: Sequence[Claim]) -> list[RankPart]:
     """The part of each rank. Parts are numbered in the order of their lowest ranks. Ranks share a part if they all say
     so, and hold the same values beside the sharded tensors."""
     groups: dict[tuple[int, ...], int] = {}
@@ -75,7 +75,7 @@ def number(claims: Sequence[Claim]) -> list[Part]:
     for ranks in shared:
         groups.setdefault(ranks, len(groups))
     return [
-        Part(
+        RankPart(
             number=groups[ranks],
             parts=len(groups),
             workers=len(claims),

@@ -25,7 +25,7 @@ from edl.worker.framework import Framework
 from edl.worker.link import Link, MappedMemory
 from edl.worker.local_steps import OuterSteps
 from edl.worker.numbers import SEED
-from edl.worker.part_numbers import Part
+from edl.worker.part_numbers import RankPart
 from edl.worker.session import PeersLost, Session
 from edl.worker.state_comparison import StateComparison
 
@@ -81,7 +81,7 @@ class BaseState(Contents):
         self._agreement: StateComparison | None = None
         self._callbacks: list[Callable[[], object]] = []
         self._again = self._passing = self._votes = False
-        self._part: Part | None = None
+        self._part: RankPart | None = None
         """This worker's part in the commits of this world, once the workers have agreed on it."""
         self._part_layout: Layout | None = None
         """Layout of the last commit for which that was right."""
@@ -256,19 +256,19 @@ class BaseState(Contents):
         if part.copies:
             kept.append(self._copy(session, seat, STATE, part, save))
         if any(is_own(obj) for obj in self._objects.values()):
-            kept.append(self._copy(session, seat, OWN, Part.of_rank(seat.rank, seat.world_size), False))
+            kept.append(self._copy(session, seat, OWN, RankPart.of_rank(seat.rank, seat.world_size), False))
         return [one for one in kept if one is not None]
 
     def _copies(self, seat: Seat) -> bool:
         """Whether this worker copies the shared state: on each node one worker copies each part that is there."""
         return self._my_part(seat).copies
 
-    def _my_part(self, seat: Seat) -> Part:
+    def _my_part(self, seat: Seat) -> RankPart:
         if not self._sharded:
-            return Part.whole(seat.world_size, copies=seat.local_rank == 0)
-        return self._part or Part.of_rank(seat.rank, seat.world_size)
+            return RankPart.whole(seat.world_size, copies=seat.local_rank == 0)
+        return self._part or RankPart.of_rank(seat.rank, seat.world_size)
 
-    def _agreed_part(self, session: Session, seat: Seat) -> Part:
+    def _agreed_part(self, session: Session, seat: Seat) -> RankPart:
         """Agree with the other ranks, which are at the same boundary, who holds which part."""
         ranks = self._ranks_alike() | {seat.rank}
         digests = self._digests() if len(ranks) > 1 else {}
@@ -285,7 +285,7 @@ class BaseState(Contents):
         self._part_layout = None
         return part_numbers.number(claims)[seat.rank]
 
-    def _still_alike(self, part: Part) -> bool:
+    def _still_alike(self, part: RankPart) -> bool:
         """Whether the ranks that share this part still hold the same pieces, after the state has been copied."""
         layout = self._layouts[STATE][1]
         if self._part_layout not in (None, layout) and len(part.ranks) > 1 and not part.ranks <= self._ranks_alike():
@@ -294,7 +294,7 @@ class BaseState(Contents):
         return True
 
     def _copy(
-        self, session: Session, seat: Seat, stream: str, part: Part, save: bool
+        self, session: Session, seat: Seat, stream: str, part: RankPart, save: bool
     ) -> local.Committed | local.WroteThrough | None:
         assert session.link is not None, "only called with an agent"  # noqa: S101
         number = -1
@@ -334,7 +334,7 @@ class BaseState(Contents):
         self._note(
             f"there is no memory for commits ({why}); saved ones are written straight to the checkpoint directory"
         )
-        meta = self._meta(session, Part.whole(seat.world_size, copies=True))
+        meta = self._meta(session, RankPart.whole(seat.world_size, copies=True))
         fill = functools.partial(self._write, STATE, meta)
         written = write_through.write(seat.checkpoint_dir, meta.era, meta.commit, fill)
         if written.error:
@@ -353,7 +353,7 @@ class BaseState(Contents):
         finally:
             memory.close()
 
-    def _meta(self, session: Session, part: Part) -> Meta:
+    def _meta(self, session: Session, part: RankPart) -> Meta:
         seat = session.seat
         job = session.environment.get("EDL_JOB_ID", "")
         era, number = (seat.era, seat.round) if seat is not None else (0, 0)
@@ -484,7 +484,7 @@ class BaseState(Contents):
             return memoryview(memory)
 
         try:
-            self._write("", self._meta(session, Part.whole(seat.world_size, copies=True)), room)
+            self._write("", self._meta(session, RankPart.whole(seat.world_size, copies=True)), room)
         except NoRoom:
             return None
         return _Kept(memory)

@@ -65,35 +65,42 @@ class ShardFiles:
         self._clear(version)
         folder = folder_name(version)
         name, record = text.state_file(shard, shards), text.part_file(shard, shards)
-        if self._is_done(folder, version):
+        if self._is_done(folder, version) or self._is_recorded(folder, version, shard, shards):
             return
-        there = self._part(folder, version, shard, shards)
-        if there is not None and not text.why_sizes_differ(there, self._sizes(folder)):
-            return
+        written: Sum | None = None
         try:
-            self._files.remove(f"{folder}/{record}")
-            try:
-                written = self._put(f"{folder}/{name}", data, True)
-            except FileExistsError:
-                if self._appears(folder, version, shard, shards):
-                    return  # by another node whose workers hold this part too, with other values beside the tensors
-                self._files.remove(f"{folder}/{name}")  # its writer has died
-                written = self._put(f"{folder}/{name}", data, True)
+            self._files.remove(f"{folder}/{record}")  # of another file
+            while written is None:
+                try:
+                    written = self._put(f"{folder}/{name}", data, True)
+                except FileExistsError:
+                    # Workers of another node may hold this part too, with other values beside the tensors.
+                    if self._is_written(folder, version, shard, shards):
+                        return
             part = self._manifest(version, shards, {name: written})
             self._files.write(f"{folder}/{record}", [text.manifest_text(part)])
         except OSError:
-            for file in (record, name):
+            for file in (record, name) if written is not None else ():  # else it may be another node's
                 with contextlib.suppress(OSError):
                     self._files.remove(f"{folder}/{file}")
             raise
 
-    def _appears(self, folder: str, version: Version, shard: int, shards: int) -> bool:
-        """Whether the record of a part whose file is there is being written by another node."""
+    def _is_recorded(self, folder: str, version: Version, shard: int, shards: int) -> bool:
+        """Whether a part is there with its record."""
+        there = self._part(folder, version, shard, shards)
+        return there is not None and not text.why_sizes_differ(there, self._sizes(folder))
+
+    def _is_written(self, folder: str, version: Version, shard: int, shards: int) -> bool:
+        """Whether another node, whose file of this part is there, writes the record too. Removes the file of one that
+        does not: it has died."""
+        file = f"{folder}/{text.state_file(shard, shards)}"
+        found = self._files.stamp(file)
         for _ in range(RECORD_LOOKS):
-            there = self._part(folder, version, shard, shards)
-            if there is not None and not text.why_sizes_differ(there, self._sizes(folder)):
+            if self._is_recorded(folder, version, shard, shards) or self._is_done(folder, version):
                 return True
             self._pause.wait(RECORD_PAUSE_S)
+        if self._files.stamp(file) == found:
+            self._files.remove(file)
         return False
 
     def give_up(self, version: Version) -> None:

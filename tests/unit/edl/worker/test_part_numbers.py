@@ -14,7 +14,7 @@ from edl.wire import local, snapshot
 from edl.wire.local import STATE
 from edl.worker import part_numbers
 from edl.worker.link import Link
-from edl.worker.part_numbers import MOST_OTHERS, Claim, Part
+from edl.worker.part_numbers import MOST_OTHERS, Claim, RankPart
 from edl.worker.state import BaseState
 from tests.support.fake_agent import JOB, FakeFramework, Worker, begin
 
@@ -51,7 +51,7 @@ def test_one_worker_of_a_node_copies_a_part() -> None:
 
 def test_workers_without_replicas_have_parts_of_their_own() -> None:
     parts = part_numbers.number(claims([(0,), (1,), (2,)], "abc"))
-    assert parts == [Part.of_rank(rank, 3) for rank in range(3)]
+    assert parts == [RankPart.of_rank(rank, 3) for rank in range(3)]
 
 
 @pytest.mark.parametrize(
@@ -216,6 +216,7 @@ def test_a_part_of_as_many_workers_is_not_taken_for_ones_own(worker: Worker) -> 
     meta = snapshot.Meta(JOB, 3, 8, 1, 1, 2, "numpy", 4)
     worker.agent.kept[STATE, 3, 8, 1] = plain(meta)
     begin(worker, state, rank=1, world_size=2, restore_era=3, restore_commit=8, shards=2)
+    worker.agent.expect(local.FetchHeaders)
     assert state._recuts == 1
     asked = [type(one).__name__ for one in worker.agent.said if isinstance(one, (local.Fetch, local.FetchHeaders))]
     assert asked == ["Fetch", "FetchHeaders"]
