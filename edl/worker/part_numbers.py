@@ -70,41 +70,46 @@ def decode(data: bytes) -> Claim:
 def number(claims: Sequence[Claim]) -> list[RankPart]:
     """The part of each rank. Parts are numbered in the order of their lowest ranks. Ranks share a part if they all say
     so, and hold the same values beside the sharded tensors."""
-    groups: dict[tuple[int, ...], int] = {}
-    shared = [_agreed(claims, rank) for rank in range(len(claims))]
-    for ranks in shared:
-        groups.setdefault(ranks, len(groups))
-    return [
-        RankPart(
-            number=groups[ranks],
-            parts=len(groups),
-            workers=len(claims),
-            ranks=frozenset(ranks),
-            others=tuple(sorted({claims[one].node for one in ranks} - {claims[rank].node}))[:MOST_OTHERS],
-            copies=rank == next(one for one in ranks if claims[one].node == claims[rank].node),
-            saves=rank == ranks[0],
-        )
-        for rank, ranks in enumerate(shared)
-    ]
+    parts: dict[int, RankPart] = {}
+    groups = sorted(_agreed(claims))
+    for count, ranks in enumerate(groups):
+        nodes = sorted({claims[rank].node for rank in ranks})
+        first: set[str] = set()
+        for rank in ranks:
+            node = claims[rank].node
+            parts[rank] = RankPart(
+                number=count,
+                parts=len(groups),
+                workers=len(claims),
+                ranks=frozenset(ranks),
+                others=tuple(other for other in nodes[: MOST_OTHERS + 1] if other != node)[:MOST_OTHERS],
+                copies=node not in first,
+                saves=rank == ranks[0],
+            )
+            first.add(node)
+    return [parts[rank] for rank in range(len(claims))]
 
 
 def differing(claims: Sequence[Claim]) -> tuple[str, int, int] | None:
     """A name in the state whose values differ between two ranks that hold the same pieces, and these ranks; None if
     there is none."""
     for rank, claim in enumerate(claims):
-        for other in claim.ranks:
-            if 0 <= other < len(claims) and claims[other].ranks == claim.ranks:
-                theirs = claims[other].digests
-                for name in sorted(theirs.keys() | claim.digests.keys()):
-                    if theirs.get(name) != claim.digests.get(name):
-                        return name, rank, other
+        lowest = min(claim.ranks, default=rank)
+        if not 0 <= lowest < rank or claims[lowest].ranks != claim.ranks:
+            continue
+        theirs = claims[lowest].digests
+        for name in sorted(theirs.keys() | claim.digests.keys()):
+            if theirs.get(name) != claim.digests.get(name):
+                return name, lowest, rank
     return None
 
 
-def _agreed(claims: Sequence[Claim], rank: int) -> tuple[int, ...]:
-    mine = claims[rank]
-    good = rank in mine.ranks and all(
-        0 <= other < len(claims) and (claims[other].ranks, claims[other].digests) == (mine.ranks, mine.digests)
-        for other in mine.ranks
-    )
-    return mine.ranks if good else (rank,)
+def _agreed(claims: Sequence[Claim]) -> list[tuple[int, ...]]:
+    """Groups of ranks that share a part; each rank is in one."""
+    same: dict[tuple[tuple[int, ...], tuple[tuple[str, str], ...]], list[int]] = {}
+    for rank, claim in enumerate(claims):
+        same.setdefault((claim.ranks, tuple(sorted(claim.digests.items()))), []).append(rank)
+    found: list[tuple[int, ...]] = []
+    for (ranks, _), who in same.items():
+        found += [ranks] if ranks == tuple(who) else [(rank,) for rank in who]
+    return found

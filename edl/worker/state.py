@@ -274,8 +274,8 @@ class BaseState(Contents):
         digests = self._digests() if len(ranks) > 1 else {}
         mine = part_numbers.Claim(tuple(sorted(ranks)), digests, seat.node)
         claims = [part_numbers.decode(one) for one in self._exchange(session, part_numbers.encode(mine))]
-        found = part_numbers.differing(claims)
-        if found is not None and seat.rank == 0:
+        found = part_numbers.differing(claims) if seat.rank == 0 else None
+        if found is not None:
             name, one, other = found
             self._note(
                 f"ranks {one} and {other} hold the same pieces of the sharded tensors, but state.{name} differs "
