@@ -69,7 +69,7 @@ class PlainFiles:
             os.close(descriptor)
         return done
 
-    def write(self, name: str, pieces: Iterable[bytes | memoryview]) -> None:
+    def write(self, name: str, pieces: Iterable[bytes | memoryview], *, new: bool = False) -> None:
         """Write a whole file, creating its folders: it appears complete, or not at all."""
         target = self.path(name)
         folder = os.path.dirname(target)
@@ -83,7 +83,7 @@ class PlainFiles:
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
-            os.replace(temporary, target)
+            (_publish if new else os.replace)(temporary, target)
         except BaseException:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
@@ -171,3 +171,17 @@ def _sync(path: str, flags: int) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _publish(temporary: str, target: str) -> None:
+    """Give a file its name unless another has it. Raises ``FileExistsError``."""
+    try:
+        os.link(temporary, target)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without hard links
+        if os.path.lexists(target):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target) from None
+        os.replace(temporary, target)
+    else:
+        os.unlink(temporary)

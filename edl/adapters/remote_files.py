@@ -94,11 +94,15 @@ class RemoteFiles:
         buffer[: len(data)] = data
         return len(data)
 
-    def write(self, name: str, pieces: Iterable[bytes | memoryview]) -> None:
+    def write(self, name: str, pieces: Iterable[bytes | memoryview], *, new: bool = False) -> None:
         """Write a whole file, and create its folders if the store has folders."""
         path = self._inside(name)
         with _as_os_errors(self.path(name)):
             self._system.makedirs(path.rpartition("/")[0], exist_ok=True)
+            if new:
+                self._system.invalidate_cache()
+                if self._system.exists(path):
+                    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self.path(name))
             try:
                 with self._system.open(path, "wb") as file:
                     for piece in pieces:

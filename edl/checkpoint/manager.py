@@ -109,7 +109,8 @@ class CheckpointManager:
     def enter(self, world: World) -> None:
         """Start a world that this node is in. The node at position 0 writes saved commits."""
         self._sources = world.sources
-        self._memory.enter(world.restore, len(world.members), writes=world.position(self._node) == 0)
+        members = [member.node for member in world.members]
+        self._memory.enter(world.restore, len(members), writes=world.position(self._node) == 0, members=members)
 
     def keep_with(self, peer: KeepWith) -> None:
         """Send copies of commits to this node from now on."""

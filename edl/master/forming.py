@@ -411,13 +411,13 @@ def is_last_holder(turn: MasterTurn, entry: NodeEntry) -> bool:
         return False
     if any(other.stored >= newest for other in turn.nodes.values()):
         return False
-    return not any(
-        held.version == newest and held.shards == 1
+    stay = [
+        other
         for other in turn.nodes.values()
         if other.info.node != entry.info.node and other.attached and not other.draining
-        for held in other.holdings
         if other.status is not NodeStatus.LEAVING
-    )
+    ]
+    return newest_in_memory(stay).version < newest
 
 
 def dismiss(turn: MasterTurn, reason: str, *, needed: bool = False, only: NodeEntry | None = None) -> None:

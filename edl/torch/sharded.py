@@ -39,7 +39,7 @@ from edl.checkpoint.reading.memory_parts import MemoryParts
 from edl.checkpoint.reading.reader import Folder
 from edl.checkpoint.reading.saved_parts import ReadRequest, SavedParts
 from edl.errors import CheckpointError, StateError
-from edl.torch import loading
+from edl.torch import loading, same_pieces
 from edl.torch.arrays import TorchArrays
 from edl.torch.boxes import box_of
 from edl.wire.snapshot import Meta
@@ -169,6 +169,21 @@ def _parameter_names(name: str, optimizer: torch.optim.Optimizer, objects: Mappi
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[Any]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def ranks_alike(objects: Mapping[str, Any]) -> frozenset[int]:
+    """Ranks that hold the same pieces of all DTensors in these objects and values; empty without a DTensor."""
+    layouts: set[tuple[Any, Any]] = set()
+
+    def collect(value: Any) -> None:
+        if isinstance(value, DTensor):
+            layouts.add((value.device_mesh, tuple(value.placements)))
+        else:
+            tree.map_entries(value, lambda _, part: collect(part))
+
+    for obj in objects.values():
+        collect(obj.state_dict() if hasattr(obj, "state_dict") else obj)
+    return same_pieces.ranks_alike(layouts)
 
 
 # --- back from memory ------------------------------------------------------------------------------------------------

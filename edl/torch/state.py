@@ -102,6 +102,9 @@ class State(core.BaseState):
     def _is_part(self, path: str) -> bool:
         return self._sharded and _shards().is_local_part(path)
 
+    def _ranks_alike(self) -> frozenset[int]:
+        return frozenset(_shards().ranks_alike(self._shared()))
+
     def _replicated(self, structure: Any) -> Any:
         return _shards().without_parts(structure) if self._sharded else structure
 

@@ -76,6 +76,8 @@ class Committed:
     shards: int
     save: bool
     """The commit is to be written to the checkpoint directory."""
+    others: tuple[str, ...] = ()
+    """Of a sharded state: some other nodes whose workers keep the same part."""
 
 
 @dataclass(frozen=True, slots=True)

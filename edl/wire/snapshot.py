@@ -51,6 +51,8 @@ class Meta:
     shards: int
     framework: str
     """Framework that wrote it: ``torch``, ``paddle``."""
+    workers: int = 0
+    """Workers of the world that wrote it; 0: an older edl wrote it, when each worker had a part of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +241,7 @@ def _read_meta(ours: Any, job: str) -> tuple[Meta, Any]:
         )
     texts: dict[str, Any] = {key: ours.get(key) for key in ("job", "framework")}
     numbers: dict[str, Any] = {key: ours.get(key) for key in ("era", "commit", "round", "shard", "shards")}
+    numbers["workers"] = ours.get("workers", 0)
     if not all(isinstance(text, str) for text in texts.values()) or "tree" not in ours:
         raise CheckpointError("damaged: its metadata lacks job, framework or tree")
     if not all(type(number) is int and number >= 0 for number in numbers.values()):

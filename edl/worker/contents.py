@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib
+import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -238,6 +240,19 @@ class Contents:
         leaves = [(name, array) for name, array, _ in whole]
         structure = self._replicated({**parts["objects"], **parts["values"]})
         return Held(structure, leaves, kinds, frozenset().union(*strict))
+
+    def _digests(self) -> dict[str, str]:
+        """By name, a digest of this rank's replicated state."""
+        held = self._held()
+        leaves: dict[str, list[tuple[str, Any]]] = {name: [] for name in held.tree}
+        for path, array in held.leaves:
+            leaves[path.partition(".")[0]].append((path, array))
+        digest = self._framework.arrays.digest
+        texts = {
+            name: json.dumps([held.tree[name], [held.kinds[path] for path, _ in of], digest([one for _, one in of])])
+            for name, of in leaves.items()
+        }
+        return {name: hashlib.sha256(text.encode()).hexdigest()[:16] for name, text in texts.items()}
 
     def _may_adopt(self, path: str) -> bool:
         """Whether another rank's value can be adopted at this path: not beside this rank's part of a sharded object."""

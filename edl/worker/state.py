@@ -15,8 +15,8 @@ from edl.errors import CheckpointError, StateError
 from edl.wire import local, snapshot
 from edl.wire.local import OWN, STATE, Seat
 from edl.wire.messages import NO_STATE, Version
-from edl.wire.snapshot import Meta, SnapshotHeader, folder_name
-from edl.worker import alike, vote, write_through
+from edl.wire.snapshot import Layout, Meta, SnapshotHeader, folder_name
+from edl.worker import alike, part_numbers, vote, write_through
 from edl.worker.accumulate import check_finished
 from edl.worker.boundary import BoundaryAction, RoundOver
 from edl.worker.building import Builder
@@ -25,6 +25,7 @@ from edl.worker.framework import Framework
 from edl.worker.link import Link, MappedMemory
 from edl.worker.local_steps import OuterSteps
 from edl.worker.numbers import SEED
+from edl.worker.part_numbers import RankPart
 from edl.worker.session import PeersLost, Session
 from edl.worker.state_comparison import StateComparison
 
@@ -80,6 +81,10 @@ class BaseState(Contents):
         self._agreement: StateComparison | None = None
         self._callbacks: list[Callable[[], object]] = []
         self._again = self._passing = self._votes = False
+        self._part: RankPart | None = None
+        """This worker's part in the commits of this world, once the workers have agreed on it."""
+        self._part_layout: Layout | None = None
+        """Layout of the last commit for which that was right."""
         self._last: Version = NO_STATE
         """The newest commit that this worker has made or begun from."""
         self._unkept = False
@@ -137,6 +142,10 @@ class BaseState(Contents):
         """Called on all ranks with the group connected: read the parts of a sharded state from the memory of launchers,
         where a world of another size left it."""
         raise NotImplementedError
+
+    def _ranks_alike(self) -> frozenset[int]:
+        """Ranks that hold the same pieces of all sharded tensors as this one; may be empty if there is none."""
+        return frozenset()
 
     @property
     def _why_restarted(self) -> str:
@@ -209,6 +218,8 @@ class BaseState(Contents):
         elif save or turn in _LEAVING or self._is_kept(commit, compared):
             # If the round is interrupted from here on, the copies may contain garbage: only the announcement counts,
             # and it is made when all copies are complete.
+            if self._sharded and self._part is None and turn is not BoundaryAction.STOP and not last:
+                self._part = self._agreed_part(session, seat)
             kept = self._keep(session, seat, save)
             session.announce(kept)
             copied = any(isinstance(one, local.Committed) and one.stream == STATE for one in kept)
@@ -241,19 +252,49 @@ class BaseState(Contents):
     def _keep(self, session: Session, seat: Seat, save: bool) -> list[_Word]:
         """Copy this worker's part of this commit. Returns the messages for the agent."""
         kept: list[_Word | None] = []
-        if self._copies(seat):
-            shard, shards = (seat.rank, seat.world_size) if self._sharded else (0, 1)
-            kept.append(self._copy(session, seat, STATE, shard, shards, save))
+        part = self._my_part(seat)
+        if part.copies:
+            kept.append(self._copy(session, seat, STATE, part, save))
         if any(is_own(obj) for obj in self._objects.values()):
-            kept.append(self._copy(session, seat, OWN, seat.rank, seat.world_size, False))
+            kept.append(self._copy(session, seat, OWN, RankPart.of_rank(seat.rank, seat.world_size), False))
         return [one for one in kept if one is not None]
 
     def _copies(self, seat: Seat) -> bool:
-        """Whether this worker copies the shared state: one worker per node, or each worker its shard."""
-        return self._sharded or seat.local_rank == 0
+        """Whether this worker copies the shared state: on each node one worker copies each part that is there."""
+        return self._my_part(seat).copies
+
+    def _my_part(self, seat: Seat) -> RankPart:
+        if not self._sharded:
+            return RankPart.whole(seat.world_size, copies=seat.local_rank == 0)
+        return self._part or RankPart.of_rank(seat.rank, seat.world_size)
+
+    def _agreed_part(self, session: Session, seat: Seat) -> RankPart:
+        """Agree with the other ranks, which are at the same boundary, who holds which part."""
+        ranks = self._ranks_alike() | {seat.rank}
+        digests = self._digests() if len(ranks) > 1 else {}
+        mine = part_numbers.Claim(tuple(sorted(ranks)), digests, seat.node)
+        claims = [part_numbers.decode(one) for one in self._exchange(session, part_numbers.encode(mine))]
+        found = part_numbers.differing(claims) if seat.rank == 0 else None
+        if found is not None:
+            name, one, other = found
+            self._note(
+                f"ranks {one} and {other} hold the same pieces of the sharded tensors, but state.{name} differs "
+                "between them: each keeps a part of its own, which is copied to another node. Values that belong to "
+                "one worker can be kept in an object with edl_per_rank"
+            )
+        self._part_layout = None
+        return part_numbers.number(claims)[seat.rank]
+
+    def _still_alike(self, part: RankPart) -> bool:
+        """Whether the ranks that share this part still hold the same pieces, after the state has been copied."""
+        layout = self._layouts[STATE][1]
+        if self._part_layout not in (None, layout) and len(part.ranks) > 1 and not part.ranks <= self._ranks_alike():
+            return False
+        self._part_layout = layout
+        return True
 
     def _copy(
-        self, session: Session, seat: Seat, stream: str, shard: int, shards: int, save: bool
+        self, session: Session, seat: Seat, stream: str, part: RankPart, save: bool
     ) -> local.Committed | local.WroteThrough | None:
         assert session.link is not None, "only called with an agent"  # noqa: S101
         number = -1
@@ -265,16 +306,26 @@ class BaseState(Contents):
             return view
 
         try:
-            size = self._write(stream, self._meta(session, shard, shards), room)
+            size = self._write(stream, self._meta(session, part), room)
         except NoRoom as error:
             self._unkept = True
-            if stream == STATE and shards == 1 and save and seat.checkpoint_dir:
+            if stream == STATE and part.parts == 1 and save and seat.checkpoint_dir:
                 return self._write_through(session, seat, str(error))
             lost = "nothing is saved" if save else "commits are not kept in memory"
             self._note(f"{lost}, because there is no memory for them: {error}", again=save)
             return None
+        if stream == STATE and not self._still_alike(part):
+            self._note(
+                "commits are not kept until the next world: the workers of this one share parts, and the state has got "
+                "a tensor that is sharded in another way since. Create such tensors before the first commit",
+                again=save,
+            )
+            return None
         self._unkept = self._unkept and stream != STATE
-        return local.Committed(stream, number, size, seat.era, self._commits, shard, shards, save)
+        save = save and (part.saves or part.parts == 1)
+        return local.Committed(
+            stream, number, size, seat.era, self._commits, part.number, part.parts, save, part.others
+        )
 
     def _write_through(self, session: Session, seat: Seat, why: str) -> local.WroteThrough | None:
         """Save without memory: the first node's worker writes, and training waits for it."""
@@ -283,7 +334,7 @@ class BaseState(Contents):
         self._note(
             f"there is no memory for commits ({why}); saved ones are written straight to the checkpoint directory"
         )
-        meta = self._meta(session, 0, 1)
+        meta = self._meta(session, RankPart.whole(seat.world_size, copies=True))
         fill = functools.partial(self._write, STATE, meta)
         written = write_through.write(seat.checkpoint_dir, meta.era, meta.commit, fill)
         if written.error:
@@ -302,11 +353,11 @@ class BaseState(Contents):
         finally:
             memory.close()
 
-    def _meta(self, session: Session, shard: int, shards: int) -> Meta:
+    def _meta(self, session: Session, part: RankPart) -> Meta:
         seat = session.seat
         job = session.environment.get("EDL_JOB_ID", "")
         era, number = (seat.era, seat.round) if seat is not None else (0, 0)
-        return Meta(job, era, self._commits, number, shard, shards, self._framework.name)
+        return Meta(job, era, self._commits, number, part.number, part.parts, self._framework.name, part.workers)
 
     # --- among the workers -------------------------------------------------------------------------------------------
 
@@ -328,26 +379,33 @@ class BaseState(Contents):
         """Let the agent prepare what ``_begin`` will need."""
         if session.link is None or seat.restore_commit == 0 or seat.stored:
             return
-        if self._recuts(seat):
-            era, commit = seat.restore_era, seat.restore_commit
-            session.link.send(local.FetchHeaders(headers_stream(seat), era, commit, seat.shards))
-            self._ask_own(session, seat)
-            return
-        shard = seat.rank if self._sharded else 0
-        session.link.send(local.Fetch(STATE, seat.restore_era, seat.restore_commit, shard))
+        part = self._whole_part(seat)
+        if part is None:
+            self._ask_headers(session.link, seat)
+        else:
+            session.link.send(local.Fetch(STATE, seat.restore_era, seat.restore_commit, part))
         self._ask_own(session, seat)
+
+    def _ask_headers(self, link: Link, seat: Seat) -> None:
+        link.send(local.FetchHeaders(headers_stream(seat), seat.restore_era, seat.restore_commit, seat.shards))
 
     def _ask_own(self, session: Session, seat: Seat) -> None:
         if session.link is not None and any(is_own(obj) for obj in self._objects.values()):
             session.link.send(local.Fetch(OWN, seat.restore_era, seat.restore_commit, seat.rank))
 
-    def _recuts(self, seat: Seat) -> bool:
-        """Whether this world restores from memory the parts of a world of another size."""
-        return self._sharded and not seat.stored and seat.shards != seat.world_size
+    def _whole_part(self, seat: Seat) -> int | None:
+        """The part that this worker restores from memory as it is. None: it reads pieces of all parts, which a world of
+        another size made, or one whose workers shared parts."""
+        if not self._sharded:
+            return 0
+        if self._part is not None and seat.restore_era == seat.era:
+            return self._part.number  # made in this world
+        return seat.rank if seat.shards == seat.world_size else None
 
     def _begin(self, session: Session, seat: Seat) -> None:
         """Restore the state from which this world begins. Raises ``RoundOver``, ``CheckpointError``, ``StateError``."""
         self._session = session
+        self._part = None
         from_nothing = seat.restore_commit == 0
         for outer in self._outer():
             if self._sharded:
@@ -387,11 +445,13 @@ class BaseState(Contents):
                 self._restore_directly(session, seat, mine)
             self._derive(mine, seat.rank)
             return
-        if self._recuts(seat):
-            assert session.link is not None, "there is nothing to restore without an agent"  # noqa: S101
+        assert session.link is not None, "there is nothing to restore without an agent"  # noqa: S101
+        part = self._whole_part(seat)
+        fetched = part is not None and self._fetch(session, seat, STATE, part)
+        if part is not None and not fetched:
+            self._ask_headers(session.link, seat)
+        if not fetched:
             self._recut(session.link, seat, session.environment.get("EDL_JOB_ID", ""))
-        else:
-            self._fetch(session, seat, STATE, seat.rank if self._sharded else 0)
         if mine:
             self._fetch(session, seat, OWN, seat.rank)
 
@@ -408,7 +468,7 @@ class BaseState(Contents):
         elif session.link is not None and session.rejoins:
             self._commits = 0
             self._first = self._keep_first(session, seat)
-            if self._first is not None and (self._sharded or seat.local_rank == 0):
+            if self._first is not None and self._copies(seat):
                 session.link.prepare(STATE, len(self._first.view))
 
     def _keep_first(self, session: Session, seat: Seat) -> _Kept | None:
@@ -424,12 +484,14 @@ class BaseState(Contents):
             return memoryview(memory)
 
         try:
-            self._write("", self._meta(session, 0, 1), room)
+            self._write("", self._meta(session, RankPart.whole(seat.world_size, copies=True)), room)
         except NoRoom:
             return None
         return _Kept(memory)
 
-    def _fetch(self, session: Session, seat: Seat, stream: str, shard: int) -> None:
+    def _fetch(self, session: Session, seat: Seat, stream: str, shard: int) -> bool:
+        """Restore from a part that has been requested. Returns whether it is this worker's: it is not if it was made by
+        another number of workers."""
         link, job = session.link, session.environment.get("EDL_JOB_ID", "")
         assert link is not None, "there is nothing to restore without an agent"  # noqa: S101
         wanted = (seat.restore_era, seat.restore_commit)
@@ -443,10 +505,13 @@ class BaseState(Contents):
         if isinstance(piece, str):
             if stream == OWN:
                 self._derive(mine, seat.rank)
-                return
+                return True
             raise PeersLost(f"commit {wanted[1]} of era {wanted[0]} could not be fetched for rank {seat.rank}: {piece}")
         memory, found = piece
-        if stream == OWN or self._sharded or seat.local_rank == 0:
+        if stream == STATE and self._sharded and found.meta.workers not in (0, seat.world_size):
+            memory.close()
+            return False
+        if stream == OWN or self._copies(seat):
             link.prepare(stream, memory.size)  # while this one is being loaded
         try:
             if stream == OWN:
@@ -462,6 +527,7 @@ class BaseState(Contents):
                 f"an array of commit {wanted[1]} (era {wanted[0]}) is still in use after the state was restored, and "
                 "its memory is about to be overwritten: what keeps it needs a copy (State._owned)"
             )
+        return True
 
 
 class _Kept:

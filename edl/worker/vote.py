@@ -68,7 +68,6 @@ def _put_back(state: Voter, session: Session, seat: Seat, last: Version) -> None
         restore_era=last.era,
         restore_commit=last.commit,
         stored=seat.stored and last == began,
-        shards=seat.shards if last == began else seat.world_size,  # counts only if the state is sharded
     )
     # First the workers that have copied it, so that each agent knows the commit before the same worker requests it.
     # Then the others, which find it there.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
+import errno
 import importlib
 import os
 import threading
@@ -110,6 +112,41 @@ def test_a_write_that_fails_leaves_nothing(files: Files) -> None:
     with pytest.raises(OSError, match="the source is gone"):
         files.write("a/new", broken())
     assert [entry.name for entry in files.entries("a")] == []
+
+
+def test_a_new_file_replaces_no_other(files: Files) -> None:
+    files.write("a/b", [b"first"], new=True)
+    with pytest.raises(FileExistsError):
+        files.write("a/b", [b"second"], new=True)
+    assert files.read("a/b") == b"first"
+    assert [entry.name for entry in files.entries("a")] == ["b"]
+    files.write("a/b", [b"third"])
+    assert files.read("a/b") == b"third"
+
+
+@pytest.mark.parametrize("links", [True, False], ids=["hard links", "none"])
+def test_one_of_many_writes_a_new_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool) -> None:
+    def refused(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    if not links:
+        monkeypatch.setattr(os, "link", refused)
+    files, written = PlainFiles(tmp_path), list[int]()
+
+    def write(number: int) -> None:
+        with contextlib.suppress(FileExistsError):
+            files.write("same", [bytes([number]) * 100_000], new=True)
+            written.append(number)
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(8 if links else 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [bytes([number]) * 100_000 for number in written] == [files.read("same")]
+    write(9)
+    assert len(written) == 1
+    assert [entry.name for entry in files.entries()] == ["same"]
 
 
 def test_writes_from_many_threads(files: Files) -> None:

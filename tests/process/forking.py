@@ -235,15 +235,17 @@ def run(
     """Start a command as above, wait for its end, and return what it has written."""
     with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
         process = start(command, environment, folder, stdout, stderr)
+        status: int | None = None
         try:
             status = process.wait(limit_s)
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGKILL)
             process.wait()
-            raise
         for file in (stdout, stderr):
             file.seek(0)
-        return subprocess.CompletedProcess(list(command), status, stdout.read().decode(), stderr.read().decode())
+        wrote = stdout.read().decode(), stderr.read().decode()
+        assert status is not None, f"{command} has not ended in {limit_s} s. It wrote: {wrote[0]}\n{wrote[1]}"
+        return subprocess.CompletedProcess(list(command), status, *wrote)
 
 
 def _forker_for(command: Sequence[str], environment: Mapping[str, str]) -> tuple[str, Forker | None]:

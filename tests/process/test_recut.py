@@ -72,6 +72,26 @@ def test_worlds_of_any_size_begin_from_memory(tmp_path: Path, how: tuple[str, ..
             print(*[line for line in said.splitlines() if "re-cut" in line], sep="\n")
 
 
+def test_replicas_of_a_sharded_model_keep_its_parts_for_one_another(tmp_path: Path) -> None:
+    """Two nodes with a replica each, and no copies: a lost node costs one step at most."""
+    with OutsideEtcd(tmp_path / "etcd") as etcd:
+        folder = tmp_path / "job"
+        folder.mkdir()
+        script, arguments = (str(WORKERS / "sharded_torch.py"),), ("--save-every=0", "--hsdp")
+        named: dict[str, Any] = {"name": "hsdp", "nnodes": "1:2", "script": script, "arguments": arguments}
+        with Sharded(folder, [etcd.endpoint], **named, options=("--copies=never",)) as job:
+            job.start("a", "b", nproc=2)
+            both = job.wait_world(4)
+            job.wait_steps(8)
+            job.kill("b")
+            del job.nodes["b"]
+            job.wait_world(2, after=both.round)
+            job.wait_steps(5)
+            job.end_soon()
+            lost = list(redone(ended(job), job).values())
+            assert len(lost) == 1 and lost[0] <= 1, lost
+
+
 def test_a_lost_node_costs_the_replica_that_it_belongs_to(tmp_path: Path) -> None:
     """Replicas of two nodes with one worker each: 2 → 4 → 2 (one survivor waits as a spare) → 4 nodes."""
     with OutsideEtcd(tmp_path / "etcd") as etcd:

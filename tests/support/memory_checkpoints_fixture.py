@@ -101,23 +101,33 @@ class Worker:
         return len(data)
 
     def say(
-        self, holding: Holding, size: int, *, save: bool = False
+        self, holding: Holding, size: int, *, save: bool = False, others: tuple[str, ...] = ()
     ) -> Coroutine[Any, Any, BufferGrant | BufferRefusal]:
         """Announce a commit. The result waits for the next buffer."""
         assert self.grant is not None
         version, number = holding.version, self.grant.buffer
-        message = Committed(self.stream, number, size, version.era, version.commit, holding.shard, holding.shards, save)
+        what = version.era, version.commit, holding.shard, holding.shards
+        message = Committed(self.stream, number, size, *what, save, others)
         self.memory.committed(self.slot, message)
         self.grant = None
         return self.memory.want(self.slot, self.stream, size)
 
-    async def commit(self, commit: int, *, save: bool = False, shard: int = 0, shards: int = 1, era: int = 1) -> None:
+    async def commit(
+        self,
+        commit: int,
+        *,
+        save: bool = False,
+        shard: int = 0,
+        shards: int = 1,
+        era: int = 1,
+        others: tuple[str, ...] = (),
+    ) -> None:
         """A whole commit, filled with its number. As in a worker, the buffer for the next part of a sharded state is
         wanted no earlier than then."""
         holding = Holding(Version(era, commit), shard, shards)
         if self.grant is None:
             self.take(await self.memory.want(self.slot, self.stream, SIZE + 1000))
-        buffer = self.say(holding, self.fill(holding, commit), save=save)
+        buffer = self.say(holding, self.fill(holding, commit), save=save, others=others)
         if shards == 1 or self.stream != STATE:
             self.take(await buffer)
         else:

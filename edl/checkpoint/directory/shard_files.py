@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import threading
 from collections.abc import Callable
 
 from edl.checkpoint.directory import manifest as text
@@ -23,6 +24,8 @@ from edl.errors import CheckpointError
 from edl.ports import Files
 from edl.wire.messages import Version
 
+RECORD_LOOKS, RECORD_PAUSE_S = 20, 0.05
+"""How often, and with which pauses, to look for the record of a file that another node has written."""
 Put = Callable[[str, memoryview, bool], Sum]
 _NUMBER = re.compile(r"state-(\d+)-of-")
 
@@ -46,12 +49,14 @@ class ShardFiles:
         put: Put,
         delete: Callable[[str], None],
     ) -> None:
-        """``manifest`` creates a manifest in this run's name, ``put`` writes a file and returns its checksums,
-        ``delete`` deletes a folder."""
+        """``manifest`` creates a manifest in this run's name, ``put`` writes a file that is not there yet and returns
+        its checksums, ``delete`` deletes a folder."""
         self._files = files
         self._manifest = manifest
         self._put = put
         self._delete = delete
+        self._pause = threading.Event()
+        """Never set."""
         self._failed: set[Version] = set()
 
     def write(self, version: Version, data: memoryview, shard: int, shards: int) -> None:
@@ -60,20 +65,43 @@ class ShardFiles:
         self._clear(version)
         folder = folder_name(version)
         name, record = text.state_file(shard, shards), text.part_file(shard, shards)
-        if self._is_done(folder, version):
+        if self._is_done(folder, version) or self._is_recorded(folder, version, shard, shards):
             return
-        there = self._part(folder, version, shard, shards)
-        if there is not None and not text.why_sizes_differ(there, self._sizes(folder)):
-            return
+        written: Sum | None = None
         try:
-            self._files.remove(f"{folder}/{record}")
-            part = self._manifest(version, shards, {name: self._put(f"{folder}/{name}", data, True)})
+            self._files.remove(f"{folder}/{record}")  # of another file
+            while written is None:
+                try:
+                    written = self._put(f"{folder}/{name}", data, True)
+                except FileExistsError:
+                    # Workers of another node may hold this part too, with other values beside the tensors.
+                    if self._is_written(folder, version, shard, shards):
+                        return
+            part = self._manifest(version, shards, {name: written})
             self._files.write(f"{folder}/{record}", [text.manifest_text(part)])
         except OSError:
-            for file in (record, name):
+            for file in (record, name) if written is not None else ():  # else it may be another node's
                 with contextlib.suppress(OSError):
                     self._files.remove(f"{folder}/{file}")
             raise
+
+    def _is_recorded(self, folder: str, version: Version, shard: int, shards: int) -> bool:
+        """Whether a part is there with its record."""
+        there = self._part(folder, version, shard, shards)
+        return there is not None and not text.why_sizes_differ(there, self._sizes(folder))
+
+    def _is_written(self, folder: str, version: Version, shard: int, shards: int) -> bool:
+        """Whether another node, whose file of this part is there, writes the record too. Removes the file of one that
+        does not: it has died."""
+        file = f"{folder}/{text.state_file(shard, shards)}"
+        found = self._files.stamp(file)
+        for _ in range(RECORD_LOOKS):
+            if self._is_recorded(folder, version, shard, shards) or self._is_done(folder, version):
+                return True
+            self._pause.wait(RECORD_PAUSE_S)
+        if self._files.stamp(file) == found:
+            self._files.remove(file)
+        return False
 
     def give_up(self, version: Version) -> None:
         """Delete a checkpoint of which one part cannot be written: it will never be complete, and would take the space

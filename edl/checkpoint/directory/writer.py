@@ -223,8 +223,10 @@ class FileCheckpointStorage:
         self._say(f"{self._files.path(folder)} already exists with different content and is kept")
         return True
 
-    def _put(self, name: str, snapshot: memoryview, in_blocks: bool = False) -> Sum:
-        crc, blocks = 0, [0] * -(-len(snapshot) // BLOCK_BYTES if in_blocks else 0)
+    def _put(self, name: str, snapshot: memoryview, of_part: bool = False) -> Sum:
+        """Write a file and return its checksums, those of a part of a sharded state also by block. A part that is there
+        stays: raises ``FileExistsError``."""
+        crc, blocks = 0, [0] * -(-len(snapshot) // BLOCK_BYTES if of_part else 0)
 
         def pieces() -> Iterator[memoryview]:
             nonlocal crc
@@ -232,12 +234,12 @@ class FileCheckpointStorage:
             while start < len(snapshot):
                 piece = snapshot[start : min(start + CHUNK_BYTES, (start // BLOCK_BYTES + 1) * BLOCK_BYTES)]
                 crc = zlib.crc32(piece, crc)
-                if in_blocks:
+                if of_part:
                     blocks[start // BLOCK_BYTES] = zlib.crc32(piece, blocks[start // BLOCK_BYTES])
                 start += len(piece)
                 yield piece
 
-        self._files.write(name, pieces())
+        self._files.write(name, pieces(), new=of_part)
         return Sum(len(snapshot), crc, tuple(blocks))
 
     def _write_manifest(self, folder: str, new: StateManifest) -> None:

@@ -1,7 +1,8 @@
 """Decides when a commit is copied to another node.
 
-With a replicated state, every node of the world holds each commit, so further copies only cost memory and network. A
-copy is needed where a part of the state is on one node only: in a world of one node, or with a sharded state.
+A part that workers of several nodes hold needs no further copies, which would only cost memory and network: each
+commit of a replicated state, and the parts of a sharded one that several workers share (HSDP). A copy is needed where
+a part is on one node only: in a world of one node, or with a sharded state.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ class Copying(enum.Enum):
     NEVER = "never"
 
 
-def needed(copying: Copying, shards: int, nodes: int) -> bool:
-    """Whether a commit of ``shards`` parts, made in a world of ``nodes`` nodes, is copied."""
+def needed(copying: Copying, nodes: int) -> bool:
+    """Whether a part of a commit that ``nodes`` nodes of the world hold is copied."""
     if copying is Copying.AUTO:
-        return shards > 1 or nodes < 2
+        return nodes < 2
     return copying is Copying.ALWAYS
 
 

@@ -177,8 +177,10 @@ class MemoryCheckpoints:
         self.restored(slot)
         if message.stream == STATE:
             self._snapshot_pool.outgrown(stream)
-            self._replication.look()
-            if self._replication.copies(message.shards) or (message.save and (self._writer or message.shards > 1)):
+            self._replication.committed(stream, [NodeId(node) for node in message.others])
+            if self._replication.copies(stream, message.shards) or (
+                message.save and (self._writer or message.shards > 1)
+            ):
                 self._ahead.read(stream)
             if message.save and message.shards == 1:
                 self._request_save(holding.version)
@@ -277,15 +279,15 @@ class MemoryCheckpoints:
 
     # --- the checkpoint directory ------------------------------------------------------------------------------------
 
-    def enter(self, restore: Version, nodes: int, *, writes: bool) -> None:
+    def enter(self, restore: Version, nodes: int, *, writes: bool, members: Collection[NodeId] = ()) -> None:
         """Enter a world of ``nodes`` nodes that begins from this commit. ``writes``: this node writes what the workers
-        save, including saves of an earlier world that its writer could not write."""
+        save, including saves of an earlier world that its writer could not write. ``members``: the world's nodes."""
         self._writer = writes
         self._pending_save.begin(restore)
         self.trim(restore)
         self._took_over_save = writes
         self._to_save.set()
-        self._replication.enter(nodes)
+        self._replication.enter(nodes, members)
 
     def _request_save(self, version: Version) -> None:
         if self._checkpoint_storage is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -42,6 +42,9 @@ class CommitReplication:
         self._copies = copies
         self._copying = copying
         self._nodes = 1
+        self._members: frozenset[NodeId] = frozenset()
+        self._sharing: dict[SnapshotStream, frozenset[NodeId]] = {}
+        """Other nodes whose workers keep the same part of a sharded state."""
         self._leaving = False
         self._peer: CopyTarget | None = None
         self._peer_named = asyncio.Event()
@@ -73,9 +76,16 @@ class CommitReplication:
 
     # --- to another node ---------------------------------------------------------------------------------------------
 
-    def enter(self, nodes: int) -> None:
-        """Enter a world of ``nodes`` nodes, which decides whether copies are needed."""
+    def enter(self, nodes: int, members: Collection[NodeId]) -> None:
+        """Enter a world of ``nodes`` nodes, which decides whether copies are needed: those of a part that other
+        ``members`` keep, too, are not."""
         self._nodes = nodes
+        self._members = frozenset(members)
+        self.look()
+
+    def committed(self, stream: SnapshotStream, others: Collection[NodeId]) -> None:
+        """Note that a worker has committed. ``others``: other nodes whose workers keep the same part."""
+        self._sharing[stream] = frozenset(others) - {self._node}
         self.look()
 
     def keep_with(self, node: NodeId, host: str, port: int) -> None:
@@ -92,9 +102,13 @@ class CommitReplication:
         """Check whether there is something to send."""
         self._to_send.set()
 
-    def copies(self, shards: int) -> bool:
-        """Whether commits of ``shards`` parts are copied now."""
-        return self._peer is not None and needed(self._copying, shards, self._nodes)
+    def copies(self, stream: SnapshotStream, shards: int) -> bool:
+        """Whether this stream's commits, of ``shards`` parts each, are copied now."""
+        return self._peer is not None and self._is_needed(stream, shards)
+
+    def _is_needed(self, stream: SnapshotStream, shards: int) -> bool:
+        holders = self._nodes if shards == 1 else 1 + len(self._sharing.get(stream, frozenset()) & self._members)
+        return needed(self._copying, holders)
 
     async def wait_for_copy(self, stream: SnapshotStream) -> None:
         """Wait until the newest commit of this stream is on the other node, or that node turns out to be too slow.
@@ -164,8 +178,7 @@ class CommitReplication:
         return tuple(
             stream
             for stream, holding in self._snapshot_pool.own()
-            if self._copied.get(stream) != holding
-            and (self._leaving or needed(self._copying, holding.shards, self._nodes))
+            if self._copied.get(stream) != holding and (self._leaving or self._is_needed(stream, holding.shards))
         )
 
     async def _copy(self, stream: SnapshotStream, peer: CopyTarget) -> bool:

@@ -291,10 +291,10 @@ class Checks:
         }
         every = self.training.copy_every
         least = (progress.reached - 1) // every * every
-        if self._keeps_parts(before, world, progress):
-            least -= every  # the lost node's last commit may not have been copied yet
-        elif self.training.sharded:
+        if self.training.sharded and not self._keeps_parts(before, world, progress):
             return
+        if self.training.sharded and not self.training.doubles(before):
+            least -= every  # the lost node's last commit may not have been copied yet
         kept = progress.copied_by & survivors and least > before.restore.commit
         if kept and world.restore < Version(before.era, least):
             self.fail(f"round {before.round} got to {progress.reached}, {world.round} begins from {world.restore}")
@@ -302,7 +302,7 @@ class Checks:
     def _keeps_parts(self, before: World, world: World, progress: RoundProgress) -> bool:
         """Whether every part of a sharded state must have survived: one node at most is gone, and workers waited for
         the copies of their last commits."""
-        if not self.training.sharded or len(before.members) < 2:
+        if len(before.members) < 2:
             return False
         stay = {member.incarnation for member in world.members}
         gone = sum(member.incarnation not in stay for member in before.members)

@@ -125,10 +125,12 @@ class SimFiles:
             raise FileNotFoundError(errno.ENOENT, "No such file or directory", name)
         return file
 
-    def write(self, name: str, pieces: Iterable[bytes | memoryview]) -> None:
+    def write(self, name: str, pieces: Iterable[bytes | memoryview], *, new: bool = False) -> None:
         """Write a file and make it durable. Raises ``OSError`` if the disk is full."""
         data = b"".join(pieces)
         self._wait()
+        if new and name in self._disk.files:
+            raise FileExistsError(errno.EEXIST, "File exists", name)
         self._disk.put(name, data, self._host)
         self._wait()
         self._disk.sync(name)

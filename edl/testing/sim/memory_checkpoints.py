@@ -141,6 +141,8 @@ class SimMemory:
         self._patient = True
         self._writer = False
         self._nodes = 1
+        self._members: frozenset[NodeId] = frozenset()
+        self._sharing: dict[Stream, frozenset[NodeId]] = {}
         self._owed = PendingSave()
         self._writing: Version | None = None
         """The save that is being written. Only a newer one starts another attempt."""
@@ -187,9 +189,11 @@ class SimMemory:
 
     # --- this node's workers ------------------------------------------------------------------------------------------
 
-    def committed(self, slot: int, holding: Holding, save: bool) -> None:
-        """A worker has copied a commit to memory. ``save``: it is to be written to the directory too."""
+    def committed(self, slot: int, holding: Holding, save: bool, others: frozenset[NodeId] = frozenset()) -> None:
+        """A worker has copied a commit to memory. ``save``: it is to be written to the directory too. ``others``: other
+        nodes whose workers keep the same part."""
         stream = ("worker", "", slot)
+        self._sharing[stream] = others
         self._put(stream, holding)
         self.owner.progressed(slot, holding.version.commit)
         held = self._streams[stream]
@@ -209,6 +213,7 @@ class SimMemory:
     def enter(self, world: World) -> None:
         """A world that includes this node begins."""
         self._writer, self._nodes = world.members[0].node == self.owner.info.node, len(world.members)
+        self._members = frozenset(member.node for member in world.members) - {self.owner.info.node}
         restore = world.restore
         self._owed.begin(restore)
         self._trim(restore)
@@ -322,8 +327,12 @@ class SimMemory:
 
     def _behind(self) -> list[Stream]:
         newest = {stream: held[0] for stream in self._of("worker") if (held := self._streams[stream])}
-        wanted = {s: one for s, one in newest.items() if needed(self.net.copying, one.shards, self._nodes)}
+        wanted = {s: one for s, one in newest.items() if needed(self.net.copying, self._holders(s, one))}
         return [stream for stream, one in wanted.items() if self._copied.get(stream) != one]
+
+    def _holders(self, stream: Stream, holding: Holding) -> int:
+        """Members whose workers keep this part, this node included."""
+        return self._nodes if holding.shards == 1 else 1 + len(self._sharing.get(stream, frozenset()) & self._members)
 
     def _replicate(self) -> None:
         behind, peer = self._behind(), self._peer

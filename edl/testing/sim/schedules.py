@@ -100,6 +100,9 @@ class Schedule:
         ranked = rng.random() < 0.15
         plan = FaultPlan.draw(rng)
         script = _draw_script(rng)
+        if script is not None and script.sharded:
+            replicas = random.Random(f"copies {seed}").choice((1, 2, 3))  # noqa: S311 - not for secrets
+            script = dataclasses.replace(script, replicas=replicas)
         saved: tuple[Version, ...] = ()
         if script is not None and rng.random() < 0.2:
             saved = tuple(Version(rng.randint(1, 5), rng.randint(1, 40)) for _ in range(rng.randint(1, 3)))

@@ -6,6 +6,7 @@ Their step boundaries are the shipped ``edl.worker.boundary``; the rest follows 
 from __future__ import annotations
 
 import enum
+import functools
 import math
 import random  # noqa: TID251 - the simulator draws everything from one seeded generator
 from collections.abc import Callable, Iterable
@@ -21,6 +22,7 @@ from edl.wire import local
 from edl.wire.messages import NO_STATE, Holding, Member, Version, World
 from edl.wire.purpose import Purpose
 from edl.worker.boundary import BoundaryAction, StepBoundaries
+from edl.worker.part_numbers import Claim, number
 
 _LEAVING = (BoundaryAction.SWITCH, BoundaryAction.KILL, BoundaryAction.STOP)
 
@@ -72,6 +74,8 @@ class Script:
     rejoins: bool = True
     """Whether its workers keep their process and rejoin; otherwise they use only edl's state and are restarted."""
     sharded: bool = False
+    replicas: int = 1
+    """Of a sharded model: groups of workers that hold all of it, in worlds that they divide (HSDP)."""
     copy_every: int = 1
     save_every: int = 0
     """Number of steps between checkpoints, 0 for none."""
@@ -162,6 +166,14 @@ def _leads(worker: SimWorker, world: World) -> bool:
     return member is not None and worker.rank == member.first_rank
 
 
+@functools.lru_cache(maxsize=64)
+def _claims(world: World, replicas: int) -> tuple[Claim, ...]:
+    """What the workers of a world say about their parts."""
+    nodes = [member.node for member in world.members for _ in member.used]
+    size = len(nodes) // replicas if len(nodes) % replicas == 0 else len(nodes)
+    return tuple(Claim(tuple(range(rank % size, len(nodes), size)), {}, node) for rank, node in enumerate(nodes))
+
+
 class SteppingJob(Job):
     """A job whose script has a training loop that commits after each step."""
 
@@ -185,6 +197,10 @@ class SteppingJob(Job):
         self.calm = False
         self.rounds: dict[Round, Crew] = {}
         self._stepped: World | None = None
+
+    def doubles(self, world: World) -> bool:
+        """Whether each part of a sharded commit of this world is made on two nodes."""
+        return all(part.others for part in number(_claims(world, self.script.replicas)))
 
     @property
     def left_s(self) -> float:
@@ -385,7 +401,7 @@ class SteppingJob(Job):
             self.timeline.after(self.rng.uniform(0.1, 0.5), done, saved is not None and not saved.corrupt)
         else:
             memory, sharded = worker.parent.memory, self.script.sharded
-            recut = sharded and world.shards != world.size
+            recut = sharded and (world.shards != world.size or self.script.replicas > 1)
             read, what = (memory.pieces, world.shards) if recut else (memory.piece, worker.rank if sharded else 0)
             self.timeline.after(0.001, worker.parent.run, read, world.restore, what, world.sources, done)
 
@@ -446,13 +462,17 @@ class SteppingJob(Job):
         save = turn in (BoundaryAction.SAVE, BoundaryAction.KILL) or bool(
             script.save_every and commit % script.save_every == 0
         )
-        if (turn in (BoundaryAction.PASS, BoundaryAction.SET) and commit % script.copy_every and not save) or not (
-            script.sharded or _leads(worker, world)
+        part = number(_claims(world, script.replicas))[worker.rank] if script.sharded else None
+        copies = part.copies if part is not None else _leads(worker, world)
+        if not copies or (
+            turn in (BoundaryAction.PASS, BoundaryAction.SET) and commit % script.copy_every and not save
         ):
             then()
             return
         version = Version(world.era, commit)
-        holding = Holding(version, worker.rank, world.size) if script.sharded else Holding(version)
+        holding = Holding(version) if part is None else Holding(version, part.number, part.parts)
+        others = frozenset(NodeId(node) for node in part.others) if part is not None else frozenset[NodeId]()
+        save = save and (part is None or part.saves or part.parts == 1)
         worker.busy = True
 
         def begin() -> None:
@@ -464,7 +484,7 @@ class SteppingJob(Job):
             then()
 
         def taken() -> None:
-            worker.parent.memory.committed(worker.slot, holding, save)
+            worker.parent.memory.committed(worker.slot, holding, save, others)
             self.watcher.copied(worker.parent, version)
             free()
 

@@ -125,6 +125,10 @@ class Job(ABC):
         self.copy_every = 1
         self.biases = USUAL
 
+    def doubles(self, world: World) -> bool:
+        """Whether two nodes make each part of a commit in this world."""
+        return len(world.members) > 1
+
     # --- called by the launcher ---------------------------------------------------------------------------------------
 
     @abstractmethod

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from edl.master.forming import is_last_holder
 from edl.master.restoring import Load, Restore, Unusable, choose, copy_holders
 from edl.master.state import NodeEntry, NodeStatus
 from edl.types import Incarnation, NodeId
@@ -41,6 +44,33 @@ def whole(era: int, commit: int) -> Holding:
 
 def source(name: str, shard: int = 0) -> Source:
     return Source(NodeId(name), f"host-{name}", 7, shard)
+
+
+def part(number: int, of: int, commit: int = 5) -> Holding:
+    return Holding(Version(1, commit), number, of)
+
+
+@pytest.mark.parametrize(
+    ("others", "last"),
+    [
+        ([], True),
+        ([node("b", part(0, 2))], True),
+        ([node("b", part(0, 2)), node("c", part(1, 2))], False),
+        ([node("b", part(0, 2), part(1, 2))], False),
+        ([node("b", part(0, 2), part(1, 2, commit=4))], True),
+        ([node("b", part(0, 2), part(1, 3))], True),
+        ([node("b", stored=Version(1, 5))], False),
+        ([replace(node("b", part(0, 2), part(1, 2)), draining=True)], True),
+    ],
+)
+def test_a_node_that_leaves_may_be_the_last_with_the_newest_state(others: list[NodeEntry], last: bool) -> None:
+    entry = node("a", part(0, 2), part(1, 2))
+    for attached in (True, False):
+        nodes = {one.info.node: replace(one, attached=attached) for one in (entry, *others)}
+        stored = any(one.stored.commit for one in others)
+        assert is_last_holder(cast(Any, SimpleNamespace(nodes=nodes)), entry) is (last or not (attached or stored))
+    newer = {one.info.node: one for one in (entry, node("b", whole(1, 6)))}
+    assert not is_last_holder(cast(Any, SimpleNamespace(nodes=newer)), entry)
 
 
 def test_nobody_has_anything() -> None:

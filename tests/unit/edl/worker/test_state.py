@@ -14,6 +14,7 @@ import safetensors.numpy
 from edl.errors import CheckpointError, StateError
 from edl.wire import local, snapshot
 from edl.wire.local import OWN, STATE
+from edl.worker import part_numbers
 from edl.worker.accumulate import run_steps
 from edl.worker.boundary import RoundOver
 from edl.worker.link import Link
@@ -38,6 +39,19 @@ def worker() -> Iterator[Worker]:
 
 def made(**values: Any) -> BaseState:
     return BaseState(FakeFramework(), values)
+
+
+class Alone(FakeFramework):
+    """In a world of ``size`` ranks, which share no part of the state."""
+
+    size = 1
+
+    def exchange(self, data: bytes) -> list[bytes]:
+        if b'"ranks"' not in data:
+            return [data]
+        mine = part_numbers.decode(data)
+        ranks = [part_numbers.Claim((rank,), {}, "b") for rank in range(self.size)]
+        return [part_numbers.encode(mine if one.ranks == mine.ranks else one) for one in ranks]
 
 
 class Half:
@@ -130,7 +144,8 @@ def test_only_the_first_of_a_node_commits_what_all_share(worker: Worker) -> None
 
 
 def test_each_commits_its_shard(worker: Worker) -> None:
-    state = BaseState(FakeFramework(), {"epoch": 0}, sharded=True)
+    state = BaseState(Alone(), {"epoch": 0}, sharded=True)
+    state._framework.size = 4  # type: ignore[attr-defined]
     begin(worker, state, rank=3, local_rank=1, world_size=4, local_world_size=2)
     state.save()
     worker.settle()
@@ -347,7 +362,8 @@ def test_a_large_first_state_is_not_copied(worker: Worker, monkeypatch: pytest.M
 
 class Sharded(BaseState):
     def __init__(self, **values: Any) -> None:
-        super().__init__(FakeFramework(), values, sharded=True)
+        super().__init__(Alone(), values, sharded=True)
+        self._framework.size = 2  # type: ignore[attr-defined]
         self._folders: list[str] = []
         self._recut_from: list[int] = []
 

@@ -39,12 +39,12 @@ class SmallDisk(PlainFiles):
     def free_bytes(self) -> int:
         return self.capacity - self.used()
 
-    def write(self, name: str, pieces: Iterable[bytes | memoryview]) -> None:
+    def write(self, name: str, pieces: Iterable[bytes | memoryview], *, new: bool = False) -> None:
         data = b"".join(pieces)
         if len(data) > self.free_bytes():
             self.refused += 1
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path(name))
-        super().write(name, [data])
+        super().write(name, [data], new=new)
 
 
 def test_with_room_for_three_a_fourth_is_written_all_the_same(tmp_path: Path) -> None:
@@ -197,13 +197,13 @@ class CrowdedDisk(SmallDisk):
 
     together: threading.Barrier | None = None
 
-    def write(self, name: str, pieces: Iterable[bytes | memoryview]) -> None:
+    def write(self, name: str, pieces: Iterable[bytes | memoryview], *, new: bool = False) -> None:
         both, data = self.together, b"".join(pieces)
         if both is not None and name.endswith("safetensors"):
             both.wait(20)
             self.together = None
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path(name))
-        super().write(name, [data])
+        super().write(name, [data], new=new)
 
 
 def test_two_parts_that_find_the_disk_full_together_both_get_room(tmp_path: Path) -> None:
@@ -265,9 +265,9 @@ def test_a_node_that_writes_the_same_never_opens_a_gap(tmp_path: Path) -> None:
             super().__init__(PlainFiles(folder), fault)
             self._at, self._folder = at, folder
 
-        def write(self, name: str, pieces: Iterable[bytes | memoryview]) -> None:
+        def write(self, name: str, pieces: Iterable[bytes | memoryview], *, new: bool = False) -> None:
             self._meet()
-            super().write(name, pieces)
+            super().write(name, pieces, new=new)
 
         def remove(self, name: str) -> None:
             self._meet()
@@ -293,6 +293,73 @@ def test_a_node_that_writes_the_same_never_opens_a_gap(tmp_path: Path) -> None:
                     f"met at {at}, died at {dies}"
                 )
     assert count >= 3
+
+
+def test_two_nodes_write_a_part_that_both_have(tmp_path: Path) -> None:
+    """Their parts differ in a value. Wherever they meet, the checkpoint is complete, with the bytes of one of them."""
+
+    class Meeting(FaultyFiles):
+        """The other node writes its part just before this operation."""
+
+        def __init__(self, folder: Path, fault: Fault, at: int) -> None:
+            super().__init__(PlainFiles(folder), fault)
+            self._at, self._folder = at, folder
+
+        def write(self, name: str, pieces: Iterable[bytes | memoryview], *, new: bool = False) -> None:
+            self._meet()
+            super().write(name, pieces, new=new)
+
+        def remove(self, name: str) -> None:
+            self._meet()
+            super().remove(name)
+
+        def _meet(self) -> None:
+            if self._fault.count == self._at:
+                save_part(open_checkpoint_storage(PlainFiles(self._folder)), 3, 0, 2, round_=7)
+
+    for at in range(8):
+        for dies in (*range(at, 8), 99):
+            folder = tmp_path / f"{at}-{dies}"
+            save_part(open_checkpoint_storage(PlainFiles(folder)), 3, 1, 2)
+            fault = Fault()
+            storage = open_checkpoint_storage(Meeting(folder, fault, at))
+            fault.at = dies
+            with contextlib.suppress(Crash):
+                save_part(storage, 3, 0, 2)
+            if fault.count > at or dies == 99:
+                for part in (0, 1):
+                    found, _ = load(open_checkpoint_storage(PlainFiles(folder)), Version(1, 3), part)
+                    assert found == Version(1, 3), f"met at {at}, died at {dies}"
+
+
+def test_two_nodes_write_parts_at_the_same_time(tmp_path: Path) -> None:
+    storages = [open_checkpoint_storage(PlainFiles(tmp_path), keep=9) for _ in range(2)]
+    for commit in range(1, 9):
+        both = threading.Barrier(2)
+
+        def write(number: int, commit: int = commit, both: threading.Barrier = both) -> None:
+            both.wait(20)
+            for part in (0, 1) if number else (1, 0):
+                save_part(storages[number], commit, part, 2, round_=number)
+
+        threads = [threading.Thread(target=write, args=(number,)) for number in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for part in (0, 1):
+            assert load(open_checkpoint_storage(PlainFiles(tmp_path)), Version(1, commit), part)[0] == Version(
+                1, commit
+            )
+
+
+def test_a_part_whose_writer_has_died_is_written_again(tmp_path: Path) -> None:
+    storage = open_checkpoint_storage(PlainFiles(tmp_path))
+    assert save_part(storage, 3, 1, 2) == ""
+    file = tmp_path / "commit-0000000003.era-0000000001" / "state-00000-of-00002.safetensors"
+    file.write_bytes(b"what it had written so far")
+    assert save_part(storage, 3, 0, 2) == str(file.parent)
+    assert load(open_checkpoint_storage(PlainFiles(tmp_path)), Version(1, 3), 0)[0] == Version(1, 3)
 
 
 # --- what a worker has written by itself -----------------------------------------------------------------------------

@@ -272,6 +272,26 @@ def test_the_others_still_have_what_was_copied_of_a_lost_node(monkeypatch: pytes
     run(test)
 
 
+def test_a_part_that_another_node_keeps_is_copied_once_that_node_is_gone() -> None:
+    async def test(bench: Bench) -> None:
+        here, there = bench.node(A), bench.node(B)
+        here.enter(Version(), 3, writes=False, members=(A, B, C))
+        here.keep_with(B, B, 1)
+        worker = Worker(here)
+        for commit in (1, 2, 3):
+            await worker.commit(commit, shard=0, shards=2, others=(C,))
+            worker.take(await here.want(0, STATE, SIZE))  # nothing to wait for
+        assert there.holdings() == ()
+        here.enter(Version(1, 3), 2, writes=False, members=(A, B))
+        await until(lambda: there.holdings() == (h(3, 0, 2),))
+        await worker.commit(4, shard=0, shards=2, others=(B,))
+        await worker.commit(5, shard=0, shards=2)
+        await until(lambda: h(5, 0, 2) in there.holdings())
+        assert h(4, 0, 2) not in there.holdings()
+
+    run(test)
+
+
 def test_copies_of_a_world_of_another_size_go_when_three_commits_are_newer() -> None:
     async def test(bench: Bench) -> None:
         here, there = bench.node(A), bench.node(B)

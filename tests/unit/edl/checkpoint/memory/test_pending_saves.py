@@ -57,14 +57,11 @@ def test_what_a_world_goes_back_behind_is_saved_again_by_the_workers() -> None:
     assert not owed.due
 
 
-@pytest.mark.parametrize(
-    ("shards", "nodes", "auto"),
-    [(1, 1, True), (1, 2, False), (1, 9, False), (2, 1, True), (2, 2, True), (8, 4, True)],
-)
-def test_copies_are_made_where_nobody_else_has_the_same(shards: int, nodes: int, auto: bool) -> None:
-    assert needed(Copying.AUTO, shards, nodes) is auto
-    assert needed(Copying.ALWAYS, shards, nodes)
-    assert not needed(Copying.NEVER, shards, nodes)
+@pytest.mark.parametrize(("nodes", "auto"), [(1, True), (2, False), (9, False)])
+def test_copies_are_made_where_nobody_else_has_the_same(nodes: int, auto: bool) -> None:
+    assert needed(Copying.AUTO, nodes) is auto
+    assert needed(Copying.ALWAYS, nodes)
+    assert not needed(Copying.NEVER, nodes)
 
 
 # --- in memory ------------------------------------------------------------------------------------------------------
