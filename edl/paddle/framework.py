@@ -20,6 +20,7 @@ class PaddleFramework:
     """The framework port of ``edl.worker`` (``Framework``) for Paddle."""
 
     name = "paddle"
+    accelerator = None
 
     def __init__(self) -> None:
         self.arrays = PaddleArrays()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import math
 import mmap
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from edl.errors import CheckpointError, StateError
@@ -22,8 +23,9 @@ from edl.worker.boundary import BoundaryAction, RoundOver
 from edl.worker.building import Builder
 from edl.worker.contents import Contents, NoRoom, is_own
 from edl.worker.framework import Framework
-from edl.worker.link import Link, MappedMemory
+from edl.worker.link import Link
 from edl.worker.local_steps import OuterSteps
+from edl.worker.mapped_memory import MappedMemory
 from edl.worker.numbers import SEED
 from edl.worker.session import PeersLost, Session
 from edl.worker.state_comparison import StateComparison
@@ -454,7 +456,8 @@ class BaseState(Contents):
                 mine &= found.tree.get("objects", {}).keys()
             elif found.meta.shard != shard:
                 raise CheckpointError(f"received shard {found.meta.shard} instead of shard {shard}")
-            self._load(found, memory.view, mine)
+            with self._fast_reading(link, memory):
+                self._load(found, memory.view, mine)
         finally:
             closed = memory.close()
         if not closed and not _closed_after_collecting(memory):
@@ -462,6 +465,18 @@ class BaseState(Contents):
                 f"an array of commit {wanted[1]} (era {wanted[0]}) is still in use after the state was restored, and "
                 "its memory is about to be overwritten: what keeps it needs a copy (State._owned)"
             )
+
+
+    @contextlib.contextmanager
+    def _fast_reading(self, link: Link, memory: MappedMemory) -> Iterator[None]:
+        """Let the device read a piece of the state from this worker's page-locked mapping of it, if there is one."""
+        accelerator = self._framework.accelerator
+        if accelerator is None:
+            yield
+            return
+        with link.locked_twin(memory) as locked:
+            with contextlib.nullcontext() if locked is None else accelerator.alias(memory.view, locked):
+                yield
 
 
 class _Kept:

@@ -89,6 +89,7 @@ class PlainFramework:
     """``edl.worker.framework.Framework`` without groups; ``AsynchronousFramework`` provides them."""
 
     name = "plain"
+    accelerator = None
 
     def __init__(self) -> None:
         self.arrays: Arrays = PlainArrays()

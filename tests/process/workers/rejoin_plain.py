@@ -153,6 +153,7 @@ class Plain:
     """``edl.worker.framework.Framework`` without any framework."""
 
     name = "plain"
+    accelerator = None
 
     def __init__(self) -> None:
         self.arrays: Arrays = Numbers()

@@ -1,0 +1,71 @@
+"""``DeviceRuntime`` for CUDA: calls only, no decisions."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+_PORTABLE = 1
+"""cudaHostRegisterPortable: locked for all devices of this process."""
+
+
+class CudaRuntime:
+    """``DeviceRuntime`` on a real device."""
+
+    def lock(self, device: torch.device, address: int, size: int) -> str:
+        """``cudaHostRegister``; returns CUDA's error. Without the device a thread would create a context on the first
+        one."""
+        with torch.cuda.device(device):
+            runtime: Any = torch.cuda.cudart()
+            error = runtime.cudaHostRegister(address, size, _PORTABLE)
+            return "" if error == runtime.cudaError.success else str(runtime.cudaGetErrorString(error))
+
+    def unlock(self, device: torch.device, address: int) -> None:
+        """``cudaHostUnregister``. An error, as of a broken device, changes nothing: the memory is unmapped next."""
+        with torch.cuda.device(device):
+            runtime: Any = torch.cuda.cudart()
+            runtime.cudaHostUnregister(address)
+
+    def stage(self, size: int) -> torch.Tensor:
+        """New page-locked memory."""
+        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+
+    @contextlib.contextmanager
+    def stream(self, device: torch.device) -> Iterator[CudaStream]:
+        """A new stream, which begins after all work of the current one."""
+        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.no_grad(), torch.cuda.stream(stream):
+            yield CudaStream(stream)
+
+
+class CudaStream:
+    """``DeviceStream``: torch's functions use the stream of the surrounding context."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def dense(self, source: torch.Tensor) -> torch.Tensor:
+        """Conjugation and negation, which torch leaves undone until they are needed, are done here."""
+        return source.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
+
+    def joined(self, pieces: Sequence[torch.Tensor]) -> torch.Tensor:
+        """One kernel for up to a hundred pieces."""
+        return torch.cat(list(pieces))
+
+    def upload(self, source: torch.Tensor, device: torch.device) -> torch.Tensor:
+        """``cudaMemcpyAsync`` to the device."""
+        return source.to(device, non_blocking=True)
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """``cudaMemcpyAsync`` in either direction."""
+        target.copy_(source, non_blocking=True)
+
+    def record(self) -> Any:
+        """``cudaEventRecord``."""
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(self._stream)
+        return event
