@@ -19,14 +19,14 @@ class CudaRuntime:
         """``cudaHostRegister``; returns CUDA's error. Without the device a thread would create a context on the first
         one."""
         with torch.cuda.device(device):
-            runtime: Any = torch.cuda.cudart()
+            runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
             error = runtime.cudaHostRegister(address, size, _PORTABLE)
             return "" if error == runtime.cudaError.success else str(runtime.cudaGetErrorString(error))
 
     def unlock(self, device: torch.device, address: int) -> None:
         """``cudaHostUnregister``. An error, as of a broken device, changes nothing: the memory is unmapped next."""
         with torch.cuda.device(device):
-            runtime: Any = torch.cuda.cudart()
+            runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
             runtime.cudaHostUnregister(address)
 
     def stage(self, size: int) -> torch.Tensor:

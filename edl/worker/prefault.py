@@ -40,12 +40,13 @@ def prefault(view: memoryview) -> int:
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     done = 0
     try:
-        first = (ctypes.c_char * len(view)).from_buffer(view)
+        whole = len(view)
+        first = (ctypes.c_char * whole).from_buffer(view)
     except (ValueError, TypeError):  # it has been closed, or is not writable
         return 0
     address = ctypes.addressof(first)
-    while done < len(view):
-        size = min(PIECE_BYTES, len(view) - done)
+    while done < whole:  # the view itself may be released meanwhile; ``first`` keeps the mapping
+        size = min(PIECE_BYTES, whole - done)
         if madvise(address + done, size, MADV_POPULATE_WRITE):
             break
         done += size

@@ -140,6 +140,10 @@ class BaseState(Contents):
         where a world of another size left it."""
         raise NotImplementedError
 
+    def _growth_bytes(self) -> int:
+        """Bytes that the first step adds to the state, as far as they are known."""
+        return 0
+
     @property
     def _why_restarted(self) -> str:
         """Why a worker with this state cannot rejoin in process; empty when it can."""
@@ -409,20 +413,29 @@ class BaseState(Contents):
             self._load(self._first.parsed, self._first.view, frozenset(self._objects))
         elif session.link is not None and session.rejoins:
             self._commits = 0
-            self._first = self._keep_first(session, seat)
-            if self._first is not None and (self._sharded or seat.local_rank == 0):
-                session.link.prepare(STATE, len(self._first.view))
+            link = session.link
 
-    def _keep_first(self, session: Session, seat: Seat) -> _Kept | None:
+            def prepare(size: int) -> None:
+                if self._copies(seat):
+                    link.prepare(STATE, size + self._growth_bytes())
+
+            self._first = self._keep_first(session, seat, prepare)
+
+    def _keep_first(
+        self, session: Session, seat: Seat, planned: Callable[[int], object] = lambda size: None
+    ) -> _Kept | None:
         """A copy for the case that the round is interrupted before the first commit; None when it would take much
-        memory."""
+        memory. ``planned`` is called with its size before it is made."""
         memory: mmap.mmap | None = None
 
         def room(size: int) -> memoryview:
             nonlocal memory
+            planned(size)
             if size * seat.local_world_size > _free_memory() / _SHARE_OF_MEMORY:
                 raise CheckpointError("too large")
-            memory = mmap.mmap(-1, size)
+            memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            with contextlib.suppress(OSError):  # a kernel without huge pages
+                memory.madvise(mmap.MADV_HUGEPAGE)  # training waits, and small pages take longer than the copy
             return memoryview(memory)
 
         try:
