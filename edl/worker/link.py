@@ -287,13 +287,14 @@ class Link:
         mine.maps[found[0]].wait()
         return found
 
-    def prepare(self, stream: str, size: int) -> None:
-        """Request a buffer for a snapshot of about this size, so that the next commit need not wait for it."""
+    def prepare(self, stream: str, size: int, saves: bool = False) -> None:
+        """Request a buffer for a snapshot of about this size, so that the next commit need not wait for it. ``saves``:
+        see ``Want``."""
         with self._changed:
             mine = self._streams[stream]
             if not mine.due and (mine.ready is None or mine.ready[1] < size):
                 mine.needed, mine.ahead = size, True
-                self._want(stream, size)
+                self._want(stream, size, saves)
 
     def announce(self, number: int, messages: Sequence[local.Committed | local.WroteThrough]) -> None:
         """Announce what was kept of one commit in this round: all of it or nothing. The copies must be complete.
@@ -322,10 +323,10 @@ class Link:
         group = self._group
         return group[1].failure() if group is not None and group[0] == number else ""
 
-    def _want(self, stream: str, size: int) -> None:
+    def _want(self, stream: str, size: int, saves: bool = False) -> None:
         self._streams[stream].ready = None
         self._streams[stream].due += 1
-        self.send(local.Want(stream, size))
+        self.send(local.Want(stream, size, saves))
 
     def piece(self, stream: str, fits: Callable[[memoryview], _Answer | None]) -> tuple[MappedMemory, _Answer] | str:
         """The requested piece of state, and what ``fits`` returns for it; or the reason why there is none.

@@ -254,6 +254,10 @@ class BaseState(Contents):
             kept.append(self._copy(session, seat, OWN, seat.rank, seat.world_size, False))
         return [one for one in kept if one is not None]
 
+    def _is_read(self, seat: Seat) -> bool:
+        """Whether this node writes what this worker saves."""
+        return bool(seat.checkpoint_dir) and (self._sharded or seat.position == 0)
+
     def _copies(self, seat: Seat) -> bool:
         """Whether this worker copies the shared state: one worker per node, or each worker its shard."""
         return self._sharded or seat.local_rank == 0
@@ -417,7 +421,7 @@ class BaseState(Contents):
 
             def prepare(size: int) -> None:
                 if self._copies(seat):
-                    link.prepare(STATE, size + self._growth_bytes())
+                    link.prepare(STATE, size + self._growth_bytes(), self._is_read(seat))
 
             self._first = self._keep_first(session, seat, prepare)
 
@@ -462,7 +466,8 @@ class BaseState(Contents):
             raise PeersLost(f"commit {wanted[1]} of era {wanted[0]} could not be fetched for rank {seat.rank}: {piece}")
         memory, found = piece
         if stream == OWN or self._sharded or seat.local_rank == 0:
-            link.prepare(stream, memory.size)  # while this one is being loaded
+            saves = stream == STATE and self._is_read(seat)
+            link.prepare(stream, memory.size, saves)  # while this one is being loaded
         try:
             if stream == OWN:
                 self._derive(mine - found.tree.get("objects", {}).keys(), seat.rank)
