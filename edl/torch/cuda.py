@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from edl.torch.device_copies import as_bytes
+
 _PORTABLE = 1
 """cudaHostRegisterPortable: locked for all devices of this process."""
 
@@ -50,11 +52,14 @@ class CudaStream:
 
     def dense(self, source: torch.Tensor) -> torch.Tensor:
         """Conjugation and negation, which torch leaves undone until they are needed, are done here."""
-        return source.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
+        return as_bytes(source.detach().resolve_conj().resolve_neg().contiguous())
 
     def joined(self, pieces: Sequence[torch.Tensor]) -> torch.Tensor:
-        """One kernel for up to a hundred pieces."""
-        return torch.cat(list(pieces))
+        """Pieces of one type are made dense and concatenated in C++: Python takes 5 µs for each."""
+        if len({piece.dtype for piece in pieces}) == 1 and not any(one.is_conj() or one.is_neg() for one in pieces):
+            flatten: Any = torch._C._nn.flatten_dense_tensors  # type: ignore[attr-defined]
+            return as_bytes(flatten(list(pieces)))
+        return torch.cat([self.dense(piece) for piece in pieces])
 
     def upload(self, source: torch.Tensor, device: torch.device) -> torch.Tensor:
         """``cudaMemcpyAsync`` to the device."""

@@ -43,14 +43,15 @@ class DeviceEvent(Protocol):
 
 
 class DeviceStream(Protocol):
-    """A stream for copies. All calls return at once, and take effect one after the other."""
+    """A stream for copies. All calls return at once, and take effect one after the other. All but ``dense`` and
+    ``joined`` take bytes."""
 
     def dense(self, source: torch.Tensor) -> torch.Tensor:
         """The bytes of any tensor of the device; a view, unless it has to be made dense."""
         ...
 
     def joined(self, pieces: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The bytes of all pieces, in new memory of the device."""
+        """The bytes of any tensors of the device, one after the other."""
         ...
 
     def upload(self, source: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -186,7 +187,7 @@ class DeviceCopies:
         there: dict[torch.device, list[Place]] = {}
         for place, part in pairs:
             if part.nbytes:
-                there.setdefault(place.device, []).append((part.data_ptr(), _view(place)))
+                there.setdefault(place.device, []).append((part.data_ptr(), as_bytes(place)))
         for device, places in there.items():
             with self._runtime.stream(device) as stream:
                 self._in(stream, places)
@@ -203,26 +204,23 @@ class DeviceCopies:
         run: list[Place] = []
         end = 0
         for address, tensor in places:
-            source = stream.dense(tensor)
-            size = source.numel()
+            size = tensor.nbytes
             small = size < PACKED_BYTES
             if run and not (small and address - end <= GAP_BYTES and address + size - run[0][0] <= JOINED_BYTES):
                 yield self._joined(stream, device, run, end)
                 run = []
             if small:
-                run.append((address, source))
+                run.append((address, tensor))
                 end = address + size
             else:
-                yield address, source
+                yield address, stream.dense(tensor)
         if run:
             yield self._joined(stream, device, run, end)
 
     def _joined(self, stream: DeviceStream, device: torch.device, run: Sequence[Place], end: int) -> Place:
         """One piece from the first byte of a run to ``end``. What the file has in its gaps goes to the device and comes
         back with it."""
-        begin = run[0][0]
-        if len(run) == 1:
-            return run[0]
+        begin, first = run[0]
         pieces: list[torch.Tensor] = []
         around: torch.Tensor | None = None
         at = begin
@@ -232,9 +230,11 @@ class DeviceCopies:
                     now = self._locked_bytes(begin, end - begin)
                     assert now is not None, "all of it is locked"  # noqa: S101
                     around = stream.upload(now, device)
-                pieces.append(around[at - begin : address - begin])
+                gap = around[at - begin : address - begin]
+                aligned = (at - begin) % first.itemsize == 0 and gap.numel() % first.itemsize == 0
+                pieces.append(gap.view(first.dtype) if aligned else gap)  # pieces of one type are joined faster
             pieces.append(source)
-            at = address + source.numel()
+            at = address + source.nbytes
         return begin, stream.joined(pieces)
 
     def _staged_out(self, stream: DeviceStream, places: Iterable[Place]) -> None:
@@ -297,9 +297,12 @@ def _bytes_at(address: int, size: int) -> torch.Tensor:
     return torch.frombuffer((ctypes.c_char * size).from_address(address), dtype=torch.uint8)
 
 
-def _view(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of a dense tensor."""
-    return tensor.detach().view(-1).view(torch.uint8)
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of a dense tensor that is not empty; no copy."""
+    flat = tensor.detach().view(-1)
+    if flat.stride(0) != 1:  # a single element counts as dense whatever its stride, but not for a change of type
+        flat = flat.as_strided(flat.shape, (1,))
+    return flat.view(torch.uint8)
 
 
 def _stagings(places: Iterable[Place], room_bytes: int) -> Iterator[list[Place]]:

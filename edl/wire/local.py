@@ -62,7 +62,8 @@ class Want:
     stream: str
     size: int
     saves: bool = False
-    """Commits of this stream will be written to the checkpoint directory: while one is read, a third buffer is needed."""
+    """Commits of this stream will be written to the checkpoint directory; while one is read, a third buffer is
+    needed."""
 
 
 @dataclass(frozen=True, slots=True)

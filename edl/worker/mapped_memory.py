@@ -77,7 +77,7 @@ class MappedMemory:
                 return False
             unlock, self._unlock = self._unlock, None
         if unlock is not None:
-            unlock()  # before the pages go: the accelerator would keep them, and refuse the next mapping at this address
+            unlock()  # before the pages go: the device would keep them, and refuse the next mapping at this address
         try:
             self.view.release()
             self._map.close()

@@ -484,7 +484,6 @@ class BaseState(Contents):
                 "its memory is about to be overwritten: what keeps it needs a copy (State._owned)"
             )
 
-
     @contextlib.contextmanager
     def _fast_reading(self, link: Link, memory: MappedMemory) -> Iterator[None]:
         """Let the device read a piece of the state from this worker's page-locked mapping of it, if there is one."""
@@ -492,9 +491,11 @@ class BaseState(Contents):
         if accelerator is None:
             yield
             return
-        with link.locked_twin(memory) as locked:
-            with contextlib.nullcontext() if locked is None else accelerator.alias(memory.view, locked):
-                yield
+        with contextlib.ExitStack() as stack:
+            locked = stack.enter_context(link.locked_twin(memory))
+            if locked is not None:
+                stack.enter_context(accelerator.alias(memory.view, locked))
+            yield
 
 
 class _Kept:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
+from edl.torch.device_copies import as_bytes
+
 GARBAGE = 0xA5
 
 
@@ -60,13 +62,13 @@ class FakeDevice:
     def dense(self, source: torch.Tensor) -> torch.Tensor:
         plain = source.detach()
         if plain.is_contiguous() and not plain.is_conj() and not plain.is_neg():
-            return plain.view(-1).view(torch.uint8)
+            return as_bytes(plain)
         made = torch.empty(plain.shape, dtype=plain.dtype)
         self._put(lambda: made.copy_(plain))
         return made.view(-1).view(torch.uint8)
 
     def joined(self, pieces: Sequence[torch.Tensor]) -> torch.Tensor:
-        pieces = list(pieces)
+        pieces = [self.dense(piece) for piece in pieces]
         made = torch.full((sum(piece.numel() for piece in pieces),), GARBAGE, dtype=torch.uint8)
         self._put(lambda: torch.cat(pieces, out=made))
         return made

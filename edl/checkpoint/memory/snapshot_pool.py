@@ -212,8 +212,8 @@ class MemorySnapshotPool:
             self._changed()
 
     def ahead(self, stream: SnapshotStream, size: int, most: int) -> bool:
-        """Allocate one more buffer for a stream's later snapshots, unless it has ``most`` or memory is short. Returns whether
-        it has been allocated."""
+        """Allocate one more buffer for a stream's later snapshots, unless it has ``most`` or memory is short. Returns
+        whether it has been allocated."""
         with self._open():
             room = self._buffer_table.spare(stream, size, most)
             if room is None:

@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 
 from edl.torch import device_copies as module  # noqa: E402
 from edl.torch.arrays import TorchArrays  # noqa: E402
+from edl.torch.cuda import CudaStream  # noqa: E402
 from edl.torch.device_copies import DeviceCopies  # noqa: E402
 from tests.support.fake_device import FakeDevice  # noqa: E402
 
@@ -51,7 +52,9 @@ def a_tensor(draw: random.Random) -> Any:
         case 0:
             return torch.complex(torch.arange(count * 1.0), torch.full((count,), 3.0)).conj()
         case 1:
-            return torch.complex(torch.arange(count * 1.0), torch.full((count,), 3.0)).conj().imag  # the bit for "negative"
+            return (
+                torch.complex(torch.arange(count * 1.0), torch.full((count,), 3.0)).conj().imag
+            )  # the bit for "negative"
         case 2:
             return torch.stack([plain, plain]).t()
         case 3:
@@ -132,6 +135,19 @@ def test_small_tensors_travel_together_although_counters_of_the_host_lie_between
         assert memory[3004 * number + 3000 : 3004 * (number + 1)] == b"\x01\x02\x03\x04"
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_tensors_are_made_bytes_by_the_real_calls(seed: int) -> None:
+    """They are torch's own, which do the same on the host."""
+    draw = random.Random(seed)
+    stream = CudaStream(None)
+    mixed = [a_tensor(draw) for _ in range(draw.randrange(1, 9))]
+    same = [tensor for tensor in mixed if tensor.dtype == mixed[0].dtype]
+    with torch.no_grad():
+        for pieces in (mixed, same):
+            assert bytes(stream.joined(pieces).tolist()) == b"".join(map(exact, pieces))
+            assert [bytes(stream.dense(piece).tolist()) for piece in pieces] == list(map(exact, pieces))
+
+
 def filled(pairs: list[tuple[Any, Any]]) -> bool:
     return all(exact(place) == exact(part) for place, part in pairs)
 
@@ -150,6 +166,17 @@ def to_restore(draw: random.Random, memory: Any) -> list[tuple[Any, Any]]:
         at += -(-place.nbytes // 8) * 8 + draw.choice([0, 64])
     draw.shuffle(pairs)
     return pairs
+
+
+def test_a_single_element_of_any_stride() -> None:
+    """It counts as dense."""
+    place = torch.zeros(6)[1:2].as_strided((1, 1), (3, 5))
+    copies = copies_with(FakeDevice())
+    copies.copy_in([(place, torch.full((1, 1), 7.0))])
+    assert float(place) == 7
+    memory = bytearray(4)
+    copies.copy_out(DEVICE, [(address_of(memory), place)])
+    assert bytes(memory) == exact(place)
 
 
 @pytest.mark.parametrize("kind", ["locked", "alias", "pageable"])

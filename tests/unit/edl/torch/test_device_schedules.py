@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import os
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -36,13 +37,18 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, name, value)
 
 
+def move(moves: Sequence[tuple[int, int, int]]) -> None:
+    for one in moves:
+        ctypes.memmove(*one)
+
+
 class Process:
     """A worker's process: what it trains, and the buffers that it has mapped."""
 
     def __init__(self, buffers: Buffers, refusal: str) -> None:
         self.buffers = buffers
         self.device = FakeDevice(refusal)
-        self.copies = DeviceCopies(self.device, lambda moves: [ctypes.memmove(*one) for one in moves])
+        self.copies = DeviceCopies(self.device, move)
         self.copies.device = DEVICE
         self.tensors = [torch.zeros(size, dtype=torch.uint8) for size in SIZES]
         self.counter = 0
@@ -156,7 +162,7 @@ def test_a_copy_that_nobody_waits_for_is_found(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_mapping_that_goes_without_being_unlocked_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FakeDevice, "unlock", lambda self, device, address: None)
-    with pytest.raises(AssertionError, match="without being unlocked|unlocked with its mapping"):
+    with pytest.raises(AssertionError, match=r"without being unlocked|unlocked with its mapping"):
         for seed in SEEDS:
             play(seed)
 
