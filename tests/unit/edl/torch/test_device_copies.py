@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 from edl.torch import device_copies as module  # noqa: E402
 from edl.torch.arrays import TorchArrays  # noqa: E402
-from edl.torch.cuda import CudaStream  # noqa: E402
+from edl.torch.cuda import CudaRuntime, CudaStream  # noqa: E402
 from edl.torch.device_copies import DeviceCopies  # noqa: E402
 from tests.support.fake_device import FakeDevice  # noqa: E402
 
@@ -221,6 +221,11 @@ def test_memory_that_cannot_be_locked_is_named_once(capfd: pytest.CaptureFixture
     assert "`ulimit -l` is" in said and "LimitMEMLOCK=" in said
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device, which locks it")
+def test_a_torch_without_the_calls_says_so() -> None:
+    assert CudaRuntime().lock(torch.device("cuda", 0), 4096, 4096)
+
+
 def test_without_a_device_nothing_is_locked() -> None:
     device = FakeDevice()
     copies = copies_with(device)
@@ -256,7 +261,7 @@ def test_the_arrays_copy_their_own_part_first() -> None:
     arrays = Mixed()
     device = FakeDevice()
     arrays.device_copies = copies_with(device)
-    values = [torch.full((3, 4), 5.0), torch.arange(1.0), torch.full((2, 2), 6.0), torch.arange(9)]
+    values = [torch.full((3, 4), 5.0), torch.full((1,), 9.0), torch.full((2, 2), 6.0), torch.arange(9)]
     memory = bytearray(sum(value.nbytes for value in values))
     arrays.device_copies.lock(memoryview(memory))
     buffers, at = [], 0
