@@ -39,8 +39,10 @@ _STRANGER_LIMIT = 500
 class WorkerCheckpoints(Protocol):
     """The worker server's interface to the checkpoint manager."""
 
-    def want(self, slot: int, stream: str, size: int) -> Coroutine[Any, Any, BufferGrant | BufferRefusal]:
-        """Request a buffer for the next snapshot of a stream."""
+    def want(
+        self, slot: int, stream: str, size: int, saves: bool = False
+    ) -> Coroutine[Any, Any, BufferGrant | BufferRefusal]:
+        """Request a buffer for the next snapshot of a stream; ``saves`` as in ``Want``."""
         ...
 
     def committed(self, slot: int, message: local.Committed) -> None:
@@ -272,8 +274,8 @@ class WorkerServer:
                 self._heard(ev.WorkerHere(born, slot, hold, commit))
             case local.GiveUp(exit_code=code):
                 self._heard(ev.WorkerGaveUp(born, slot, code))
-            case local.Want(stream=stream, size=size):
-                self._background.begin(self._grant(line, stream, self._checkpoints.want(slot, stream, size)))
+            case local.Want(stream=stream, size=size, saves=saves):
+                self._background.begin(self._grant(line, stream, self._checkpoints.want(slot, stream, size, saves)))
             case local.Committed():
                 self.progress[slot] = message.commit
                 if self.newest is None or message.commit > self.newest[0]:

@@ -46,9 +46,11 @@ class CheckpointManager:
 
     # --- workers -----------------------------------------------------------------------------------------------------
 
-    def want(self, slot: int, stream: str, size: int) -> Coroutine[Any, Any, BufferGrant | BufferRefusal]:
+    def want(
+        self, slot: int, stream: str, size: int, saves: bool = False
+    ) -> Coroutine[Any, Any, BufferGrant | BufferRefusal]:
         """Request a buffer for a worker's next commit; see ``worker_server.WorkerCheckpoints``."""
-        return self._memory.want(slot, stream, size)
+        return self._memory.want(slot, stream, size, saves)
 
     def committed(self, slot: int, message: local.Committed) -> None:
         """Accept a worker's commit; see ``worker_server.WorkerCheckpoints``."""

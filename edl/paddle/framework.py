@@ -13,6 +13,7 @@ from edl.paddle.arrays import PaddleArrays
 from edl.wire.local import Seat
 from edl.wire.peer_loss import chain
 from edl.worker.exchange import exchange
+from edl.worker.framework import Accelerator
 from edl.worker.ring import PeerLost, Ring
 
 
@@ -20,6 +21,7 @@ class PaddleFramework:
     """The framework port of ``edl.worker`` (``Framework``) for Paddle."""
 
     name = "paddle"
+    accelerator: Accelerator | None = None
 
     def __init__(self) -> None:
         self.arrays = PaddleArrays()

@@ -8,13 +8,15 @@ import functools
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 
 from edl.errors import StateError
+from edl.torch.cuda import CudaRuntime
+from edl.torch.device_copies import DeviceCopies, Move
 from edl.torch.digest import digest, finite
 from edl.worker import tree
 from edl.worker.framework import ArrayInfo
@@ -40,10 +42,6 @@ ALONE_BYTES = 4 << 20
 """If all arrays together are smaller than this, the calling thread copies them alone."""
 MOST_THREADS = 8
 """More threads do not increase memory bandwidth."""
-STAGE_BYTES = 32 << 20
-"""Page-locked memory for copies from an accelerator; there are two such buffers."""
-PACKED_BYTES = 1 << 20
-"""Smaller pieces on an accelerator are concatenated there and copied together."""
 SHORT_BYTES = 16 << 10
 """A shorter copy takes less time than starting it on another thread."""
 
@@ -51,8 +49,6 @@ SHORT_BYTES = 16 << 10
 _move_locked: Any = ctypes.PyDLL(None).memmove
 _move_locked.argtypes, _move_locked.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t), ctypes.c_void_p
 
-Move = tuple[int, int, int]
-"""Target address, source address, and number of bytes."""
 Part = Move | tuple[torch.Tensor, torch.Tensor]
 """One copy: of bytes, or of a tensor into another one of the same shape and type."""
 
@@ -66,8 +62,8 @@ class TorchArrays:
     def __init__(self) -> None:
         self._threads: ThreadPoolExecutor | None = None
         self._forked_from = 0
-        self._stages: list[torch.Tensor] = []
         self._lock = threading.Lock()
+        self.device_copies = DeviceCopies(CudaRuntime(), self._copy_on_cpu)
 
     def is_array(self, value: object) -> bool:
         """Whether the value is a tensor or a numpy array."""
@@ -80,8 +76,7 @@ class TorchArrays:
         return _info(tensor.dtype, tensor.shape)
 
     def copy_out(self, values: Sequence[Any], buffers: Iterable[memoryview]) -> None:
-        """Copy each array into its buffer on several threads; from CUDA through page-locked memory on a separate
-        stream."""
+        """Copy each array into its buffer on several threads; from CUDA on a separate stream."""
         here: list[Part] = []
         there: dict[torch.device, list[tuple[int, torch.Tensor]]] = {}
         made = []  # keeps converted tensors alive until all is copied
@@ -106,9 +101,9 @@ class TorchArrays:
                 here.append((addressof(from_buffer(buffer)), tensor.data_ptr(), size))
             if tensor is not value:
                 made.append(tensor)
-        for device, pairs in there.items():
-            self._copy_from_cuda(device, pairs)
         self._copy_on_cpu(here)
+        for device, pairs in there.items():
+            self.device_copies.copy_out(device, pairs)
         del made
 
     def view(self, info: ArrayInfo, data: memoryview) -> torch.Tensor:
@@ -165,35 +160,6 @@ class TorchArrays:
                 self._threads = ThreadPoolExecutor(workers, thread_name_prefix="edl-copy")
                 self._forked_from = os.getpid()
             return self._threads
-
-    def _copy_from_cuda(self, device: torch.device, pairs: list[tuple[int, torch.Tensor]]) -> None:
-        """Fill one page-locked buffer from the device while the other one is copied out."""
-        if not self._stages:
-            self._stages = [torch.empty(STAGE_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
-        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream(device))
-        emptied: Callable[[], None] | None = None
-        with torch.cuda.stream(stream):
-            for number, pieces in enumerate(_stagings(pairs, STAGE_BYTES)):
-                stage = self._stages[number % 2]
-                offset = 0
-                for source in _packed([source for _, source in pieces]):
-                    stage[offset : offset + source.numel()].copy_(source, non_blocking=True)
-                    offset += source.numel()
-                done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-                done.record(stream)
-                if emptied is not None:
-                    emptied()  # the previous stage, while this one is being filled
-                emptied = self._emptying(done, _moves(stage.data_ptr(), pieces))
-            if emptied is not None:
-                emptied()
-
-    def _emptying(self, done: Any, moves: list[Part]) -> Callable[[], None]:
-        def empty() -> None:
-            done.synchronize()
-            self._copy_on_cpu(moves)
-
-        return empty
 
 
 @functools.lru_cache(maxsize=1 << 16)
@@ -305,56 +271,6 @@ def _batch(parts: Iterable[Part]) -> list[Part]:
         if size >= PART_BYTES:
             break
     return batch
-
-
-def _stagings(pairs: Iterable[tuple[int, torch.Tensor]], room_bytes: int) -> Iterator[list[tuple[int, torch.Tensor]]]:
-    """Split the sources into pieces of bytes with their target addresses, in groups that fit a stage. They are sorted
-    by address, so that pieces adjacent in a stage are adjacent in the target."""
-    group: list[tuple[int, torch.Tensor]] = []
-    room = room_bytes
-    for address, source in sorted(pairs, key=lambda pair: pair[0]):
-        flat = source.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
-        start = 0
-        while start < flat.numel():
-            length = min(room, flat.numel() - start)
-            group.append((address + start, flat[start : start + length]))
-            start += length
-            room -= length
-            if not room:
-                yield group
-                group, room = [], room_bytes
-    if group:
-        yield group
-
-
-def _packed(sources: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """The same bytes in fewer pieces, since each copy to the host has a fixed cost worth many kilobytes."""
-    run: list[torch.Tensor] = []
-    for source in sources:
-        if source.numel() < PACKED_BYTES:
-            run.append(source)
-            continue
-        if run:
-            yield torch.cat(run)
-            run = []
-        yield source
-    if run:
-        yield torch.cat(run)
-
-
-def _moves(stage: int, pieces: Iterable[tuple[int, torch.Tensor]]) -> list[Part]:
-    """The moves that empty a stage: one move for adjacent pieces."""
-    moves: list[Part] = []
-    begin = size = 0
-    for target, source in pieces:
-        if target != begin + size:
-            if size:
-                moves.append((begin, stage, size))
-            stage, begin, size = stage + size, target, 0
-        size += source.numel()
-    if size:
-        moves.append((begin, stage, size))
-    return moves
 
 
 def _processors() -> int:

@@ -18,7 +18,7 @@ from edl.torch.sockets import FOLDER
 from edl.wire.local import Seat
 from edl.wire.peer_loss import chain, speaks_of_lost_peer
 from edl.worker.exchange import exchange
-from edl.worker.framework import Arrays
+from edl.worker.framework import Accelerator, Arrays
 
 _NO_MEMORY = re.compile(r"DefaultCPUAllocator: can't allocate memory|out of memory\. Tried to allocate")
 """Also matches inside the message of ``load_state_dict``."""
@@ -30,7 +30,10 @@ class TorchFramework:
     name = "torch"
 
     def __init__(self) -> None:
-        self.arrays: Arrays = TorchArrays()
+        arrays = TorchArrays()
+        self.arrays: Arrays = arrays
+        self.device_copies = arrays.device_copies
+        self.accelerator: Accelerator | None = None
         self.seat: Seat | None = None
         self._group: TorchGroup | None = None
 
@@ -115,6 +118,8 @@ class TorchFramework:
             return "gloo"
         # With --virtual-local-rank each worker sees only its own card.
         torch.cuda.set_device(seat.local_rank if seat.local_rank < torch.cuda.device_count() else 0)
+        self.device_copies.device = torch.device("cuda", torch.cuda.current_device())
+        self.accelerator = self.device_copies
         nccl.set_up(os.environ)  # noqa: TID251  torch's own settings
         return "cpu:gloo,cuda:nccl"
 

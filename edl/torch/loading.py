@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from edl.errors import StateError
+from edl.torch.framework import current
 from edl.worker import tree
 
 Owned = Callable[[Any], Any]
@@ -308,9 +309,21 @@ def _is_subclass(value: Any) -> bool:
 
 def fill(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
     """Copy the second tensor of each pair into the first."""
+    copies = current().device_copies
+    there = []
     with torch.no_grad():
         for place, part in pairs:
             if any(size > 1 and not stride for size, stride in zip(place.shape, place.stride(), strict=True)):
                 # expanded: several elements share memory, but their saved values may differ
                 place.data = torch.empty_like(place, memory_format=torch.contiguous_format)
-            place.copy_(part)
+            if not place.is_cpu and copies.is_there(place) and _same_bytes(place, part):
+                there.append((place, part))
+            else:
+                place.copy_(part)
+    copies.copy_in(there)
+
+
+def _same_bytes(place: torch.Tensor, part: torch.Tensor) -> bool:
+    """Whether copying a tensor of the host's means copying its bytes."""
+    plain = not (place.is_conj() or place.is_neg() or part.is_conj() or part.is_neg())
+    return plain and part.is_cpu and place.dtype == part.dtype and place.is_contiguous() and part.is_contiguous()

@@ -15,6 +15,7 @@ from edl.torch import loading, refusals
 from edl.torch.boxes import forget_meshes
 from edl.torch.ddp import plain as unwrapped
 from edl.torch.device_mesh import begin_world, mesh
+from edl.torch.first_size import missing_bytes
 from edl.torch.framework import current
 from edl.wire.local import Seat
 from edl.wire.snapshot import Meta
@@ -92,6 +93,10 @@ class State(core.BaseState):
 
     def _load_value(self, name: str, live: Any, plain: Any) -> Any:
         return loading.load_value(plain, live, self._owned)
+
+    def _growth_bytes(self) -> int:
+        objects = (obj for obj in self._objects.values() if not is_own(obj))
+        return sum(missing_bytes(obj) for obj in objects if isinstance(obj, torch.optim.Optimizer))
 
     def _strict(self, name: str, obj: Any) -> frozenset[str]:
         obj = unwrapped(obj)

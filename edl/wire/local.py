@@ -61,6 +61,9 @@ class Want:
 
     stream: str
     size: int
+    saves: bool = False
+    """Commits of this stream will be written to the checkpoint directory; while one is read, a third buffer is
+    needed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -57,6 +58,20 @@ class Arrays(Protocol):
         ...
 
 
+class Accelerator(Protocol):
+    """Copies between a device and page-locked memory of the host, which go at the speed of the bus."""
+
+    def lock(self, memory: memoryview) -> Callable[[], None] | None:
+        """Page-lock memory that commits are copied to, on any thread; takes 50 ms per gigabyte. Returns what undoes
+        it, to be called before the memory is unmapped; None if nothing is locked: copies then take another way."""
+        ...
+
+    def alias(self, view: memoryview, locked: memoryview) -> AbstractContextManager[None]:
+        """Within the context ``view`` shows the same bytes as the page-locked memory, which does not change: copies to
+        the device may read from there."""
+        ...
+
+
 class Communicator(Protocol):
     """The communicator of one round."""
 
@@ -89,6 +104,8 @@ class Framework(Protocol):
 
     name: str
     arrays: Arrays
+    accelerator: Accelerator | None
+    """Known once a group has been connected; None for state in the host's memory."""
 
     def why_not_in_process(self) -> str:
         """Why a worker with this build or device cannot rejoin in process; empty when it can."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 import signal
 import socket
@@ -23,8 +22,8 @@ from edl.wire.messages import Settings
 from edl.wire.parts import PartRange, encode_ranges
 from edl.wire.purpose import Purpose
 from edl.worker.boundary import BoundaryAction, RoundOver, StepBoundaries
-from edl.worker.framework import Communicator
-from edl.worker.prefault import prefault_in_thread
+from edl.worker.framework import Accelerator, Communicator
+from edl.worker.mapped_memory import MappedMemory
 
 _LONGEST_WAIT_S = 1.0
 """A waiting thread checks at least this often (seconds), even if it is not woken."""
@@ -36,27 +35,6 @@ more."""
 _SMALL_BYTES = 256 * 1024
 """Tolerance in bytes beyond twice the needed size of a buffer."""
 _Answer = TypeVar("_Answer")
-
-
-class MappedMemory:
-    """A mapped memory file: either shared and writable, or a private copy-on-write view."""
-
-    def __init__(self, descriptor: int, size: int, *, private: bool) -> None:
-        """Raises ``OSError`` or ``ValueError`` when the file is shorter, or cannot be mapped."""
-        self.size = size
-        access = mmap.ACCESS_COPY if private else mmap.ACCESS_WRITE
-        self._map = mmap.mmap(descriptor, size, access=access)
-        self.view = memoryview(self._map)
-
-    def close(self) -> bool:
-        """Unmap it. Returns False if an array over it is still in use: the mapping then ends with the last one, or when
-        this is called again."""
-        try:
-            self.view.release()
-            self._map.close()
-        except BufferError:
-            return False
-        return True
 
 
 @dataclass
@@ -121,6 +99,8 @@ class Link:
         """``gone`` is called on the side thread when the agent has closed the connection."""
         self._channel = channel
         self._gone = gone
+        self.accelerator: Accelerator | None = None
+        """Page-locks the buffers that are mapped from now on."""
         self._pid = os.getpid()
         self._changed = threading.Condition()
         self._boundary = StepBoundaries()
@@ -304,15 +284,17 @@ class Link:
         found = self._wait(ready)
         if not isinstance(found, tuple):
             raise CheckpointError(mine.refused)
+        mine.maps[found[0]].wait()
         return found
 
-    def prepare(self, stream: str, size: int) -> None:
-        """Request a buffer for a snapshot of about this size, so that the next commit need not wait for it."""
+    def prepare(self, stream: str, size: int, saves: bool = False) -> None:
+        """Request a buffer for a snapshot of about this size, so that the next commit need not wait for it. ``saves``:
+        see ``Want``."""
         with self._changed:
             mine = self._streams[stream]
             if not mine.due and (mine.ready is None or mine.ready[1] < size):
                 mine.needed, mine.ahead = size, True
-                self._want(stream, size)
+                self._want(stream, size, saves)
 
     def announce(self, number: int, messages: Sequence[local.Committed | local.WroteThrough]) -> None:
         """Announce what was kept of one commit in this round: all of it or nothing. The copies must be complete.
@@ -341,10 +323,10 @@ class Link:
         group = self._group
         return group[1].failure() if group is not None and group[0] == number else ""
 
-    def _want(self, stream: str, size: int) -> None:
+    def _want(self, stream: str, size: int, saves: bool = False) -> None:
         self._streams[stream].ready = None
         self._streams[stream].due += 1
-        self.send(local.Want(stream, size))
+        self.send(local.Want(stream, size, saves))
 
     def piece(self, stream: str, fits: Callable[[memoryview], _Answer | None]) -> tuple[MappedMemory, _Answer] | str:
         """The requested piece of state, and what ``fits`` returns for it; or the reason why there is none.
@@ -364,6 +346,16 @@ class Link:
             if answer is not None:
                 return found, answer
             found.close()
+
+    @contextlib.contextmanager
+    def locked_twin(self, piece: MappedMemory) -> Iterator[memoryview | None]:
+        """This worker's own page-locked mapping of the file that a piece shows: it wrote that commit itself. It stays
+        until the context ends. None if there is none."""
+        with self._changed:
+            mapped = [one for stream in self._streams.values() for one in stream.maps.values()]
+        twin = next((one for one in mapped if one.file == piece.file and one.size >= piece.size), None)
+        with contextlib.nullcontext() if twin is None else twin.used() as view:
+            yield view
 
     def ask_ranges(self, stream: str, era: int, commit: int, ranges: Sequence[PartRange]) -> None:
         """Request ranges of the parts of a commit; ``piece(stream, ...)`` returns them."""
@@ -530,7 +522,7 @@ class Link:
         memory = _mapped(descriptors[0], size, private=False) if descriptors else None
         if isinstance(memory, MappedMemory):
             stream.map(number, memory)
-            prefault_in_thread(memory.view)
+            memory.prepare(self.accelerator)
         stream.due = max(0, stream.due - 1)
         if stream.due:
             return

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from collections.abc import Callable
 
 LEAST_BYTES = 16 << 20
 """Smaller buffers are not worth a thread."""
@@ -17,11 +18,18 @@ MADV_POPULATE_WRITE = 23
 """Since Linux 5.14; older kernels refuse it, and each page is mapped on its first access."""
 
 
-def prefault_in_thread(view: memoryview) -> threading.Thread | None:
-    """Map all pages of a writable, page-aligned mapping, on a separate thread. The content is preserved."""
+def prefault_in_thread(view: memoryview, then: Callable[[], None] | None = None) -> threading.Thread | None:
+    """Map all pages of a writable, page-aligned mapping, on a separate thread, which calls ``then`` last. The content
+    is preserved."""
     if len(view) < LEAST_BYTES:
         return None
-    thread = threading.Thread(target=prefault, args=(view,), name="edl-pages", daemon=True)
+
+    def work() -> None:
+        prefault(view)
+        if then is not None:
+            then()
+
+    thread = threading.Thread(target=work, name="edl-pages", daemon=True)
     thread.start()
     return thread
 
@@ -32,12 +40,13 @@ def prefault(view: memoryview) -> int:
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     done = 0
     try:
-        first = (ctypes.c_char * len(view)).from_buffer(view)
+        whole = len(view)
+        first = (ctypes.c_char * whole).from_buffer(view)
     except (ValueError, TypeError):  # it has been closed, or is not writable
         return 0
     address = ctypes.addressof(first)
-    while done < len(view):
-        size = min(PIECE_BYTES, len(view) - done)
+    while done < whole:  # the view itself may be released meanwhile; ``first`` keeps the mapping
+        size = min(PIECE_BYTES, whole - done)
         if madvise(address + done, size, MADV_POPULATE_WRITE):
             break
         done += size

@@ -128,6 +128,8 @@ class Session:
                 self.link.register(seat.round, group)
             self.framework.connect(group, seat)
             self._connected = True
+            if self.link is not None:
+                self.link.accelerator = self.framework.accelerator
         return seat
 
     def leave(self) -> None:

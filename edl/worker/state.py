@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import math
 import mmap
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from edl.errors import CheckpointError, StateError
@@ -22,8 +23,9 @@ from edl.worker.boundary import BoundaryAction, RoundOver
 from edl.worker.building import Builder
 from edl.worker.contents import Contents, NoRoom, is_own
 from edl.worker.framework import Framework
-from edl.worker.link import Link, MappedMemory
+from edl.worker.link import Link
 from edl.worker.local_steps import OuterSteps
+from edl.worker.mapped_memory import MappedMemory
 from edl.worker.numbers import SEED
 from edl.worker.part_numbers import RankPart
 from edl.worker.session import PeersLost, Session
@@ -147,6 +149,10 @@ class BaseState(Contents):
         """Ranks that hold the same pieces of all sharded tensors as this one; may be empty if there is none."""
         return frozenset()
 
+    def _growth_bytes(self) -> int:
+        """Bytes that the first step adds to the state, as far as they are known."""
+        return 0
+
     @property
     def _why_restarted(self) -> str:
         """Why a worker with this state cannot rejoin in process; empty when it can."""
@@ -258,6 +264,10 @@ class BaseState(Contents):
         if any(is_own(obj) for obj in self._objects.values()):
             kept.append(self._copy(session, seat, OWN, RankPart.of_rank(seat.rank, seat.world_size), False))
         return [one for one in kept if one is not None]
+
+    def _is_read(self, seat: Seat) -> bool:
+        """Whether this node writes what this worker saves."""
+        return bool(seat.checkpoint_dir) and (self._sharded or seat.position == 0)
 
     def _copies(self, seat: Seat) -> bool:
         """Whether this worker copies the shared state: on each node one worker copies each part that is there."""
@@ -467,20 +477,29 @@ class BaseState(Contents):
             self._load(self._first.parsed, self._first.view, frozenset(self._objects))
         elif session.link is not None and session.rejoins:
             self._commits = 0
-            self._first = self._keep_first(session, seat)
-            if self._first is not None and self._copies(seat):
-                session.link.prepare(STATE, len(self._first.view))
+            link = session.link
 
-    def _keep_first(self, session: Session, seat: Seat) -> _Kept | None:
+            def prepare(size: int) -> None:
+                if self._copies(seat):
+                    link.prepare(STATE, size + self._growth_bytes(), self._is_read(seat))
+
+            self._first = self._keep_first(session, seat, prepare)
+
+    def _keep_first(
+        self, session: Session, seat: Seat, planned: Callable[[int], object] = lambda size: None
+    ) -> _Kept | None:
         """A copy for the case that the round is interrupted before the first commit; None when it would take much
-        memory."""
+        memory. ``planned`` is called with its size before it is made."""
         memory: mmap.mmap | None = None
 
         def room(size: int) -> memoryview:
             nonlocal memory
+            planned(size)
             if size * seat.local_world_size > _free_memory() / _SHARE_OF_MEMORY:
                 raise CheckpointError("too large")
-            memory = mmap.mmap(-1, size)
+            memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            with contextlib.suppress(OSError):  # a kernel without huge pages
+                memory.madvise(mmap.MADV_HUGEPAGE)  # training waits, and small pages take longer than the copy
             return memoryview(memory)
 
         try:
@@ -512,14 +531,16 @@ class BaseState(Contents):
             memory.close()
             return False
         if stream == OWN or self._copies(seat):
-            link.prepare(stream, memory.size)  # while this one is being loaded
+            saves = stream == STATE and self._is_read(seat)
+            link.prepare(stream, memory.size, saves)  # while this one is being loaded
         try:
             if stream == OWN:
                 self._derive(mine - found.tree.get("objects", {}).keys(), seat.rank)
                 mine &= found.tree.get("objects", {}).keys()
             elif found.meta.shard != shard:
                 raise CheckpointError(f"received shard {found.meta.shard} instead of shard {shard}")
-            self._load(found, memory.view, mine)
+            with self._fast_reading(link, memory):
+                self._load(found, memory.view, mine)
         finally:
             closed = memory.close()
         if not closed and not _closed_after_collecting(memory):
@@ -528,6 +549,19 @@ class BaseState(Contents):
                 "its memory is about to be overwritten: what keeps it needs a copy (State._owned)"
             )
         return True
+
+    @contextlib.contextmanager
+    def _fast_reading(self, link: Link, memory: MappedMemory) -> Iterator[None]:
+        """Let the device read a piece of the state from this worker's page-locked mapping of it, if there is one."""
+        accelerator = self._framework.accelerator
+        if accelerator is None:
+            yield
+            return
+        with contextlib.ExitStack() as stack:
+            locked = stack.enter_context(link.locked_twin(memory))
+            if locked is not None:
+                stack.enter_context(accelerator.alias(memory.view, locked))
+            yield
 
 
 class _Kept:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from edl.wire import local
 from edl.wire.snapshot import FILE_NAME, folder_name
-from edl.worker.link import MappedMemory
+from edl.worker.mapped_memory import MappedMemory
 
 if TYPE_CHECKING:
     from edl.ports import Files

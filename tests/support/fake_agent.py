@@ -21,7 +21,7 @@ from edl.wire import local
 from edl.wire.local import Seat
 from edl.wire.memory_file import LARGEST_BYTES
 from edl.wire.messages import Holding, Version
-from edl.worker.framework import ArrayInfo, Arrays
+from edl.worker.framework import Accelerator, ArrayInfo, Arrays
 from edl.worker.link import Link
 from edl.worker.session import Session
 from edl.worker.state import BaseState
@@ -178,6 +178,7 @@ class FakeFramework:
     """``edl.worker.framework.Framework`` of one worker, for numpy."""
 
     name = "numpy"
+    accelerator: Accelerator | None = None
     asynchronous = False
     """Those made now have an asynchronous device."""
 

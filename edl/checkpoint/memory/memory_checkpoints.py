@@ -133,9 +133,15 @@ class MemoryCheckpoints:
 
     # --- workers -----------------------------------------------------------------------------------------------------
 
-    def want(self, slot: int, stream: str, size: int) -> Coroutine[Any, Any, BufferGrant | BufferRefusal]:
-        """A buffer for the next commit of the slot's current worker; waits while all are being read."""
-        return self._grant(slot, self._slot(slot), SnapshotStream.of_worker(slot, stream), size)
+    def want(
+        self, slot: int, stream: str, size: int, saves: bool = False
+    ) -> Coroutine[Any, Any, BufferGrant | BufferRefusal]:
+        """A buffer for the next commit of the slot's current worker; waits while all are being read. ``saves``: its
+        commits will be written to the checkpoint directory."""
+        mine = SnapshotStream.of_worker(slot, stream)
+        if saves:
+            self._ahead.read(mine)
+        return self._grant(slot, self._slot(slot), mine, size)
 
     async def _grant(self, slot: int, worker: _Slot, stream: SnapshotStream, size: int) -> BufferGrant | BufferRefusal:
         logged = False

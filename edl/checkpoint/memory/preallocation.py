@@ -18,7 +18,7 @@ Run = Callable[[Callable[[], object]], Awaitable[object]]
 
 
 class Preallocation:
-    """Allocates a stream's next buffers ahead. Call all methods on the event loop."""
+    """Allocates a stream's next buffers ahead, one after the other. Call all methods on the event loop."""
 
     def __init__(self, snapshot_pool: MemorySnapshotPool, run: Run) -> None:
         self._snapshot_pool = snapshot_pool
@@ -35,7 +35,7 @@ class Preallocation:
         self._read.add(stream)
 
     def look(self, stream: SnapshotStream, size: int) -> None:
-        """Allocate the stream's next buffer if it has none to spare; it has just been given one of ``size`` bytes."""
+        """Allocate the stream's next buffers if it has none to spare; it has just been given one of ``size`` bytes."""
         if stream not in self._busy:
             self._busy.add(stream)
             self.idle.clear()
@@ -48,7 +48,8 @@ class Preallocation:
     async def _make(self, stream: SnapshotStream, size: int) -> None:
         try:
             most = 3 if stream in self._read else 2
-            await self._run(lambda: self._snapshot_pool.ahead(stream, size, most))
+            while await self._run(lambda: self._snapshot_pool.ahead(stream, size, most)):
+                pass
         finally:
             self._busy.discard(stream)
             if not self._busy:

@@ -211,15 +211,16 @@ class MemorySnapshotPool:
         finally:
             self._changed()
 
-    def ahead(self, stream: SnapshotStream, size: int, most: int) -> None:
-        """Allocate one more buffer for a stream's later snapshots, unless it has ``most`` or memory is short."""
+    def ahead(self, stream: SnapshotStream, size: int, most: int) -> bool:
+        """Allocate one more buffer for a stream's later snapshots, unless it has ``most`` or memory is short. Returns
+        whether it has been allocated."""
         with self._open():
             room = self._buffer_table.spare(stream, size, most)
             if room is None:
-                return
+                return False
             self._buffer_table.pin(room.buffer)  # reserved until it has memory
         try:
-            self._made(stream, room)
+            return isinstance(self._made(stream, room), WritableBuffer)
         finally:
             self._changed()
 

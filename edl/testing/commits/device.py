@@ -177,6 +177,7 @@ class AsynchronousFramework:
     def __init__(self, real: Framework, device: Callable[[], Device], come: Callable[[int], bool]) -> None:
         self.name = real.name
         self.arrays: Arrays = AsynchronousArrays(real.arrays, device)
+        self.accelerator = real.accelerator
         self._device, self._come = device, come
         self.group: AsynchronousGroup | None = None
 

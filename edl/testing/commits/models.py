@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from edl.wire.local import Seat
-from edl.worker.framework import ArrayInfo, Arrays, Framework
+from edl.worker.framework import Accelerator, ArrayInfo, Arrays, Framework
 from edl.worker.state import BaseState
 
 _PRIME = 2_147_483_647
@@ -89,6 +89,7 @@ class PlainFramework:
     """``edl.worker.framework.Framework`` without groups; ``AsynchronousFramework`` provides them."""
 
     name = "plain"
+    accelerator: Accelerator | None = None
 
     def __init__(self) -> None:
         self.arrays: Arrays = PlainArrays()

@@ -25,7 +25,7 @@ from typing import Any
 from edl.wire.local import Seat
 from edl.worker.context import context
 from edl.worker.exchange import exchange
-from edl.worker.framework import ArrayInfo, Arrays
+from edl.worker.framework import Accelerator, ArrayInfo, Arrays
 from edl.worker.loop import make_run
 from edl.worker.state import BaseState
 
@@ -153,6 +153,7 @@ class Plain:
     """``edl.worker.framework.Framework`` without any framework."""
 
     name = "plain"
+    accelerator: Accelerator | None = None
 
     def __init__(self) -> None:
         self.arrays: Arrays = Numbers()

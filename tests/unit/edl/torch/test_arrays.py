@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ torch = pytest.importorskip("torch")
 numpy = pytest.importorskip("numpy")
 
 from edl.errors import StateError  # noqa: E402
-from edl.torch import arrays as module  # noqa: E402
 from edl.torch.arrays import _DTYPES, PART_BYTES, SHORT_BYTES, TorchArrays  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -86,72 +84,3 @@ def test_buffers_of_another_size_are_refused(size: int) -> None:
     tensor = torch.ones(size, dtype=torch.uint8)
     with pytest.raises(ValueError, match=f"a tensor of {size} bytes and a buffer of {size - 1}"):
         arrays.copy_out([tensor], [memoryview(bytearray(size - 1))])
-
-
-class FakeStream:
-    """A stream on which copies complete at once."""
-
-    def __init__(self, device: object = None) -> None:
-        pass
-
-    def wait_stream(self, other: object) -> None:
-        pass
-
-    def record(self, stream: object) -> None:
-        pass
-
-    def synchronize(self) -> None:
-        pass
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *error: object) -> None:
-        pass
-
-
-@pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> TorchArrays:
-    """The way from CUDA, with tensors of the host's."""
-    monkeypatch.setattr(torch.cuda, "Stream", FakeStream)
-    monkeypatch.setattr(torch.cuda, "Event", FakeStream)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: FakeStream())
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
-    monkeypatch.setattr(module, "STAGE_BYTES", 1000)
-    monkeypatch.setattr(module, "PACKED_BYTES", 300)
-    made = TorchArrays()
-    made._stages = [torch.empty(1000, dtype=torch.uint8) for _ in range(2)]
-    return made
-
-
-def test_all_bytes_come_from_a_device_through_the_stages(device: TorchArrays) -> None:
-    complex_ones = torch.arange(20.0).view(4, 5) + 1j
-    values = [
-        torch.arange(3.0), torch.arange(700, dtype=torch.int32), torch.tensor(True), complex_ones.conj(),
-        complex_ones.conj().imag, torch.arange(60.0).view(6, 10).t(), torch.arange(11, dtype=torch.uint8),
-        torch.ones(1).expand(9), torch.arange(200, dtype=torch.bfloat16), torch.nn.Parameter(torch.ones(2)),
-    ]  # fmt: skip
-    memory = bytearray(sum(value.nbytes for value in values))
-    place, pairs, views = ctypes.addressof(ctypes.c_char.from_buffer(memory)), [], []
-    at = 0
-    for value in values:
-        pairs.append((place + at, value))
-        views.append((value, memoryview(memory)[at : at + value.nbytes]))
-        at += value.nbytes
-    device._copy_from_cuda(torch.device("cpu"), pairs[::-1])  # in any order
-    for value, view in views:
-        assert (
-            bytes(view) == value.detach().resolve_conj().resolve_neg().contiguous().numpy(force=True).tobytes()
-            if (value.dtype != torch.bfloat16)
-            else bytes(view) == value.view(torch.int16).numpy().tobytes()
-        )
-
-
-def test_small_tensors_on_a_device_travel_together(device: TorchArrays) -> None:
-    tensors = [torch.full((10,), number, dtype=torch.uint8) for number in range(50)]
-    pieces = [(1000 + 10 * number, tensor) for number, tensor in enumerate(tensors)]
-    groups = list(module._stagings(pieces, 1000))
-    assert len(groups) == 1
-    assert len(list(module._packed([source for _, source in groups[0]]))) == 1
-    assert module._moves(7, groups[0]) == [(1000, 7, 500)]
-    assert module._moves(7, groups[0][::2]) == [(1000 + 20 * number, 7 + 10 * number, 10) for number in range(25)]

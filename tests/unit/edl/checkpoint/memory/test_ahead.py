@@ -41,6 +41,22 @@ def test_with_the_first_buffer_the_second_is_made_and_with_the_first_save_the_th
     run(test)
 
 
+def test_where_commits_will_be_saved_the_third_is_made_before_the_first_save() -> None:
+    async def test(bench: Bench) -> None:
+        memory = bench.node()
+        memory.enter(Version(), 1, writes=True)
+        worker = Worker(memory)
+        worker.take(await memory.want(0, STATE, 100_000, saves=True))
+        one = memory.usage().workers
+        await memory.made_ahead()
+        assert memory.usage().workers == 3 * one
+        for commit in range(1, 6):
+            await worker.commit(commit, save=True)
+            assert memory.usage().workers == 3 * one, "and no other"
+
+    run(test)
+
+
 def test_copies_are_readers_too() -> None:
     async def test(bench: Bench) -> None:
         memory, _ = bench.node(), bench.node(B)

@@ -1,0 +1,79 @@
+"""``DeviceRuntime`` for CUDA: calls only, no decisions."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from edl.torch.device_copies import as_bytes
+
+_PORTABLE = 1
+"""cudaHostRegisterPortable: locked for all devices of this process."""
+
+
+class CudaRuntime:
+    """``DeviceRuntime`` on a real device."""
+
+    def lock(self, device: torch.device, address: int, size: int) -> str:
+        """``cudaHostRegister``; returns CUDA's error. Without the device a thread would create a context on the first
+        one."""
+        try:
+            with torch.cuda.device(device):
+                runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+                error = runtime.cudaHostRegister(address, size, _PORTABLE)
+                return "" if error == runtime.cudaError.success else str(runtime.cudaGetErrorString(error))
+        except (AssertionError, AttributeError, RuntimeError) as failure:  # a build of torch without these calls
+            return f"{type(failure).__name__}: {failure}"
+
+    def unlock(self, device: torch.device, address: int) -> None:
+        """``cudaHostUnregister``. An error, as of a broken device, changes nothing: the memory is unmapped next."""
+        with contextlib.suppress(RuntimeError), torch.cuda.device(device):
+            runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+            runtime.cudaHostUnregister(address)
+
+    def stage(self, size: int) -> torch.Tensor:
+        """New page-locked memory."""
+        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+
+    @contextlib.contextmanager
+    def stream(self, device: torch.device) -> Iterator[CudaStream]:
+        """A new stream, which begins after all work of the current one."""
+        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.no_grad(), torch.cuda.stream(stream):
+            yield CudaStream(stream)
+
+
+class CudaStream:
+    """``DeviceStream``: torch's functions use the stream of the surrounding context."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def dense(self, source: torch.Tensor) -> torch.Tensor:
+        """Conjugation and negation, which torch leaves undone until they are needed, are done here."""
+        return as_bytes(source.detach().resolve_conj().resolve_neg().contiguous())
+
+    def joined(self, pieces: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Pieces of one type are made dense and concatenated in C++: Python takes 5 µs for each."""
+        if len({piece.dtype for piece in pieces}) == 1 and not any(one.is_conj() or one.is_neg() for one in pieces):
+            flatten: Any = torch._C._nn.flatten_dense_tensors
+            return as_bytes(flatten(list(pieces)))
+        return torch.cat([self.dense(piece) for piece in pieces])
+
+    def upload(self, source: torch.Tensor, device: torch.device) -> torch.Tensor:
+        """``cudaMemcpyAsync`` to the device."""
+        return source.to(device, non_blocking=True)
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """``cudaMemcpyAsync`` in either direction."""
+        target.copy_(source, non_blocking=True)
+
+    def record(self) -> Any:
+        """``cudaEventRecord``."""
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(self._stream)
+        return event
