@@ -23,6 +23,7 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=60, help="rounded down to whole epochs")
     parser.add_argument("--batch", type=int, default=4, help="samples of each worker at once")
     parser.add_argument("--global-batch", type=int, default=8)
+    parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--samples", type=int, default=100)
     parser.add_argument("--pause", type=float, default=0.05)
     parser.add_argument("--dropout", type=float, default=0.0)
@@ -77,7 +78,7 @@ def main() -> None:
     per_epoch = -(-options.samples // options.global_batch)
 
     def train() -> Accelerator:
-        accelerator = Accelerator(cpu=True)
+        accelerator = Accelerator(cpu=True, gradient_accumulation_steps=options.accumulate)
         model, optimizer, batches, scheduler = loop.prepare(accelerator)
         for _ in loop.epochs(options.steps // per_epoch):
             model.train()

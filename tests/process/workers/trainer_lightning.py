@@ -21,6 +21,7 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--batch", type=int, default=4, help="samples of each worker at once")
     parser.add_argument("--global-batch", type=int, default=8)
+    parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--samples", type=int, default=100)
     parser.add_argument("--pause", type=float, default=0.05)
     parser.add_argument("--dropout", type=float, default=0.0)
@@ -125,7 +126,8 @@ def main() -> None:
         accelerator="cpu",
         max_steps=options.steps,
         precision=options.precision,
-        val_check_interval=5,
+        accumulate_grad_batches=options.accumulate,
+        val_check_interval=5 * options.accumulate,
         log_every_n_steps=10,
         callbacks=[Log(), saving, pl.callbacks.EarlyStopping("error", patience=10**6)],
         logger=pl.loggers.CSVLogger(options.folder, version=0),
