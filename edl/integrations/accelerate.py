@@ -24,7 +24,7 @@ import edl.torch as edl
 from edl.errors import StateError
 from edl.integrations.loop_progress import LoopProgress
 from edl.integrations.placeless import give_up_place, is_worker
-from edl.integrations.step_batches import BoundaryLoader, step_loader
+from edl.integrations.step_batches import BoundaryLoader, boundary_loader
 from edl.integrations.step_boundary import StepBoundary, check_options
 from edl.integrations.step_split import StepSplit
 from edl.worker.session import note
@@ -142,8 +142,8 @@ class EDLLoop:
                 or micro_batch * accelerator.gradient_accumulation_steps * world
             )
         split = StepSplit(progress.global_batch, micro_batch, accelerator.process_index, world)
-        loader = step_loader(given, split, BoundaryLoader, drop_last=given.drop_last, seed=self._seed,
-                             step=self._boundary.committed)  # fmt: skip
+        loader = boundary_loader(given, split, drop_last=given.drop_last, seed=self._seed,
+                                 step=self._boundary.committed)  # fmt: skip
         loader.batches.start = progress.step_in_epoch
         loader.before_step = self._before_step if self.active else None
         accelerator.gradient_accumulation_steps = split.accumulation

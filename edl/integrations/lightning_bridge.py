@@ -20,7 +20,7 @@ from edl.errors import StateError
 from edl.integrations.lightning_progress import WEIGHTS, LightningProgress
 from edl.integrations.lightning_refusals import in_steps, refuse
 from edl.integrations.replacing import replacing
-from edl.integrations.step_batches import BoundaryLoader, step_loader
+from edl.integrations.step_batches import BoundaryLoader, boundary_loader
 from edl.integrations.step_boundary import StepBoundary
 from edl.integrations.step_split import StepSplit
 
@@ -76,7 +76,7 @@ class LightningBridge:
         trainer.training, trainer.should_stop = True, progress.should_stop
         with contextlib.ExitStack() as replaced:
             for owner, attributes in (
-                (trainer, dict(self._given)),
+                (trainer, {**self._given, "num_sanity_val_steps": 0} if progress.begun else dict(self._given)),
                 (trainer._data_connector, {"_prepare_dataloader": self._dividing(trainer._data_connector)}),
                 (trainer._signal_connector, {"register_signal_handlers": _nothing}),  # the launcher ends its workers
                 (loop, {"reset": self._at_position(loop), "_should_check_val_fx": self._counting_steps(loop)}),
@@ -164,8 +164,8 @@ class LightningBridge:
             raise StateError(f"the train loader is a {type(given).__name__}: give a torch.utils.data.DataLoader")
         if self._loader is not None and trainer.fit_loop._combined_loader is None and boundary.preparing:
             raise StateError("there are several train loaders, and edl keeps the position of one: combine the data sets")
-        loader = step_loader(
-            given, self._split(given.batch_size or 1), BoundaryLoader, drop_last=given.drop_last,
+        loader = boundary_loader(
+            given, self._split(given.batch_size or 1), drop_last=given.drop_last,
             seed=int(os.environ.get("PL_GLOBAL_SEED", "0")), step=boundary.committed,
         )  # fmt: skip
         self._loader, batches = loader, loader.batches

@@ -97,7 +97,7 @@ class ElasticStrategy:
             return None
         if self._bridge is None:
             raise StateError(
-                f"trainer.{trainer.state.fn}() was called before trainer.fit(): there is no world before training"
+                f"trainer.{trainer.state.fn.value}() was called before trainer.fit(): there is no world before training"
             )
         return function(*arguments, **named)
 

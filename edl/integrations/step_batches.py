@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler
@@ -111,27 +111,30 @@ class BoundaryLoader(FixedStepLoader):
         self.batches.start = state["steps"]
 
 
-Loader = TypeVar("Loader", bound=FixedStepLoader)
-
-
-def step_loader(
-    given: DataLoader[Any], split: StepSplit, kind: type[Loader] = FixedStepLoader, *, drop_last: bool, seed: int,
-    step: int,
-) -> Loader:  # fmt: skip
+def step_loader(given: DataLoader[Any], split: StepSplit, *, drop_last: bool, seed: int, step: int) -> FixedStepLoader:
     """A loader with the data set, the order and the options of a given one, and the batches of ``split``.
 
     ``seed`` and ``step``, the number of steps made so far, seed the loading processes. Raises ``StateError`` for a
     loader without an order that is the same for all workers.
     """
+    return FixedStepLoader(given.dataset, **_options(given, split, drop_last, seed, step))
+
+
+def boundary_loader(
+    given: DataLoader[Any], split: StepSplit, *, drop_last: bool, seed: int, step: int
+) -> BoundaryLoader:
+    """As ``step_loader``; the loader announces each step."""
+    return BoundaryLoader(given.dataset, **_options(given, split, drop_last, seed, step))
+
+
+def _options(given: DataLoader[Any], split: StepSplit, drop_last: bool, seed: int, step: int) -> dict[str, Any]:
     order = EDLDistributedSampler(given.dataset, 1, 0, base=_sampler(given), seed=seed, counts=False)
     if order.grouped:
         raise StateError("the sampler of the train loader yields lists: give it one that yields single indices")
     generator = torch.Generator()  # else the loader would draw from the script's generator
     generator.manual_seed(int.from_bytes(key("loader", seed, step, split.rank)[:8], "little") >> 1)
     options = {name: getattr(given, name) for name in _KEPT if hasattr(given, name)}
-    return kind(
-        given.dataset, batch_sampler=StepBatches(order, split, drop_last), generator=generator, **options
-    )
+    return {"batch_sampler": StepBatches(order, split, drop_last), "generator": generator, **options}
 
 
 def _sampler(given: DataLoader[Any]) -> Any:

@@ -22,7 +22,7 @@ from torch.utils.data import (
 )
 
 from edl.errors import StateError
-from edl.integrations.step_batches import BoundaryLoader, step_loader
+from edl.integrations.step_batches import BoundaryLoader, boundary_loader, step_loader
 from edl.integrations.step_split import StepSplit
 
 pytestmark = pytest.mark.torch
@@ -120,13 +120,13 @@ def test_what_cannot_be_divided_is_refused(given: Any, text: str) -> None:
         step_loader(given, StepSplit(8, 2, 0, 2), drop_last=False, seed=0, step=0)
 
 
-def boundary_loader(world: int = 1, samples: int = 22) -> BoundaryLoader:
+def announcing(world: int = 1, samples: int = 22) -> BoundaryLoader:
     given = DataLoader(Numbers(samples), batch_size=2, shuffle=True)
-    return step_loader(given, StepSplit(8, 2, 0, world), BoundaryLoader, drop_last=False, seed=0, step=0)
+    return boundary_loader(given, StepSplit(8, 2, 0, world), drop_last=False, seed=0, step=0)
 
 
 def test_each_step_is_announced_before_it_is_read() -> None:
-    loader, seen = boundary_loader(), []
+    loader, seen = announcing(), []
     loader.before_step = lambda: seen.append(loader.steps_taken)
     for _ in loader:
         seen.append(-1)
@@ -135,8 +135,8 @@ def test_each_step_is_announced_before_it_is_read() -> None:
 
 
 def test_a_loader_of_another_world_continues_and_begins_the_next_epoch_at_its_beginning() -> None:
-    expected = [batch.tolist() for batch in boundary_loader(world=2)]
-    first, second = boundary_loader(), boundary_loader(world=2)
+    expected = [batch.tolist() for batch in announcing(world=2)]
+    first, second = announcing(), announcing(world=2)
     iteration = iter(first)
     for _ in range(4):  # one step
         next(iteration)
@@ -146,7 +146,7 @@ def test_a_loader_of_another_world_continues_and_begins_the_next_epoch_at_its_be
 
 
 def test_an_epoch_may_have_fewer_steps() -> None:
-    loader = boundary_loader()
+    loader = announcing()
     whole = [batch.tolist() for batch in loader]
     loader.batches.limit = 2
     assert (len(loader), loader.batches.steps) == (8, 2)
