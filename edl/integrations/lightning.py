@@ -1,4 +1,4 @@
-"""``EDLStrategy`` for ``lightning.pytorch``: its ``Trainer`` continues from the memory of the launchers when the world changes."""
+"""``EDLStrategy`` for ``lightning.pytorch``: a ``Trainer`` continues from memory when the world changes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """One ``Trainer`` of Lightning through all worlds of a job.
 
-In each world Lightning's ``fit`` runs again, on the group that edl has formed. It resumes as from a checkpoint, but gets
-that from what edl has restored. Nothing here imports Lightning: it has two packages of the same content.
+In each world Lightning's ``fit`` runs again, on the group that edl has formed. It resumes as from a checkpoint, which
+is the state that edl has restored. Nothing here imports Lightning: it has two packages of the same content.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class LightningBridge:
         if not isinstance(given, DataLoader):
             raise StateError(f"the train loader is a {type(given).__name__}: give a torch.utils.data.DataLoader")
         if self._loader is not None and trainer.fit_loop._combined_loader is None and boundary.preparing:
-            raise StateError("there are several train loaders, and edl keeps the position of one: combine the data sets")
+            raise StateError("there are several train loaders, and edl keeps one position: combine the data sets")
         loader = boundary_loader(
             given, self._split(given.batch_size or 1), drop_last=given.drop_last,
             seed=int(os.environ.get("PL_GLOBAL_SEED", "0")), step=boundary.committed,

@@ -1,4 +1,4 @@
-"""What Lightning's ``Trainer`` must remember, as an object for ``State``: the checkpoint that it would write to disk."""
+"""What Lightning's ``Trainer`` must remember, as an object for ``State``: a checkpoint as it writes them to disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``EDLStrategy`` for ``pytorch_lightning``: its ``Trainer`` continues from the memory of the launchers when the world changes."""
+"""``EDLStrategy`` for ``pytorch_lightning``: a ``Trainer`` continues from memory when the world changes."""
 
 from __future__ import annotations
 

@@ -96,8 +96,10 @@ def test_a_trainer_goes_on_from_memory_when_a_worker_dies_and_when_a_node_joins(
         before = running.wait_world(2)
         running.wait_steps(3)
         killed = victim(before)
+        (running.steps_folder / "held").touch()
         os.kill(killed, signal.SIGKILL)
         alone = running.wait_world(1, after=before.round)
+        (running.steps_folder / "held").unlink()
         assert set(alone.pids.values()) == set(before.pids.values()) - {killed}, "the survivor keeps its process"
         assert len(redone(running)) <= 1
         again = running.wait_world(2, after=alone.round)

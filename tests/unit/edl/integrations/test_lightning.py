@@ -135,19 +135,37 @@ def test_it_trains_as_the_trainer_alone(kit: Kit, tmp_path: Path, interval: floa
     assert results[0] == results[1]
 
 
+def test_each_step_is_the_mean_over_its_samples(kit: Kit, tmp_path: Path) -> None:
+    """Against a loop without Lightning, whose epochs end with a smaller step."""
+    data = TensorDataset(torch.randn(18, 3, generator=torch.Generator().manual_seed(1)))
+    module, plain = kit.module(), kit.module()
+    trainer = kit.trainer(tmp_path, kit.edl.EDLStrategy(global_batch=4), limit_val_batches=0)
+    trainer.fit(module, DataLoader(data, batch_size=2))
+    adam = torch.optim.Adam(plain.parameters(), lr=0.05)
+    for step in range(STEPS):
+        first = step % 5 * 4
+        plain.loss([data.tensors[0][first : first + 4]]).backward()
+        adam.step()
+        adam.zero_grad()
+    assert numbers(module) == pytest.approx(numbers(plain), rel=1e-5, abs=1e-6)
+
+
 class Gone(BaseException):
     pass
 
 
-@pytest.mark.parametrize("at", [1, 5, 7, 15])  # five steps are an epoch
-@pytest.mark.parametrize("interval", [1.0, 4])
+@pytest.mark.parametrize(
+    ("at", "interval", "precision"),  # five steps are an epoch
+    [(1, 1.0, "32"), (5, 1.0, "32"), (7, 1.0, "bf16-mixed"), (15, 4, "32"), (4, 4, "32"), (6, 0.6, "32")],
+)
 def test_another_trainer_continues_from_what_was_kept(
-    kit: Kit, tmp_path: Path, at: int, interval: float, monkeypatch: pytest.MonkeyPatch
+    kit: Kit, tmp_path: Path, at: int, interval: float, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def made() -> tuple[Any, Any]:
         trainer = kit.trainer(
-            tmp_path, kit.edl.EDLStrategy(global_batch=4), val_check_interval=interval, callbacks=[kit.stopping()]
-        )
+            tmp_path, kit.edl.EDLStrategy(global_batch=4), val_check_interval=interval, callbacks=[kit.stopping()],
+            precision=precision,
+        )  # fmt: skip
         return trainer, kit.module()
 
     undisturbed, expected = made()
