@@ -4,6 +4,7 @@ content, and a trainer accepts only the strategies of its own."""
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -15,6 +16,7 @@ from edl.integrations.lightning_bridge import COMMIT, LightningBridge
 from edl.integrations.lightning_refusals import refuse_schedulers
 from edl.integrations.placeless import give_up_place, is_worker
 from edl.integrations.step_boundary import check_options
+from edl.integrations.versions import TestedVersions
 from edl.worker.session import note
 
 _FITTING = "fit"
@@ -22,8 +24,8 @@ _FITTING = "fit"
 
 
 class LauncherEnvironment:
-    """Where Lightning finds its ranks: what edl's launcher and ``run`` have put into the environment. A world of one
-    until training begins."""
+    """Where Lightning finds ranks and sizes: in what edl's launcher and ``run`` have put into the environment. A world
+    of one until training begins. ``EDLStrategy`` brings it."""
 
     creates_processes_externally = True
 
@@ -66,10 +68,20 @@ class LauncherEnvironment:
 
 
 class ElasticStrategy:
-    """The part of ``EDLStrategy`` that is the same in both packages; ``DDPStrategy`` follows it among the bases."""
+    """Makes a ``Trainer`` fault-tolerant and elastic: ``Trainer(strategy=EDLStrategy())``.
+
+    ``global_batch``: samples of each step over all workers, in a world of any size. Without it: the job's
+    ``--global-batch``, or else the trainer's own in the first world. ``copy_every``: copy the state only after every
+    n-th step. ``save_every``: after every so many steps also write it to ``--checkpoint-dir``; 0: never. Other options
+    are those of ``DDPStrategy``, which follows among the bases.
+
+    Without edl's launcher it is an ordinary ``DDPStrategy``, and says so on stderr.
+    """
 
     environment: ClassVar[Callable[[], Any]]
     """The cluster environment of the package."""
+    versions: ClassVar[str] = ""
+    """A warning if another version of the package is installed than those that were tested."""
 
     def __init__(self, *, global_batch: int = 0, copy_every: int = 1, save_every: int = 0, **options: Any) -> None:
         """``options``: those of ``DDPStrategy``. Raises ``StateError`` for a wrong argument, or when the process is in
@@ -82,6 +94,8 @@ class ElasticStrategy:
         if self.active:
             give_up_place(os.environ, "EDLStrategy")
             options["cluster_environment"] = type(self).environment()
+            if self.versions:
+                warnings.warn(self.versions, stacklevel=2)
         else:
             note("EDLStrategy is an ordinary DDPStrategy, because edl-run has not started this process")
         super().__init__(**options)
@@ -168,6 +182,18 @@ class WorldLauncher:
 
     def kill(self, signum: int) -> None:
         """There are no processes to end."""
+
+
+def classes(module: str, environment: Any, strategy: Any, tested: TestedVersions, installed: str) -> tuple[Any, Any]:
+    """``EDLEnvironment`` and ``EDLStrategy`` for one of the packages, as classes of ``module``: ``environment`` and
+    ``strategy`` are its ``ClusterEnvironment`` and ``DDPStrategy``."""
+
+    def derive(name: str, own: type, base: Any, **more: Any) -> Any:
+        return type(name, (own, base), {"__module__": module, "__doc__": own.__doc__, **more})
+
+    place = derive("EDLEnvironment", LauncherEnvironment, environment)
+    warning = tested.warning(installed)
+    return place, derive("EDLStrategy", ElasticStrategy, strategy, environment=place, versions=warning)
 
 
 def _number(name: str, default: int) -> int:

@@ -79,15 +79,15 @@ class BoundaryLoader(FixedStepLoader):
 
     before_step: Callable[[], None] | None = None
     taken = 0
-    """Batches of this epoch that were handed out."""
+    """Batches of this epoch that it has yielded."""
 
     @property
     def steps_taken(self) -> int:
-        """Steps of this epoch of which batches were handed out; 0 at its end."""
+        """Steps of this epoch of which it has yielded batches; 0 at its end."""
         return 0 if self.taken >= len(self) else -(-self.taken // self.batches.split.accumulation)
 
     def weight(self) -> float:
-        """The weight of the batch that was handed out last; see ``StepSplit.weight``."""
+        """The weight of the batch that it has yielded last; see ``StepSplit.weight``."""
         return self.batches.split.weight(self.taken - 1, self.batches.samples)
 
     def __iter__(self) -> Any:

@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from edl.integrations.lightning import EDLStrategy
 
 
-class Sums(L.LightningModule):
+class Sums(L.LightningModule):  # type: ignore[misc]  # the package is not typed
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 1))

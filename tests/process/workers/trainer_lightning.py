@@ -67,7 +67,8 @@ class Sums(pl.LightningModule):  # type: ignore[misc]
         self.train_rows = Rows()
 
     def loss(self, batch: torch.Tensor) -> torch.Tensor:
-        return ((self.layers(batch) - batch.sum(1, keepdim=True)) ** 2).mean()
+        loss: torch.Tensor = ((self.layers(batch) - batch.sum(1, keepdim=True)) ** 2).mean()
+        return loss
 
     def training_step(self, batch: torch.Tensor, index: int) -> torch.Tensor:
         loss = self.loss(batch)

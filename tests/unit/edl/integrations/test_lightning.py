@@ -49,7 +49,7 @@ class Kit:
             self.pl: Any = importlib.import_module(PACKAGES[name])
             self.edl: Any = importlib.import_module(f"edl.integrations.{name}")
 
-    def module(self, **more: Any) -> Any:
+    def module(self) -> Any:
         class Line(self.pl.LightningModule):  # type: ignore[misc, name-defined]
             """Learns to add up its input."""
 
@@ -57,7 +57,6 @@ class Kit:
                 super().__init__()
                 torch.manual_seed(0)
                 self.layers = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
-                vars(self).update(more)
                 self.validated: list[int] = []
 
             def loss(self, batch: Any) -> Any:
@@ -199,8 +198,9 @@ def test_another_trainer_continues_from_what_was_kept(
     assert second.global_step == STEPS
     assert begun.validated + continued.validated == expected.validated
     assert second.early_stopping_callback.state_dict() == undisturbed.early_stopping_callback.state_dict()
-    assert second.lr_scheduler_configs[0].scheduler.state_dict()["num_bad_epochs"] == (
-        undisturbed.lr_scheduler_configs[0].scheduler.state_dict()["num_bad_epochs"]
+    assert (
+        second.lr_scheduler_configs[0].scheduler.state_dict()["num_bad_epochs"]
+        == (undisturbed.lr_scheduler_configs[0].scheduler.state_dict()["num_bad_epochs"])
     )
     assert second.current_epoch == undisturbed.current_epoch
     assert numbers(continued) == numbers(expected)
