@@ -72,6 +72,7 @@ class Kit:
                 self.validated.append(self.trainer.global_step)
 
             def configure_optimizers(self) -> Any:
+                self.steps = self.trainer.estimated_stepping_batches  # which has the loader made before its position
                 adam = torch.optim.Adam(self.parameters(), lr=0.05)
                 plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(adam, patience=0, threshold=10.0)
                 return {"optimizer": adam, "lr_scheduler": {"scheduler": plateau, "monitor": "error"}}
@@ -80,8 +81,8 @@ class Kit:
 
     def trainer(self, folder: Path, strategy: Any, **options: Any) -> Any:
         usual = {
-            "accelerator": "cpu", "max_steps": STEPS, "accumulate_grad_batches": 2, "logger": False,
-            "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False,
+            "accelerator": "cpu", "max_steps": STEPS, "max_epochs": 4, "accumulate_grad_batches": 2,
+            "logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False,
             "num_sanity_val_steps": 0, "default_root_dir": folder,
         }  # fmt: skip
         return self.pl.Trainer(strategy=strategy, **{**usual, **options})
@@ -138,6 +139,7 @@ def test_each_step_is_the_mean_over_its_samples(kit: Kit, tmp_path: Path) -> Non
     """Against a loop without Lightning, whose epochs end with a smaller step."""
     data = TensorDataset(torch.randn(18, 3, generator=torch.Generator().manual_seed(1)))
     module, plain = kit.module(), kit.module()
+    module.configure_optimizers = lambda: torch.optim.Adam(module.parameters(), lr=0.05)
     trainer = kit.trainer(tmp_path, kit.edl.EDLStrategy(global_batch=4), limit_val_batches=0)
     trainer.fit(module, DataLoader(data, batch_size=2))
     adam = torch.optim.Adam(plain.parameters(), lr=0.05)
@@ -203,6 +205,8 @@ def test_another_trainer_continues_from_what_was_kept(
         == (undisturbed.lr_scheduler_configs[0].scheduler.state_dict()["num_bad_epochs"])
     )
     assert second.current_epoch == undisturbed.current_epoch
+    logged = [one.fit_loop.epoch_loop._batches_that_stepped for one in (second, undisturbed)]
+    assert logged == [STEPS, STEPS], "the steps in the logs"
     assert numbers(continued) == numbers(expected)
 
 
