@@ -12,7 +12,7 @@ try:
     from edl.integrations.lightning_strategy import classes
 except ImportError as error:
     raise ImportError(
-        f"edl.integrations.pytorch_lightning cannot be used here ({error}): pip install 'edl[lightning]'"
+        f"edl.integrations.pytorch_lightning cannot be used here ({error}): pip install pytorch-lightning"
     ) from error
 
 TESTED = TestedVersions("pytorch-lightning", "2.6", "2.7")

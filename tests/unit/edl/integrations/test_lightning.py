@@ -24,6 +24,7 @@ from edl.worker.state import BaseState
 
 pytestmark = pytest.mark.torch
 PACKAGES = {"lightning": "lightning.pytorch", "pytorch_lightning": "pytorch_lightning"}
+COMMANDS = {"lightning": r"pip install 'edl\[lightning\]'", "pytorch_lightning": "pip install pytorch-lightning"}
 STEPS = 17
 """Three epochs of five steps each, and two steps of the fourth."""
 
@@ -34,7 +35,7 @@ def test_without_the_package_the_error_names_the_command(name: str, monkeypatch:
     for loaded in [one for one in sys.modules if one == module or one.split(".")[0] == name]:
         monkeypatch.delitem(sys.modules, loaded)
     monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ImportError, match=r"pip install 'edl\[lightning\]'"):
+    with pytest.raises(ImportError, match=COMMANDS[name]):
         importlib.import_module(module)
 
 
