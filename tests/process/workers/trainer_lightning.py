@@ -8,11 +8,14 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
+import lightning.pytorch as pl
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
+
+from edl.integrations.lightning import EDLStrategy
 
 
 def read_arguments() -> argparse.Namespace:
@@ -25,22 +28,10 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--samples", type=int, default=100)
     parser.add_argument("--pause", type=float, default=0.05)
     parser.add_argument("--dropout", type=float, default=0.0)
-    parser.add_argument("--precision", default="32-true")
-    parser.add_argument("--package", choices=["lightning", "pytorch_lightning"], default="lightning")
-    parser.add_argument("--without-edl", action="store_true", help="the trainer's own checkpoints instead")
-    parser.add_argument("--save-steps", type=int, default=0)
     return parser.parse_args()
 
 
 options = read_arguments()
-if options.package == "lightning":
-    import lightning.pytorch as pl
-
-    from edl.integrations.lightning import EDLStrategy
-else:
-    import pytorch_lightning as pl
-
-    from edl.integrations.pytorch_lightning import EDLStrategy
 
 
 class Rows(Dataset[torch.Tensor]):
@@ -94,8 +85,6 @@ class Sums(pl.LightningModule):  # type: ignore[misc]
 class Log(pl.Callback):  # type: ignore[misc]
     """Writes a line for each step, in the form that the harness reads, and the step's samples."""
 
-    last: ClassVar[int] = -1
-
     def on_train_batch_end(self, trainer: Any, module: Any, *rest: Any) -> None:
         if trainer.fit_loop._should_accumulate():
             return
@@ -119,16 +108,11 @@ def main() -> None:
         time.sleep(0.05)
     torch.set_num_threads(1)
     pl.seed_everything(0, verbose=False)
-    saving = pl.callbacks.ModelCheckpoint(
-        options.folder / "out", every_n_train_steps=options.save_steps or 25, save_top_k=1, monitor=None, save_last=True
-    )
-    alone: dict[str, Any] = {"strategy": "ddp", "num_nodes": int(os.environ.get("GROUP_WORLD_SIZE", "1")),
-                             "devices": int(os.environ.get("LOCAL_WORLD_SIZE", "1"))}  # fmt: skip
-    with_edl = {"strategy": EDLStrategy(global_batch=options.global_batch)} if not options.without_edl else alone
+    saving = pl.callbacks.ModelCheckpoint(options.folder / "out", every_n_train_steps=25)
     trainer = pl.Trainer(
+        strategy=EDLStrategy(global_batch=options.global_batch),
         accelerator="cpu",
         max_steps=options.steps,
-        precision=options.precision,
         accumulate_grad_batches=options.accumulate,
         val_check_interval=5 * options.accumulate,
         log_every_n_steps=10,
@@ -136,10 +120,9 @@ def main() -> None:
         logger=pl.loggers.CSVLogger(options.folder, version=0),
         enable_progress_bar=False,
         enable_model_summary=False,
-        **with_edl,
     )
     module = Sums()
-    trainer.fit(module, ckpt_path="last" if options.without_edl else None)
+    trainer.fit(module)
     numbers = torch.cat([value.flatten() for value in module.state_dict().values()]).double()
     stopping = trainer.early_stopping_callback
     result = {"step": trainer.global_step, "sum": float(numbers.sum()), "norm": float(numbers.norm()),
