@@ -26,7 +26,12 @@ from benchmarks.common.options import Common, common_options, gather
 from benchmarks.common.report import Outcome
 from benchmarks.common.steps import World, pause, redone
 
-PEERS = {"torch": "edl-rejoin,edl,torchrun-tuned", "paddle": "edl-rejoin,edl,paddle-launch"}
+PEERS = {
+    "torch": "edl-rejoin,edl,torchrun-tuned",
+    "paddle": "edl-rejoin,edl,paddle-launch",
+    "lightning": "edl-rejoin,torchrun-tuned",
+    "accelerate": "edl-rejoin,torchrun-tuned",
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,8 +35,8 @@ def give_up_place(environment: MutableMapping[str, str], what: str) -> None:
     if dist.is_initialized() or (opened is not None and opened.seat is not None):
         raise StateError(
             f"{what} must be created before the process has a place in a world, and it has one already: create "
-            f"{what} at the top of the script, before TrainingArguments and Accelerator, and call edl.context() "
-            "only in training"
+            f"{what} at the top of the script, before TrainingArguments, Accelerator and the like, and call "
+            "edl.context() only in training"
         )
     for name in _PLACE:
         environment.pop(name, None)

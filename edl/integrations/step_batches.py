@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 import torch
@@ -21,34 +23,92 @@ _KEPT = (
 
 
 class StepBatches(Sampler[list[int]]):
-    """Lists of indices: the micro-batches of one worker, from the beginning of an epoch."""
+    """Lists of indices: the micro-batches of one worker in an epoch."""
 
     def __init__(self, order: EDLDistributedSampler, split: StepSplit, drop_last: bool) -> None:
-        self._order = order
-        self._split = split
-        self._drop_last = drop_last
+        self.sampler = order
+        """Where trainers look for ``set_epoch``."""
+        self.split = split
+        self.drop_last = drop_last
+        self.limit = sys.maxsize
+        """Most steps of an epoch."""
+        self.start = 0
+        """The step with which the next iteration begins; those after it begin with the first one."""
+
+    @property
+    def samples(self) -> int:
+        """Number of samples in the order of an epoch."""
+        return self.sampler.places()
+
+    @property
+    def steps(self) -> int:
+        """Number of steps in an epoch."""
+        return min(self.split.steps(self.samples, self.drop_last), self.limit)
 
     def set_epoch(self, epoch: int) -> None:
         """Select the order of an epoch."""
-        self._order.set_epoch(epoch)
+        self.sampler.set_epoch(epoch)
 
     def __len__(self) -> int:
-        return self._split.batches(self._order.places(), self._drop_last)
+        return min(self.split.batches(self.samples, self.drop_last), self.limit * self.split.accumulation)
 
     def __iter__(self) -> Iterator[list[int]]:
-        order = self._order.order()
-        for places in self._split.places(len(order), self._drop_last):
+        begin, self.start = self.start * self.split.accumulation, 0
+        order = self.sampler.order()
+        for places in islice(self.split.places(len(order), self.drop_last), begin, len(self)):
             yield order.take(range(places[0], places[-1] + 1))
 
 
 class FixedStepLoader(DataLoader[Any]):
     """A ``DataLoader`` over ``StepBatches``."""
 
-    def set_epoch(self, epoch: int) -> None:
-        """Select the order of an epoch for the next iteration."""
+    @property
+    def batches(self) -> StepBatches:
+        """What determines the batches."""
         batches = self.batch_sampler
         assert isinstance(batches, StepBatches), "made by step_loader"  # noqa: S101
-        batches.set_epoch(epoch)
+        return batches
+
+    def set_epoch(self, epoch: int) -> None:
+        """Select the order of an epoch for the next iteration."""
+        self.batches.set_epoch(epoch)
+
+
+class BoundaryLoader(FixedStepLoader):
+    """A loader that announces each step before it reads the step's first batch, and knows its position."""
+
+    before_step: Callable[[], None] | None = None
+    taken = 0
+    """Batches of this epoch that it has yielded."""
+
+    @property
+    def steps_taken(self) -> int:
+        """Steps of this epoch of which it has yielded batches; 0 at its end."""
+        return 0 if self.taken >= len(self) else -(-self.taken // self.batches.split.accumulation)
+
+    def weight(self) -> float:
+        """The weight of the batch that it has yielded last; see ``StepSplit.weight``."""
+        return self.batches.split.weight(self.taken - 1, self.batches.samples)
+
+    def __iter__(self) -> Any:
+        self.taken = self.batches.start * self.batches.split.accumulation
+        source: Iterator[Any] | None = None
+        while self.taken < len(self):
+            if self.taken % self.batches.split.accumulation == 0 and self.before_step is not None:
+                self.before_step()
+            if source is None:
+                source = super().__iter__()
+            batch = next(source)
+            self.taken += 1
+            yield batch
+
+    def state_dict(self) -> dict[str, int]:
+        """The position, for a trainer's own checkpoints."""
+        return {"steps": self.steps_taken}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Begin the next iteration there."""
+        self.batches.start = state["steps"]
 
 
 def step_loader(given: DataLoader[Any], split: StepSplit, *, drop_last: bool, seed: int, step: int) -> FixedStepLoader:
@@ -57,15 +117,24 @@ def step_loader(given: DataLoader[Any], split: StepSplit, *, drop_last: bool, se
     ``seed`` and ``step``, the number of steps made so far, seed the loading processes. Raises ``StateError`` for a
     loader without an order that is the same for all workers.
     """
+    return FixedStepLoader(given.dataset, **_options(given, split, drop_last, seed, step))
+
+
+def boundary_loader(
+    given: DataLoader[Any], split: StepSplit, *, drop_last: bool, seed: int, step: int
+) -> BoundaryLoader:
+    """As ``step_loader``; the loader announces each step."""
+    return BoundaryLoader(given.dataset, **_options(given, split, drop_last, seed, step))
+
+
+def _options(given: DataLoader[Any], split: StepSplit, drop_last: bool, seed: int, step: int) -> dict[str, Any]:
     order = EDLDistributedSampler(given.dataset, 1, 0, base=_sampler(given), seed=seed, counts=False)
     if order.grouped:
         raise StateError("the sampler of the train loader yields lists: give it one that yields single indices")
     generator = torch.Generator()  # else the loader would draw from the script's generator
     generator.manual_seed(int.from_bytes(key("loader", seed, step, split.rank)[:8], "little") >> 1)
     options = {name: getattr(given, name) for name in _KEPT if hasattr(given, name)}
-    return FixedStepLoader(
-        given.dataset, batch_sampler=StepBatches(order, split, drop_last), generator=generator, **options
-    )
+    return {"batch_sampler": StepBatches(order, split, drop_last), "generator": generator, **options}
 
 
 def _sampler(given: DataLoader[Any]) -> Any:

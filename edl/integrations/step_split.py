@@ -28,7 +28,7 @@ class StepSplit:
             raise StateError(
                 f"a global batch of {self.global_batch} cannot be divided among {self.world} workers in micro-batches "
                 f"of {self.micro_batch} at most: some would get none. Limit the size of the world (--nnodes, "
-                "--node-unit), or give EDLCallback a global_batch that is divisible by its sizes"
+                "--node-unit), or give a global_batch that is divisible by its sizes"
             )
 
     @property
@@ -57,6 +57,24 @@ class StepSplit:
                     yield [(begin + part) % samples]
                 else:
                     yield list(range(begin + part * count // parts, begin + (part + 1) * count // parts))
+
+    def steps(self, samples: int, drop_last: bool) -> int:
+        """Number of steps in an epoch of so many samples."""
+        full, rest = divmod(samples, self.global_batch)
+        return full + (1 if rest and not drop_last else 0)
+
+    def weight(self, batch: int, samples: int) -> float:
+        """What to multiply the loss of a micro-batch with, for a trainer that divides it by ``accumulation`` and
+        averages over the workers: the step's gradient is then the mean over its samples, however they are divided.
+
+        ``batch``: number of the micro-batch in the epoch. A sample that fills up the last step counts nothing.
+        """
+        step, micro = divmod(batch, self.accumulation)
+        count = min(self.global_batch, samples - step * self.global_batch)
+        parts = self._micros(count) * self.world
+        part = self.rank + micro * self.world
+        mine = int(part < count) if count < parts else (part + 1) * count // parts - part * count // parts
+        return mine * self.accumulation * self.world / count
 
     def _micros(self, count: int) -> int:
         return -(-count // (self.micro_batch * self.world))

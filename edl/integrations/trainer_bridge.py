@@ -7,10 +7,9 @@ replaced while it trains.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,9 @@ from transformers.utils import logging
 
 import edl.torch as edl
 from edl.errors import StateError
+from edl.integrations.replacing import replacing
 from edl.integrations.step_batches import FixedStepLoader, step_loader
+from edl.integrations.step_boundary import StepBoundary
 from edl.integrations.step_split import StepSplit
 from edl.integrations.trainer_progress import TrainerProgress
 
@@ -40,19 +41,16 @@ class TrainerBridge:
         self._trainer = trainer
         self._train = train
         self._global_batch = global_batch
-        self._save_every = save_every
         self._accumulation: int = trainer.args.gradient_accumulation_steps
         optimizer = trainer.create_optimizer()
         self._optimizer: Any = getattr(optimizer, "optimizer", optimizer)  # without Accelerate's wrapper
         self._progress = TrainerProgress(trainer)
-        self._numbers = edl.RandomState()
-        self._numbers_at_start: dict[str, Any] | None = None
-        self._committed = 0
-        """Steps up to the last commit."""
+        numbers = edl.RandomState()
+        self._boundary = StepBoundary(numbers, save_every)
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self.state = edl.State(
             copy_every=copy_every, model=trainer.model, optimizer=self._optimizer, progress=self._progress,
-            random=self._numbers,
+            random=numbers,
         )  # fmt: skip
 
     def run(self, resume: Any, ignore_keys: Any) -> TrainOutput:
@@ -69,7 +67,7 @@ class TrainerBridge:
 
     def _in_world(self, resume: Any, ignore_keys: Any) -> TrainOutput:
         trainer, progress = self._trainer, self._progress
-        self._numbers_at_start = self._numbers.state_dict()
+        self._boundary.enter(0)
         enter_world(trainer, self._optimizer)
         if progress.output:
             return self._already_finished()
@@ -83,12 +81,10 @@ class TrainerBridge:
         ignore_data_skip = trainer.args.ignore_data_skip
         if progress.restored is not None:
             position = progress.position()
-            self._committed = position["global_step"]
+            self._boundary.committed = position["global_step"]
             resume = self._write_position(position)
             replaced |= self._instead_of_reading()
             trainer.args.ignore_data_skip = False  # else each world would begin its epoch again
-        else:
-            self._committed = 0
         try:
             with replacing(trainer, replaced):
                 output = self._train(trainer, resume_from_checkpoint=resume, ignore_keys_for_eval=ignore_keys)
@@ -119,7 +115,7 @@ class TrainerBridge:
     def _loader_maker(self, original: Callable[[], DataLoader[Any]], split: StepSplit) -> Callable[[], FixedStepLoader]:
         args = self._trainer.args
         return lambda: step_loader(
-            original(), split, drop_last=args.dataloader_drop_last, seed=args.data_seed, step=self._committed
+            original(), split, drop_last=args.dataloader_drop_last, seed=args.data_seed, step=self._boundary.committed
         )
 
     def _at_boundaries(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -127,26 +123,19 @@ class TrainerBridge:
         evaluation, its own checkpoints."""
 
         def get_batch_samples(*arguments: Any, **named: Any) -> Any:
-            self._boundary()
+            self._before_step()
             return original(*arguments, **named)
 
         return get_batch_samples
 
-    def _boundary(self) -> None:
+    def _before_step(self) -> None:
         step: int = self._trainer.state.global_step
-        if self._numbers_at_start is not None:  # the trainer has prepared everything and begins
+        if self._boundary.first():
             self._progress.begin()
             self._forget_folder()
-            # Without what was drawn for the preparation, which not every run makes at this step.
-            self._numbers.load_state_dict(self._numbers_at_start)
-            self._numbers_at_start = None
-        elif step > self._committed:
-            self._committed = step
+        elif self._boundary.due(step):
             self._progress.begun = True
-            if self._save_every and step % self._save_every == 0:
-                self.state.save()
-            else:
-                self.state.commit()
+            self._boundary.commit(self.state, step)
 
     # --- restoring ---------------------------------------------------------------------------------------------------
 
@@ -223,22 +212,6 @@ def enter_world(trainer: Any, optimizer: Any) -> None:
     trainer.current_flos = 0
     vars(trainer).pop("_eval_dataloaders", None)
     logging.set_verbosity(args.get_process_log_level())
-
-
-@contextlib.contextmanager
-def replacing(trainer: Any, attributes: dict[str, Any]) -> Iterator[None]:
-    """Set attributes of one trainer, methods included, for the time of the block."""
-    missing = object()
-    before = {name: vars(trainer).get(name, missing) for name in attributes}
-    vars(trainer).update(attributes)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is missing:
-                vars(trainer).pop(name, None)
-            else:
-                setattr(trainer, name, value)
 
 
 def _nothing(*_: Any, **__: Any) -> None:

@@ -22,6 +22,7 @@ except ImportError as error:
 
 from edl.errors import StateError
 from edl.integrations.placeless import give_up_place, is_worker
+from edl.integrations.step_boundary import check_options
 from edl.worker.session import note
 
 TESTED = (
@@ -43,11 +44,8 @@ class EDLCallback(TrainerCallback):  # type: ignore[misc]  # the package is not 
 
     def __init__(self, *, global_batch: int = 0, copy_every: int = 1, save_every: int = 0) -> None:
         """Raises ``StateError`` for a wrong argument, or when the process is in a world already."""
-        for name, value, least in (("global_batch", global_batch, 0), ("copy_every", copy_every, 1),
-                                   ("save_every", save_every, 0)):  # fmt: skip
-            if value < least:
-                raise StateError(f"EDLCallback({name}={value}): it must be at least {least}")
         self._options = {"global_batch": global_batch, "copy_every": copy_every, "save_every": save_every}
+        check_options("EDLCallback", **self._options)
         self._bridge: TrainerBridge | None = None
         self.active = is_worker(os.environ)
         """Whether edl's launcher has started this process."""

@@ -1,6 +1,6 @@
-"""Trainers that others wrote, with edl's callback: real launchers, real workers, and the trainers themselves.
+"""Trainers that others wrote, with edl's integrations: real launchers, real workers, and the trainers themselves.
 
-CI does not install them: there these tests are skipped and say so.
+Those that CI does not install are skipped there, and say so.
 """
 
 from __future__ import annotations
@@ -17,16 +17,19 @@ import pytest
 from tests.process.harness import WORKERS, Job, OutsideEtcd, Seen
 from tests.process.test_clients import OFFLINE, installed
 
-SCRIPT = WORKERS / "trainer_transformers.py"
+TRAINERS = {"transformers": ("accelerate", "transformers"), "lightning": ("lightning",), "accelerate": ("accelerate",)}
+"""What is needed by each trainer, whose script is named after it."""
+every_trainer = pytest.mark.parametrize("trainer", TRAINERS)
 SAMPLES, BATCH = 96, 8
 STEPS = 120
 TOLERANCE = 1e-5
 
 
-def job(etcd: OutsideEtcd, folder: Path, *arguments: str, **named: Any) -> Job:
-    installed("torch", "accelerate", "transformers")
+def job(trainer: str, etcd: OutsideEtcd, folder: Path, *arguments: str, **named: Any) -> Job:
+    installed("torch", *TRAINERS[trainer])
+    script = str(WORKERS / f"trainer_{trainer}.py")
     return Job(
-        folder, [etcd.endpoint], script=(str(SCRIPT),), environment=OFFLINE,
+        folder, [etcd.endpoint], script=(script,), environment=OFFLINE,
         arguments=(f"--samples={SAMPLES}", f"--global-batch={BATCH}", *arguments), **named,
     )  # fmt: skip
 
@@ -71,9 +74,9 @@ def same(found: dict[str, Any], expected: dict[str, Any]) -> None:
 
 
 @pytest.fixture
-def undisturbed(own_etcd: OutsideEtcd, tmp_path: Path) -> dict[str, Any]:
+def undisturbed(trainer: str, own_etcd: OutsideEtcd, tmp_path: Path) -> dict[str, Any]:
     """The same training in a world of one that nobody disturbs."""
-    with job(own_etcd, tmp_path / "undisturbed", f"--steps={STEPS}", "--pause=0", nnodes="1") as alone:
+    with job(trainer, own_etcd, tmp_path / "undisturbed", f"--steps={STEPS}", "--pause=0", nnodes="1") as alone:
         alone.start("alone")
         assert alone.exit_codes() == {"alone": 0}
         return result(alone)
@@ -83,17 +86,20 @@ def victim(seen: Seen) -> int:
     return seen.pids[1]
 
 
+@every_trainer
 @pytest.mark.torch
 def test_a_trainer_goes_on_from_memory_when_a_worker_dies_and_when_a_node_joins(
-    own_etcd: OutsideEtcd, tmp_path: Path, undisturbed: dict[str, Any]
+    trainer: str, own_etcd: OutsideEtcd, tmp_path: Path, undisturbed: dict[str, Any]
 ) -> None:
-    with job(own_etcd, tmp_path, f"--steps={STEPS}", "--pause=0.5", nnodes="1:2") as running:
+    with job(trainer, own_etcd, tmp_path, f"--steps={STEPS}", "--pause=0.5", nnodes="1:2") as running:
         running.start("a", "b")
         before = running.wait_world(2)
         running.wait_steps(3)
         killed = victim(before)
+        (running.steps_folder / "held").touch()
         os.kill(killed, signal.SIGKILL)
         alone = running.wait_world(1, after=before.round)
+        (running.steps_folder / "held").unlink()
         assert set(alone.pids.values()) == set(before.pids.values()) - {killed}, "the survivor keeps its process"
         assert len(redone(running)) <= 1
         again = running.wait_world(2, after=alone.round)
@@ -109,13 +115,14 @@ def test_a_trainer_goes_on_from_memory_when_a_worker_dies_and_when_a_node_joins(
 
 
 @pytest.mark.soak
+@every_trainer
 @pytest.mark.torch
-def test_at_a_fixed_size_a_killed_worker_changes_no_bit(own_etcd: OutsideEtcd, tmp_path: Path) -> None:
+def test_at_a_fixed_size_a_killed_worker_changes_no_bit(trainer: str, own_etcd: OutsideEtcd, tmp_path: Path) -> None:
     """With dropout and accumulation: the replacement draws the numbers that the killed worker would have drawn."""
     arguments = ("--steps=60", "--dropout=0.1", "--batch=2", "--accumulate=2")
     results = []
     for name, kills in (("calm", False), ("killed", True)):
-        with job(own_etcd, tmp_path / name, *arguments, "--pause=0.3", nnodes="2") as running:
+        with job(trainer, own_etcd, tmp_path / name, *arguments, "--pause=0.3", nnodes="2") as running:
             running.start("a", "b")
             before = running.wait_world(2)
             if kills:
@@ -132,11 +139,12 @@ def test_at_a_fixed_size_a_killed_worker_changes_no_bit(own_etcd: OutsideEtcd, t
 
 
 @pytest.mark.soak
+@every_trainer
 @pytest.mark.torch
 def test_a_trainer_survives_the_loss_of_a_node_and_leaves_another_in_good_order(
-    own_etcd: OutsideEtcd, tmp_path: Path, undisturbed: dict[str, Any]
+    trainer: str, own_etcd: OutsideEtcd, tmp_path: Path, undisturbed: dict[str, Any]
 ) -> None:
-    with job(own_etcd, tmp_path, f"--steps={STEPS}", "--pause=0.5", nnodes="1:3") as running:
+    with job(trainer, own_etcd, tmp_path, f"--steps={STEPS}", "--pause=0.5", nnodes="1:3") as running:
         running.start("a", "b")
         before = running.wait_world(2)
         running.start("c")
@@ -159,11 +167,12 @@ def test_a_trainer_survives_the_loss_of_a_node_and_leaves_another_in_good_order(
 
 
 @pytest.mark.soak
+@every_trainer
 @pytest.mark.torch
 def test_when_all_workers_die_the_launchers_still_have_the_state(
-    own_etcd: OutsideEtcd, tmp_path: Path, undisturbed: dict[str, Any]
+    trainer: str, own_etcd: OutsideEtcd, tmp_path: Path, undisturbed: dict[str, Any]
 ) -> None:
-    with job(own_etcd, tmp_path, f"--steps={STEPS}", "--pause=0.5", nnodes="2") as running:
+    with job(trainer, own_etcd, tmp_path, f"--steps={STEPS}", "--pause=0.5", nnodes="2") as running:
         running.start("a", "b")
         before = running.wait_world(2)
         running.wait_steps(3)

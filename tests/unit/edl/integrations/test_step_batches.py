@@ -22,7 +22,7 @@ from torch.utils.data import (
 )
 
 from edl.errors import StateError
-from edl.integrations.step_batches import step_loader
+from edl.integrations.step_batches import BoundaryLoader, boundary_loader, step_loader
 from edl.integrations.step_split import StepSplit
 
 pytestmark = pytest.mark.torch
@@ -118,3 +118,37 @@ class OwnBatches(BatchSampler):
 def test_what_cannot_be_divided_is_refused(given: Any, text: str) -> None:
     with pytest.raises(StateError, match=text):
         step_loader(given, StepSplit(8, 2, 0, 2), drop_last=False, seed=0, step=0)
+
+
+def announcing(world: int = 1, samples: int = 22) -> BoundaryLoader:
+    given = DataLoader(Numbers(samples), batch_size=2, shuffle=True)
+    return boundary_loader(given, StepSplit(8, 2, 0, world), drop_last=False, seed=0, step=0)
+
+
+def test_each_step_is_announced_before_it_is_read() -> None:
+    loader, seen = announcing(), []
+    loader.before_step = lambda: seen.append(loader.steps_taken)
+    for _ in loader:
+        seen.append(-1)
+    assert seen == [0, *[-1] * 4, 1, *[-1] * 4, 2, *[-1] * 3]
+    assert loader.steps_taken == 0, "the epoch is over"
+
+
+def test_a_loader_of_another_world_continues_and_begins_the_next_epoch_at_its_beginning() -> None:
+    expected = [batch.tolist() for batch in announcing(world=2)]
+    first, second = announcing(), announcing(world=2)
+    iteration = iter(first)
+    for _ in range(4):  # one step
+        next(iteration)
+    second.load_state_dict(first.state_dict())
+    assert [batch.tolist() for batch in second] == expected[2:]
+    assert [batch.tolist() for batch in second] == expected
+
+
+def test_an_epoch_may_have_fewer_steps() -> None:
+    loader = announcing()
+    whole = [batch.tolist() for batch in loader]
+    loader.batches.limit = 2
+    assert (len(loader), loader.batches.steps) == (8, 2)
+    assert [batch.tolist() for batch in loader] == whole[:8]
+    assert loader.state_dict() == {"steps": 0}, "the epoch is over"

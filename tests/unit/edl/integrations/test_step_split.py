@@ -64,3 +64,29 @@ def test_samples_that_do_not_divide_evenly() -> None:
 def test_a_batch_that_is_too_small_for_the_world_is_refused(global_batch: int, micro_batch: int, world: int) -> None:
     with pytest.raises(StateError, match=f"a global batch of {global_batch} cannot be divided among {world} workers"):
         StepSplit(global_batch, micro_batch, 0, world)
+
+
+@given(splits, st.integers(1, 200), st.data())
+def test_the_weights_make_the_mean_over_the_samples_of_each_step(
+    workers: list[StepSplit], samples: int, data: st.DataObject
+) -> None:
+    values = data.draw(st.lists(st.integers(-1000, 1000), min_size=samples, max_size=samples))
+    size, micros, world = workers[0].global_batch, workers[0].accumulation, workers[0].world
+    batches = [list(one.places(samples, False)) for one in workers]
+    for step in range(workers[0].steps(samples, False)):
+        total = 0.0
+        for one, mine in zip(workers, batches, strict=True):
+            for number in range(step * micros, min((step + 1) * micros, len(mine))):
+                mean = sum(values[place] for place in mine[number]) / len(mine[number])
+                total += one.weight(number, samples) * mean / micros / world  # what a trainer does with the losses
+        expected = values[step * size : (step + 1) * size]
+        assert total == pytest.approx(sum(expected) / len(expected), rel=1e-9, abs=1e-6)
+
+
+def test_where_all_batches_are_equal_nothing_is_weighted() -> None:
+    assert {one.weight(number, 16) for one in of_all(8, 2, 2) for number in range(4)} == {1.0}
+
+
+def test_the_steps_of_an_epoch() -> None:
+    one = StepSplit(8, 2, 0, 1)
+    assert (one.steps(17, False), one.steps(17, True), one.steps(16, False), one.steps(7, True)) == (3, 2, 2, 0)
