@@ -35,7 +35,7 @@ class CudaRuntime:
             runtime.cudaHostUnregister(address)
 
     def stage(self, size: int) -> torch.Tensor:
-        """New page-locked memory."""
+        """New page-locked memory of ``size`` bytes, from torch's pool."""
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
     @contextlib.contextmanager
@@ -73,7 +73,7 @@ class CudaStream:
         target.copy_(source, non_blocking=True)
 
     def record(self) -> Any:
-        """``cudaEventRecord``."""
+        """An event after all copies so far (``cudaEventRecord``)."""
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(self._stream)
         return event

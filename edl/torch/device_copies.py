@@ -75,11 +75,11 @@ class DeviceRuntime(Protocol):
         ...
 
     def unlock(self, device: torch.device, address: int) -> None:
-        """Undo ``lock``."""
+        """Make pages that ``lock`` has locked ordinary again, before they are unmapped."""
         ...
 
     def stage(self, size: int) -> torch.Tensor:
-        """New page-locked memory."""
+        """New page-locked memory of ``size`` bytes, for copies in two steps."""
         ...
 
     def stream(self, device: torch.device) -> contextlib.AbstractContextManager[DeviceStream]:
@@ -88,7 +88,7 @@ class DeviceRuntime(Protocol):
 
 
 class DeviceCopies:
-    """``Accelerator`` of torch."""
+    """The port ``Accelerator`` for torch, and the copies themselves."""
 
     def __init__(self, runtime: DeviceRuntime, move: Callable[[Sequence[Move]], None]) -> None:
         """``move`` copies bytes in the host's memory."""
@@ -107,7 +107,8 @@ class DeviceCopies:
     # --- locked memory -----------------------------------------------------------------------------------------------
 
     def lock(self, memory: memoryview) -> Callable[[], None] | None:
-        """See ``Accelerator``."""
+        """Page-lock memory for this worker's device, on any thread; see ``Accelerator.lock``. A refusal is noted
+        once."""
         device = self.device
         if device is None:
             return None
@@ -142,7 +143,7 @@ class DeviceCopies:
 
     @contextlib.contextmanager
     def alias(self, view: memoryview, locked: memoryview) -> Iterator[None]:
-        """See ``Accelerator``."""
+        """Let reads of ``view`` take place from ``locked``; see ``Accelerator.alias``."""
         addresses = [ctypes.addressof(ctypes.c_char.from_buffer(memory)) for memory in (view, locked)]
         self._aliases.append((addresses[0], view.nbytes, addresses[1]))
         try:

@@ -10,9 +10,9 @@ from edl.errors import StateError
 from edl.worker.framework import Framework
 
 
-def digest(parameters: str) -> str:
-    """Digest (16 hex digits) of the description of a model's parameters."""
-    return hashlib.sha256(parameters.encode()).hexdigest()[:16]
+def digest(text: str) -> str:
+    """Digest (16 hex digits) of a description of what a worker holds."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def check(framework: Framework, mine: Mapping[str, str]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import importlib
 import json
 import math
@@ -14,7 +13,7 @@ from edl.errors import CheckpointError, StateError
 from edl.wire import snapshot
 from edl.wire.local import OWN, STATE
 from edl.wire.snapshot import Layout, Leaf, Meta, SnapshotHeader, SnapshotPlan
-from edl.worker import tree
+from edl.worker import alike, tree
 from edl.worker.framework import ArrayInfo, Framework
 from edl.worker.numbers import SEED, RandomNumbers, is_generators
 from edl.worker.session import note
@@ -252,7 +251,7 @@ class Contents:
             name: json.dumps([held.tree[name], [held.kinds[path] for path, _ in of], digest([one for _, one in of])])
             for name, of in leaves.items()
         }
-        return {name: hashlib.sha256(text.encode()).hexdigest()[:16] for name, text in texts.items()}
+        return {name: alike.digest(text) for name, text in texts.items()}
 
     def _may_adopt(self, path: str) -> bool:
         """Whether another rank's value can be adopted at this path: not beside this rank's part of a sharded object."""

@@ -9,7 +9,7 @@ first commit, where they all are.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 MOST_OTHERS = 8
@@ -54,6 +54,21 @@ class RankPart:
     def whole(cls, workers: int, *, copies: bool) -> RankPart:
         """A state that is the same on all workers."""
         return cls(0, 1, workers, frozenset(range(workers)), (), copies=copies, saves=True)
+
+
+def agree(mine: Claim, rank: int, exchange: Callable[[bytes], list[bytes]], note: Callable[[str], object]) -> RankPart:
+    """Agree with all other ranks who holds which part; a collective. ``note`` gets, on rank 0, why ranks that hold the
+    same pieces do not share a part."""
+    claims = [decode(one) for one in exchange(encode(mine))]
+    found = differing(claims) if rank == 0 else None
+    if found is not None:
+        name, one, other = found
+        note(
+            f"ranks {one} and {other} hold the same pieces of the sharded tensors, but state.{name} differs between "
+            "them: each keeps a part of its own, which is copied to another node. Values that belong to one worker can "
+            "be kept in an object with edl_per_rank"
+        )
+    return number(claims)[rank]
 
 
 def encode(claim: Claim) -> bytes:

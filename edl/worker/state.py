@@ -283,17 +283,8 @@ class BaseState(Contents):
         ranks = self._ranks_alike() | {seat.rank}
         digests = self._digests() if len(ranks) > 1 else {}
         mine = part_numbers.Claim(tuple(sorted(ranks)), digests, seat.node)
-        claims = [part_numbers.decode(one) for one in self._exchange(session, part_numbers.encode(mine))]
-        found = part_numbers.differing(claims) if seat.rank == 0 else None
-        if found is not None:
-            name, one, other = found
-            self._note(
-                f"ranks {one} and {other} hold the same pieces of the sharded tensors, but state.{name} differs "
-                "between them: each keeps a part of its own, which is copied to another node. Values that belong to "
-                "one worker can be kept in an object with edl_per_rank"
-            )
         self._part_layout = None
-        return part_numbers.number(claims)[seat.rank]
+        return part_numbers.agree(mine, seat.rank, lambda data: self._exchange(session, data), self._note)
 
     def _still_alike(self, part: RankPart) -> bool:
         """Whether the ranks that share this part still hold the same pieces, after the state has been copied."""

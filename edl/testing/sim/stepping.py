@@ -22,7 +22,7 @@ from edl.wire import local
 from edl.wire.messages import NO_STATE, Holding, Member, Version, World
 from edl.wire.purpose import Purpose
 from edl.worker.boundary import BoundaryAction, StepBoundaries
-from edl.worker.part_numbers import Claim, number
+from edl.worker.part_numbers import Claim, RankPart, number
 
 _LEAVING = (BoundaryAction.SWITCH, BoundaryAction.KILL, BoundaryAction.STOP)
 
@@ -167,11 +167,11 @@ def _leads(worker: SimWorker, world: World) -> bool:
 
 
 @functools.lru_cache(maxsize=64)
-def _claims(world: World, replicas: int) -> tuple[Claim, ...]:
-    """What the workers of a world say about their parts."""
+def _parts(world: World, replicas: int) -> list[RankPart]:
+    """The parts of a world's workers."""
     nodes = [member.node for member in world.members for _ in member.used]
     size = len(nodes) // replicas if len(nodes) % replicas == 0 else len(nodes)
-    return tuple(Claim(tuple(range(rank % size, len(nodes), size)), {}, node) for rank, node in enumerate(nodes))
+    return number([Claim(tuple(range(rank % size, len(nodes), size)), {}, node) for rank, node in enumerate(nodes)])
 
 
 class SteppingJob(Job):
@@ -200,7 +200,7 @@ class SteppingJob(Job):
 
     def doubles(self, world: World) -> bool:
         """Whether each part of a sharded commit of this world is made on two nodes."""
-        return all(part.others for part in number(_claims(world, self.script.replicas)))
+        return all(part.others for part in _parts(world, self.script.replicas))
 
     @property
     def left_s(self) -> float:
@@ -462,7 +462,7 @@ class SteppingJob(Job):
         save = turn in (BoundaryAction.SAVE, BoundaryAction.KILL) or bool(
             script.save_every and commit % script.save_every == 0
         )
-        part = number(_claims(world, script.replicas))[worker.rank] if script.sharded else None
+        part = _parts(world, script.replicas)[worker.rank] if script.sharded else None
         copies = part.copies if part is not None else _leads(worker, world)
         if not copies or (
             turn in (BoundaryAction.PASS, BoundaryAction.SET) and commit % script.copy_every and not save

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import threading
 import zlib
@@ -253,36 +254,37 @@ def test_a_clock_that_jumps_changes_no_order_and_no_name(tmp_path: Path) -> None
     assert commits(tmp_path) == [4, 5]
 
 
+class Meeting(FaultyFiles):
+    """Another node writes just before this operation."""
+
+    def __init__(self, folder: Path, fault: Fault, at: int, other: Callable[[FileCheckpointStorage], object]) -> None:
+        super().__init__(PlainFiles(folder), fault)
+        self._folder, self._at, self._other = folder, at, other
+
+    def write(self, name: str, pieces: Iterable[bytes | memoryview], *, new: bool = False) -> None:
+        self._meet()
+        super().write(name, pieces, new=new)
+
+    def remove(self, name: str) -> None:
+        self._meet()
+        super().remove(name)
+
+    def _meet(self) -> None:
+        if self._fault.count == self._at:
+            self._other(open_checkpoint_storage(PlainFiles(self._folder)))
+
+
 def test_a_node_that_writes_the_same_never_opens_a_gap(tmp_path: Path) -> None:
     """Two nodes write one commit, as when a job fails. From when one of them has it complete, it stays complete,
     wherever the other one is and dies."""
     count = 0
-
-    class Meeting(FaultyFiles):
-        """The other node writes all of it just before this operation."""
-
-        def __init__(self, folder: Path, fault: Fault, at: int) -> None:
-            super().__init__(PlainFiles(folder), fault)
-            self._at, self._folder = at, folder
-
-        def write(self, name: str, pieces: Iterable[bytes | memoryview], *, new: bool = False) -> None:
-            self._meet()
-            super().write(name, pieces, new=new)
-
-        def remove(self, name: str) -> None:
-            self._meet()
-            super().remove(name)
-
-        def _meet(self) -> None:
-            if self._fault.count == self._at:
-                save(open_checkpoint_storage(PlainFiles(self._folder)), 3)
 
     for at in range(6):
         for dies in range(at, 6):
             folder = tmp_path / f"{at}-{dies}"
             save(open_checkpoint_storage(PlainFiles(folder)), 2)
             fault = Fault()
-            checkpoint_storage = open_checkpoint_storage(Meeting(folder, fault, at))
+            checkpoint_storage = open_checkpoint_storage(Meeting(folder, fault, at, lambda other: save(other, 3)))
             fault.at = dies
             try:
                 save(checkpoint_storage, 3)
@@ -298,31 +300,13 @@ def test_a_node_that_writes_the_same_never_opens_a_gap(tmp_path: Path) -> None:
 def test_two_nodes_write_a_part_that_both_have(tmp_path: Path) -> None:
     """Their parts differ in a value. Wherever they meet, the checkpoint is complete, with the bytes of one of them."""
 
-    class Meeting(FaultyFiles):
-        """The other node writes its part just before this operation."""
-
-        def __init__(self, folder: Path, fault: Fault, at: int) -> None:
-            super().__init__(PlainFiles(folder), fault)
-            self._at, self._folder = at, folder
-
-        def write(self, name: str, pieces: Iterable[bytes | memoryview], *, new: bool = False) -> None:
-            self._meet()
-            super().write(name, pieces, new=new)
-
-        def remove(self, name: str) -> None:
-            self._meet()
-            super().remove(name)
-
-        def _meet(self) -> None:
-            if self._fault.count == self._at:
-                save_part(open_checkpoint_storage(PlainFiles(self._folder)), 3, 0, 2, round_=7)
-
     for at in range(8):
         for dies in (*range(at, 8), 99):
             folder = tmp_path / f"{at}-{dies}"
             save_part(open_checkpoint_storage(PlainFiles(folder)), 3, 1, 2)
             fault = Fault()
-            storage = open_checkpoint_storage(Meeting(folder, fault, at))
+            theirs = functools.partial(save_part, commit=3, part=0, of=2, round_=7)
+            storage = open_checkpoint_storage(Meeting(folder, fault, at, theirs))
             fault.at = dies
             with contextlib.suppress(Crash):
                 save_part(storage, 3, 0, 2)
