@@ -1,0 +1,71 @@
+"""What the scripts with a trainer of another library have in common: arguments, a line and the samples of each step,
+and the trained model's numbers."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+
+
+def parser() -> argparse.ArgumentParser:
+    """The arguments of each of them."""
+    made = argparse.ArgumentParser()
+    made.add_argument("--folder", type=Path, required=True)
+    made.add_argument("--steps", type=int, default=60)
+    made.add_argument("--batch", type=int, default=4, help="samples of each worker at once")
+    made.add_argument("--global-batch", type=int, default=8)
+    made.add_argument("--accumulate", type=int, default=1)
+    made.add_argument("--samples", type=int, default=100)
+    made.add_argument("--pause", type=float, default=0.05)
+    made.add_argument("--dropout", type=float, default=0.0)
+    return made
+
+
+class Rows(Dataset[torch.Tensor]):
+    """Rows of numbers. Notes which of them were read."""
+
+    def __init__(self, samples: int) -> None:
+        self.rows = torch.randn(samples, 8, generator=torch.Generator().manual_seed(3))
+        self.read: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.read.append(index)
+        return self.rows[index]
+
+
+def wait_until_free(folder: Path) -> None:
+    """Be a replacement that takes its time, while the test holds it."""
+    while (folder / "held").exists():
+        time.sleep(0.05)
+
+
+def log(options: argparse.Namespace, step: int, rank: int, world: int, read: list[int]) -> None:
+    """Write a line for a step, in the form that the harness reads, and the step's samples; then pause."""
+    number, node = int(os.environ.get("EDL_ROUND", "1")), os.environ.get("EDL_NODE_ID", "none")
+    line = {"t": time.monotonic(), "step": step, "rank": rank, "world": world, "round": number, "pid": os.getpid(),
+            "node": node}  # fmt: skip
+    place = f"{node}.{number}.{rank}.{os.getpid()}"
+    with (options.folder / f"{place}.steps").open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    with (options.folder / f"{place}.samples").open("a") as file:
+        file.write(json.dumps([step, read]) + "\n")
+    if not (options.folder / "hurry").exists():
+        time.sleep(options.pause)
+
+
+def write_result(folder: Path, rank: int, step: int, weights: Mapping[str, torch.Tensor], **more: Any) -> None:
+    """Write what the test compares."""
+    numbers = torch.cat([value.flatten() for value in weights.values()]).double()
+    result = {"step": step, "sum": float(numbers.sum()), "norm": float(numbers.norm()), **more}
+    (folder / f"rank-{rank}.json").write_text(json.dumps(result))
