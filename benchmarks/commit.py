@@ -75,7 +75,7 @@ async def serve(agent: socket.socket, folder: str, limit_bytes: int, peer_port: 
         checkpoint_storage=checkpoint_storage,
         on_kept=lambda *_: told.put_nowait(KEPT),
     )
-    memory.enter(Version(), 1, writes=True)
+    memory.enter(Version(), (NodeId("agent"),), writes=True)
     passing_on = asyncio.create_task(_pass_on(told, agent))
     try:
         while data := await loop.sock_recv(agent, 65536):

@@ -112,7 +112,7 @@ class CheckpointManager:
         """Start a world that this node is in. The node at position 0 writes saved commits."""
         self._sources = world.sources
         members = [member.node for member in world.members]
-        self._memory.enter(world.restore, len(members), writes=world.position(self._node) == 0, members=members)
+        self._memory.enter(world.restore, members, writes=world.position(self._node) == 0)
 
     def keep_with(self, peer: KeepWith) -> None:
         """Send copies of commits to this node from now on."""

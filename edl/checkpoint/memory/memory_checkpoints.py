@@ -285,15 +285,15 @@ class MemoryCheckpoints:
 
     # --- the checkpoint directory ------------------------------------------------------------------------------------
 
-    def enter(self, restore: Version, nodes: int, *, writes: bool, members: Collection[NodeId] = ()) -> None:
-        """Enter a world of ``nodes`` nodes that begins from this commit. ``writes``: this node writes what the workers
-        save, including saves of an earlier world that its writer could not write. ``members``: the world's nodes."""
+    def enter(self, restore: Version, members: Collection[NodeId], *, writes: bool) -> None:
+        """Enter a world of these nodes that begins from this commit. ``writes``: this node writes what the workers
+        save, including saves of an earlier world that its writer could not write."""
         self._writer = writes
         self._pending_save.begin(restore)
         self.trim(restore)
         self._took_over_save = writes
         self._to_save.set()
-        self._replication.enter(nodes, members)
+        self._replication.enter(members)
 
     def _request_save(self, version: Version) -> None:
         if self._checkpoint_storage is None:

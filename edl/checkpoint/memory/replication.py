@@ -76,10 +76,10 @@ class CommitReplication:
 
     # --- to another node ---------------------------------------------------------------------------------------------
 
-    def enter(self, nodes: int, members: Collection[NodeId]) -> None:
-        """Enter a world of ``nodes`` nodes, which decides whether copies are needed: those of a part that other
-        ``members`` keep, too, are not."""
-        self._nodes = nodes
+    def enter(self, members: Collection[NodeId]) -> None:
+        """Enter a world of these nodes, which decides whether copies are needed: those of a part that another member
+        keeps are not."""
+        self._nodes = len(members)
         self._members = frozenset(members)
         self.look()
 

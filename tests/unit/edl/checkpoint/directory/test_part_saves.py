@@ -62,7 +62,7 @@ def test_what_others_wrote_may_come_into_sight_late() -> None:
 
     async def test(bench: Bench) -> None:
         memory = bench.node()
-        memory.enter(Version(), 2, writes=True)
+        memory.enter(Version(), (A, B), writes=True)
         looks = 0
 
         def complete(version: Version, shards: int) -> str | None:
@@ -83,7 +83,7 @@ def test_the_next_world_does_not_wait_for_parts_that_will_not_come() -> None:
 
     async def test(bench: Bench) -> None:
         memory = bench.node()
-        memory.enter(Version(), 2, writes=True)
+        memory.enter(Version(), (A, B), writes=True)
         worker = Worker(memory)
         await worker.commit(1, save=True, shard=0, shards=2)
         assert memory.busy

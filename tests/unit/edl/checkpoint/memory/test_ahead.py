@@ -11,7 +11,7 @@ from edl.checkpoint.memory.buffer_table import BufferRefusal, BufferTable, Snaps
 from edl.wire.local import OWN, STATE
 from edl.wire.messages import Version
 from edl.worker.prefault import LEAST_BYTES, prefault, prefault_in_thread
-from tests.support.memory_checkpoints_fixture import B, Bench, Worker, h, run
+from tests.support.memory_checkpoints_fixture import A, B, Bench, Worker, h, run
 
 LINE = SnapshotStream.of_worker(0, STATE)
 
@@ -19,7 +19,7 @@ LINE = SnapshotStream.of_worker(0, STATE)
 def test_with_the_first_buffer_the_second_is_made_and_with_the_first_save_the_third() -> None:
     async def test(bench: Bench) -> None:
         memory = bench.node()
-        memory.enter(Version(), 2, writes=True)
+        memory.enter(Version(), (A, B), writes=True)
         worker = Worker(memory)
         worker.take(await memory.want(0, STATE, 100_000))
         one = memory.usage().workers
@@ -44,7 +44,7 @@ def test_with_the_first_buffer_the_second_is_made_and_with_the_first_save_the_th
 def test_where_commits_will_be_saved_the_third_is_made_before_the_first_save() -> None:
     async def test(bench: Bench) -> None:
         memory = bench.node()
-        memory.enter(Version(), 1, writes=True)
+        memory.enter(Version(), (A,), writes=True)
         worker = Worker(memory)
         worker.take(await memory.want(0, STATE, 100_000, saves=True))
         one = memory.usage().workers
@@ -60,7 +60,7 @@ def test_where_commits_will_be_saved_the_third_is_made_before_the_first_save() -
 def test_copies_are_readers_too() -> None:
     async def test(bench: Bench) -> None:
         memory, _ = bench.node(), bench.node(B)
-        memory.enter(Version(), 1, writes=False)
+        memory.enter(Version(), (A,), writes=False)
         memory.keep_with(B, B, 1)
         worker = Worker(memory)
         await worker.commit(1)

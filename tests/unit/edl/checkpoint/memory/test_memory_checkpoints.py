@@ -16,7 +16,7 @@ from edl.errors import CheckpointError, ProtocolError
 from edl.testing.snapshots import fill_of, make_snapshot
 from edl.wire.local import OWN, STATE, Committed
 from edl.wire.messages import Version
-from tests.support.memory_checkpoints_fixture import SIZE, Bench, Worker, content, h, piece, run, until
+from tests.support.memory_checkpoints_fixture import SIZE, A, Bench, Worker, content, h, piece, run, until
 
 
 def test_a_commit_is_held_and_given_back() -> None:
@@ -223,7 +223,7 @@ def test_a_machine_without_so_much_memory_refuses_before_it_is_too_late(monkeypa
 def test_with_every_buffer_being_read_the_next_commit_waits() -> None:
     async def test(bench: Bench) -> None:
         memory = bench.node()
-        memory.enter(Version(), 1, writes=True)
+        memory.enter(Version(), (A,), writes=True)
         worker = Worker(memory)
         bench.checkpoint_storage.gate.clear()
         await worker.commit(1, save=True)

@@ -249,7 +249,7 @@ def test_the_others_still_have_what_was_copied_of_a_lost_node(monkeypatch: pytes
     async def test(bench: Bench) -> None:
         here, lost = bench.node(A), bench.node(C)
         for memory in (here, lost):
-            memory.enter(Version(), 2, writes=False)
+            memory.enter(Version(), (A, B), writes=False)
         here.keep_with(NodeId(""), "", 0)
         mine, theirs = Worker(here), Worker(lost)
         await mine.commit(1, shard=0, shards=2)
@@ -275,14 +275,14 @@ def test_the_others_still_have_what_was_copied_of_a_lost_node(monkeypatch: pytes
 def test_a_part_that_another_node_keeps_is_copied_once_that_node_is_gone() -> None:
     async def test(bench: Bench) -> None:
         here, there = bench.node(A), bench.node(B)
-        here.enter(Version(), 3, writes=False, members=(A, B, C))
+        here.enter(Version(), (A, B, C), writes=False)
         here.keep_with(B, B, 1)
         worker = Worker(here)
         for commit in (1, 2, 3):
             await worker.commit(commit, shard=0, shards=2, others=(C,))
             worker.take(await here.want(0, STATE, SIZE))  # nothing to wait for
         assert there.holdings() == ()
-        here.enter(Version(1, 3), 2, writes=False, members=(A, B))
+        here.enter(Version(1, 3), (A, B), writes=False)
         await until(lambda: there.holdings() == (h(3, 0, 2),))
         await worker.commit(4, shard=0, shards=2, others=(B,))
         await worker.commit(5, shard=0, shards=2)
@@ -340,11 +340,11 @@ def test_the_writer_writes_what_is_to_be_saved() -> None:
     async def test(bench: Bench) -> None:
         memory = bench.node()
         worker = Worker(memory)
-        memory.enter(Version(), 2, writes=False)
+        memory.enter(Version(), (A, B), writes=False)
         await worker.commit(1, save=True)
         await worker.commit(2)
         assert not bench.checkpoint_storage.kept
-        memory.enter(Version(1, 2), 1, writes=True)
+        memory.enter(Version(1, 2), (A,), writes=True)
         await worker.commit(3, save=True)
         assert await bench.reports.get() == (Version(1, 3), "/there/3", "")
         assert {version.commit for version, _ in bench.checkpoint_storage.kept} == {3}
@@ -355,7 +355,7 @@ def test_the_writer_writes_what_is_to_be_saved() -> None:
 def test_what_cannot_be_written_is_told_and_the_next_is_tried() -> None:
     async def test(bench: Bench) -> None:
         memory = bench.node()
-        memory.enter(Version(), 1, writes=True)
+        memory.enter(Version(), (A,), writes=True)
         worker = Worker(memory)
         bench.checkpoint_storage.refuses = "disk full"
         await worker.commit(1, save=True)
@@ -370,7 +370,7 @@ def test_what_cannot_be_written_is_told_and_the_next_is_tried() -> None:
 def test_with_a_slow_disk_training_goes_on_and_the_last_save_counts() -> None:
     async def test(bench: Bench) -> None:
         memory = bench.node()
-        memory.enter(Version(), 1, writes=True)
+        memory.enter(Version(), (A,), writes=True)
         worker = Worker(memory)
         bench.checkpoint_storage.gate.clear()
         for commit in range(1, 10):
@@ -408,7 +408,7 @@ def test_flush_writes_the_newest_once() -> None:
 def test_flush_while_it_is_being_written_waits_and_does_not_write_it_again() -> None:
     async def test(bench: Bench) -> None:
         memory = bench.node()
-        memory.enter(Version(), 1, writes=True)
+        memory.enter(Version(), (A,), writes=True)
         bench.checkpoint_storage.gate.clear()
         await Worker(memory).commit(1, save=True)
         await asyncio.to_thread(bench.checkpoint_storage.writes.acquire)

@@ -70,7 +70,7 @@ def test_copies_are_made_where_nobody_else_has_the_same(nodes: int, auto: bool) 
 def test_the_end_waits_for_the_newest_save_and_for_no_other() -> None:
     async def test(bench: Bench) -> None:
         memory = bench.node()
-        memory.enter(Version(), 2, writes=True)
+        memory.enter(Version(), (A, B), writes=True)
         worker = Worker(memory)
         bench.checkpoint_storage.gate.clear()
         await worker.commit(1, save=True)
@@ -92,7 +92,7 @@ def test_the_end_waits_for_the_newest_save_and_for_no_other() -> None:
 def test_at_the_end_what_failed_is_tried_once_more() -> None:
     async def test(bench: Bench) -> None:
         memory = bench.node()
-        memory.enter(Version(), 1, writes=True)
+        memory.enter(Version(), (A,), writes=True)
         bench.checkpoint_storage.refuses = "disk full"
         await Worker(memory).commit(4, save=True)
         assert (await bench.reports.get())[2] == "disk full"
@@ -108,7 +108,7 @@ def test_at_the_end_what_failed_is_tried_once_more() -> None:
 def test_a_node_that_does_not_write_waits_for_nothing() -> None:
     async def test(bench: Bench) -> None:
         memory = bench.node()
-        memory.enter(Version(), 2, writes=False)
+        memory.enter(Version(), (A, B), writes=False)
         await Worker(memory).commit(1, save=True)
         assert not memory.saving and await memory.flush_saves() == ""
         assert not bench.checkpoint_storage.kept
@@ -119,12 +119,12 @@ def test_a_node_that_does_not_write_waits_for_nothing() -> None:
 def test_whoever_writes_next_writes_what_the_one_before_owed() -> None:
     async def test(bench: Bench) -> None:
         memory = bench.node()
-        memory.enter(Version(), 2, writes=False)
+        memory.enter(Version(), (A, B), writes=False)
         worker = Worker(memory)
         await worker.commit(1, save=True)
         await worker.commit(2)
         await worker.commit(3)
-        memory.enter(v(3), 1, writes=True)
+        memory.enter(v(3), (A,), writes=True)
         version, where, error = await bench.reports.get()
         assert (version, error) == (v(3), ""), "what has taken its place"
         assert where and not memory.saving
@@ -135,10 +135,10 @@ def test_whoever_writes_next_writes_what_the_one_before_owed() -> None:
 def test_what_the_one_before_has_written_is_not_written_again() -> None:
     async def test(bench: Bench) -> None:
         memory = bench.node()
-        memory.enter(Version(), 2, writes=False)
+        memory.enter(Version(), (A, B), writes=False)
         await Worker(memory).commit(1, save=True)
         bench.checkpoint_storage.kept[v(1), 0] = b"by another node"
-        memory.enter(v(1), 1, writes=True)
+        memory.enter(v(1), (A,), writes=True)
         await until(lambda: not memory.saving)
         assert bench.checkpoint_storage.kept == {(v(1), 0): b"by another node"} and bench.reports.empty()
 
@@ -148,7 +148,7 @@ def test_what_the_one_before_has_written_is_not_written_again() -> None:
 def test_who_has_a_copy_writes_what_its_owner_owed() -> None:
     async def test(bench: Bench) -> None:
         here, there = bench.node(A), bench.node(B)
-        here.enter(Version(), 1, writes=True)
+        here.enter(Version(), (A,), writes=True)
         here.keep_with(B, B, 1)
         bench.checkpoint_storage.gate.clear()
         await Worker(here).commit(1, save=True)
@@ -157,7 +157,7 @@ def test_who_has_a_copy_writes_what_its_owner_owed() -> None:
         bench.memories.remove(here)
         bench.checkpoint_storage.gate.set()
         bench.checkpoint_storage.kept.clear()
-        there.enter(v(1), 1, writes=True)
+        there.enter(v(1), (A,), writes=True)
         await until(lambda: (v(1), 0) in bench.checkpoint_storage.kept)
 
     run(test)
@@ -175,7 +175,7 @@ def test_a_replicated_state_is_copied_only_where_one_node_has_it(monkeypatch: py
 
     async def test(bench: Bench) -> None:
         here, there = bench.node(A), bench.node(B)
-        here.enter(Version(), 2, writes=True)
+        here.enter(Version(), (A, B), writes=True)
         here.keep_with(B, B, 1)
         worker = Worker(here)
         for commit in range(1, 6):
@@ -191,7 +191,7 @@ def test_a_node_that_has_made_the_commit_itself_takes_no_copy() -> None:
     async def test(bench: Bench) -> None:
         here, there = bench.node(A), bench.node(B)
         for memory in (here, there):
-            memory.enter(Version(), 2, writes=False)
+            memory.enter(Version(), (A, B), writes=False)
             await Worker(memory).commit(3)
         here.keep_with(B, B, 1)
         assert await here.copied_before_leaving(5.0)
@@ -203,10 +203,10 @@ def test_a_node_that_has_made_the_commit_itself_takes_no_copy() -> None:
 def test_a_world_that_shrinks_to_one_node_is_copied_from_then_on() -> None:
     async def test(bench: Bench) -> None:
         here, there = bench.node(A), bench.node(B)
-        here.enter(Version(), 2, writes=True)
+        here.enter(Version(), (A, B), writes=True)
         here.keep_with(B, B, 1)
         await Worker(here).commit(3)
-        here.enter(v(3), 1, writes=True)
+        here.enter(v(3), (A,), writes=True)
         await until(lambda: h(3) in there.holdings())
 
     run(test)
@@ -230,7 +230,7 @@ def test_room_is_told_when_it_ends_and_when_it_is_back() -> None:
 def test_a_commit_that_a_worker_wrote_by_itself_is_accepted_or_said_to_be_missing() -> None:
     async def test(bench: Bench) -> None:
         memory = bench.node()
-        memory.enter(Version(), 2, writes=True)
+        memory.enter(Version(), (A, B), writes=True)
         await memory.wrote_through(v(1), 7, 8, "")
         assert bench.checkpoint_storage.accepted == [(v(1), 7, 8)] and memory.unsaved == ""
         await memory.wrote_through(v(2), 0, 0, "the disk is full")
