@@ -85,13 +85,11 @@ def test_looking_is_quick_and_needs_no_framework(tmp_path: Path, etcd: OutsideEt
         job.start("a")
         job.wait_world(1)
         for word in ("status", "events"):
-            begun = time.monotonic()
             done = subprocess.run(
                 [sys.executable, "-X", "importtime", "-m", "edl.cli", word, "--json",
                  f"--rdzv-endpoint={etcd.endpoint}", f"--rdzv-id={job.name}"],
-                env=job.base_environment(), capture_output=True, text=True, check=True,
+                env=job.base_environment(), capture_output=True, text=True, check=True, timeout=60,
             )  # fmt: skip
-            assert time.monotonic() - begun < 10, "measured elsewhere; this is for hangs"
             imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
             assert "grpc" in imported
             assert not imported & {"torch", "paddle", "numpy"}
