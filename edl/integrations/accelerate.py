@@ -11,6 +11,7 @@ from edl.integrations.versions import TestedVersions
 
 try:
     import accelerate
+    import torch
     from accelerate.data_loader import DataLoaderStateMixin
     from accelerate.scheduler import AcceleratedScheduler
     from accelerate.state import AcceleratorState, GradientState
@@ -56,7 +57,7 @@ class EDLLoop:
             tested, installed = TESTED
             if text := tested.warning(installed):
                 warnings.warn(text, stacklevel=2)
-            give_up_place(os.environ, "EDLLoop")
+            give_up_place(os.environ, "EDLLoop", grouped=torch.distributed.is_initialized())
         else:
             note("EDLLoop keeps nothing, because edl-run has not started this process")
         self._model, self._optimizer, self._scheduler, self._given = model, optimizer, scheduler, loader

@@ -92,7 +92,7 @@ class ElasticStrategy:
         self.active = is_worker(os.environ)
         """Whether edl's launcher has started this process."""
         if self.active:
-            give_up_place(os.environ, "EDLStrategy")
+            give_up_place(os.environ, "EDLStrategy", grouped=torch.distributed.is_initialized())
             options["cluster_environment"] = type(self).environment()
             if self.versions:
                 warnings.warn(self.versions, stacklevel=2)

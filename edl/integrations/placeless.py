@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import MutableMapping
 
-import torch.distributed as dist
-
 from edl.errors import StateError
 from edl.wire.local import AGENT_VARIABLE
 from edl.worker import session as sessions
 
 _PLACE = (
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
-    "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "EDL_ROUND",
+    "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "EDL_ROUND", "PADDLE_TRAINER_ID", "PADDLE_TRAINERS_NUM",
+    "PADDLE_TRAINER_ENDPOINTS", "PADDLE_CURRENT_ENDPOINT", "PADDLE_GLOBAL_RANK", "PADDLE_GLOBAL_SIZE",
+    "PADDLE_LOCAL_RANK", "PADDLE_LOCAL_SIZE", "PADDLE_RANK_IN_NODE", "PADDLE_NNODES", "PADDLE_MASTER",
 )  # fmt: skip
 """What a process finds a world by. ``run`` sets all of them when the worker has its place."""
 
@@ -26,13 +26,14 @@ def is_worker(environment: MutableMapping[str, str]) -> bool:
     return bool(environment.get(AGENT_VARIABLE)) and not sessions.is_helper(environment)
 
 
-def give_up_place(environment: MutableMapping[str, str], what: str) -> None:
+def give_up_place(environment: MutableMapping[str, str], what: str, *, grouped: bool) -> None:
     """Remove the place in a world from the environment until ``run`` has one. ``what`` is named in errors.
+    ``grouped``: whether the framework has a process group.
 
-    Raises ``StateError`` when a process group exists already.
+    Raises ``StateError`` when it has, or when the worker has a place already.
     """
     opened = sessions.opened()
-    if dist.is_initialized() or (opened is not None and opened.seat is not None):
+    if grouped or (opened is not None and opened.seat is not None):
         raise StateError(
             f"{what} must be created before the process has a place in a world, and it has one already: create "
             f"{what} at the top of the script, before TrainingArguments, Accelerator and the like, and call "

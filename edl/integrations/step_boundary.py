@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
-import edl.torch as edl
 from edl.errors import StateError
+from edl.worker.state import BaseState
+
+
+class Numbers(Protocol):
+    """The random number generators of a worker: either framework's ``RandomState``."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The states of all generators."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the states."""
 
 
 class StepBoundary:
     """The boundaries of one training. ``numbers`` is part of the state that is committed."""
 
-    def __init__(self, numbers: edl.RandomState, save_every: int) -> None:
+    def __init__(self, numbers: Numbers, save_every: int) -> None:
         """``save_every``: after every so many steps also write the commit to the checkpoint directory; 0: never."""
         self._numbers = numbers
         self._save_every = save_every
@@ -41,7 +51,7 @@ class StepBoundary:
         """Whether steps were made since the last commit."""
         return step > self.committed
 
-    def commit(self, state: edl.State, step: int) -> None:
+    def commit(self, state: BaseState, step: int) -> None:
         """Commit after so many steps."""
         self.committed = step
         if self._save_every and step % self._save_every == 0:

@@ -34,12 +34,12 @@ class StepSplit:
     @property
     def accumulation(self) -> int:
         """Number of micro-batches of each worker in a full step."""
-        return self._micros(self.global_batch)
+        return self.micro_batches(self.global_batch)
 
     def batches(self, samples: int, drop_last: bool) -> int:
         """Number of micro-batches of each worker in an epoch of so many samples."""
         full, rest = divmod(samples, self.global_batch)
-        return full * self.accumulation + (0 if drop_last else self._micros(rest))
+        return full * self.accumulation + (0 if drop_last else self.micro_batches(rest))
 
     def places(self, samples: int, drop_last: bool) -> Iterator[list[int]]:
         """The places of each micro-batch of this worker in an epoch.
@@ -50,7 +50,7 @@ class StepSplit:
             count = min(self.global_batch, samples - begin)
             if count < self.global_batch and drop_last:
                 return
-            micros = self._micros(count)
+            micros = self.micro_batches(count)
             parts = micros * self.world
             for part in range(self.rank, parts, self.world):
                 if count < parts:
@@ -70,11 +70,16 @@ class StepSplit:
         ``batch``: number of the micro-batch in the epoch. A sample that fills up the last step counts nothing.
         """
         step, micro = divmod(batch, self.accumulation)
-        count = min(self.global_batch, samples - step * self.global_batch)
-        parts = self._micros(count) * self.world
+        count = self.count(step, samples)
+        parts = self.micro_batches(count) * self.world
         part = self.rank + micro * self.world
         mine = int(part < count) if count < parts else (part + 1) * count // parts - part * count // parts
         return mine * self.accumulation * self.world / count
 
-    def _micros(self, count: int) -> int:
+    def count(self, step: int, samples: int) -> int:
+        """Number of samples of a step in an epoch of so many samples, over all workers."""
+        return min(self.global_batch, samples - step * self.global_batch)
+
+    def micro_batches(self, count: int) -> int:
+        """Number of micro-batches of each worker in a step of so many samples."""
         return -(-count // (self.micro_batch * self.world))

@@ -11,6 +11,7 @@ from edl.integrations.versions import TestedVersions
 
 try:
     import accelerate
+    import torch
     import transformers
     from transformers import Trainer, TrainerCallback
 
@@ -55,7 +56,7 @@ class EDLCallback(TrainerCallback):  # type: ignore[misc]  # the package is not 
         for tested, installed in TESTED:
             if text := tested.warning(installed):
                 warnings.warn(text, stacklevel=2)
-        give_up_place(os.environ, "EDLCallback")
+        give_up_place(os.environ, "EDLCallback", grouped=torch.distributed.is_initialized())
         _intercept()
 
     def train(self, trainer: Any, train: Any, resume_from_checkpoint: Any = None, trial: Any = None,

@@ -6,13 +6,9 @@ import os
 
 import pytest
 
-pytest.importorskip("torch")
-
 from edl.errors import StateError
 from edl.integrations.placeless import give_up_place, is_worker
 from edl.worker import session as sessions
-
-pytestmark = pytest.mark.torch
 
 
 def test_only_the_worker_itself_is_one() -> None:
@@ -24,8 +20,8 @@ def test_only_the_worker_itself_is_one() -> None:
 
 def test_what_is_left_is_the_environment_of_a_process_started_ahead_of_its_world() -> None:
     environment = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_PORT": "1", "EDL_ROUND": "1",
-                   "EDL_AGENT": "address", "HOME": "/home"}  # fmt: skip
-    give_up_place(environment, "EDLCallback")
+                   "PADDLE_TRAINER_ID": "1", "PADDLE_TRAINERS_NUM": "2", "EDL_AGENT": "address", "HOME": "/home"}  # fmt: skip
+    give_up_place(environment, "EDLCallback", grouped=False)
     assert environment == {"EDL_AGENT": "address", "HOME": "/home"}
 
 
@@ -35,5 +31,12 @@ def test_a_process_that_has_a_place_is_refused(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(sessions, "_current", alone)
     environment = {"RANK": "1"}
     with pytest.raises(StateError, match=r"EDLCallback must be created before .* at the top of the script"):
-        give_up_place(environment, "EDLCallback")
+        give_up_place(environment, "EDLCallback", grouped=False)
     assert environment == {"RANK": "1"}
+
+
+def test_a_process_with_a_group_is_refused() -> None:
+    environment = {"PADDLE_TRAINER_ID": "1"}
+    with pytest.raises(StateError, match="EDLModel must be created before the process has a place"):
+        give_up_place(environment, "EDLModel", grouped=True)
+    assert environment == {"PADDLE_TRAINER_ID": "1"}
