@@ -78,7 +78,8 @@ class FitLoop:
             self._progress.use(getattr(model, "_scaler", None))
             if self._progress.finished:
                 return
-            with replacing(model, {"network": self._network, "_loss": self._loss}):
+            attributes = {"network": self._network, "_loss": self._loss, "_update_inputs": self._update_inputs}
+            with replacing(model, attributes):
                 self._train()
             self._progress.finished = True
             self._state.commit()
@@ -171,6 +172,11 @@ class FitLoop:
             found = model._run_one_epoch(loader, callbacks, "eval", {})
         model._test_dataloader = None
         callbacks.on_end("eval", found)
+
+    def _update_inputs(self) -> None:
+        """Paddle's method reads the names of the inputs from the network's ``forward``."""
+        with replacing(self._model, {"network": self._network.layer}):
+            type(self._model)._update_inputs(self._model)
 
     def _stops(self) -> bool:
         """Whether a callback of any worker asks for the end."""

@@ -17,16 +17,21 @@ import pytest
 from tests.process.harness import WORKERS, Job, OutsideEtcd, Seen
 from tests.process.test_clients import OFFLINE, installed
 
-TRAINERS = {"transformers": ("accelerate", "transformers"), "lightning": ("lightning",), "accelerate": ("accelerate",)}
+TRAINERS = {
+    "transformers": ("torch", "accelerate", "transformers"), "lightning": ("torch", "lightning"),
+    "accelerate": ("torch", "accelerate"), "paddle_model": ("paddle",),
+}  # fmt: skip
 """What is needed by each trainer, whose script is named after it."""
-every_trainer = pytest.mark.parametrize("trainer", TRAINERS)
+every_trainer = pytest.mark.parametrize(
+    "trainer", [pytest.param(name, marks=getattr(pytest.mark, needed[0])) for name, needed in TRAINERS.items()]
+)
 SAMPLES, BATCH = 96, 8
 STEPS = 120
 TOLERANCE = 1e-5
 
 
 def job(trainer: str, etcd: OutsideEtcd, folder: Path, *arguments: str, **named: Any) -> Job:
-    installed("torch", *TRAINERS[trainer])
+    installed(*TRAINERS[trainer])
     script = str(WORKERS / f"trainer_{trainer}.py")
     return Job(
         folder, [etcd.endpoint], script=(script,), environment=OFFLINE,
@@ -69,7 +74,7 @@ def each_sample_once_per_epoch(running: Job) -> None:
 
 
 def same(found: dict[str, Any], expected: dict[str, Any]) -> None:
-    for name in ("step", "sum", "norm", "rate"):
+    for name in {"step", "sum", "norm", "rate", "best"} & expected.keys():
         assert found[name] == pytest.approx(expected[name], rel=TOLERANCE, abs=TOLERANCE), name
 
 
@@ -87,7 +92,6 @@ def victim(seen: Seen) -> int:
 
 
 @every_trainer
-@pytest.mark.torch
 def test_a_trainer_goes_on_from_memory_when_a_worker_dies_and_when_a_node_joins(
     trainer: str, own_etcd: OutsideEtcd, tmp_path: Path, undisturbed: dict[str, Any]
 ) -> None:
@@ -116,7 +120,6 @@ def test_a_trainer_goes_on_from_memory_when_a_worker_dies_and_when_a_node_joins(
 
 @pytest.mark.soak
 @every_trainer
-@pytest.mark.torch
 def test_at_a_fixed_size_a_killed_worker_changes_no_bit(trainer: str, own_etcd: OutsideEtcd, tmp_path: Path) -> None:
     """With dropout and accumulation: the replacement draws the numbers that the killed worker would have drawn."""
     arguments = ("--steps=60", "--dropout=0.1", "--batch=2", "--accumulate=2")
@@ -140,7 +143,6 @@ def test_at_a_fixed_size_a_killed_worker_changes_no_bit(trainer: str, own_etcd: 
 
 @pytest.mark.soak
 @every_trainer
-@pytest.mark.torch
 def test_a_trainer_survives_the_loss_of_a_node_and_leaves_another_in_good_order(
     trainer: str, own_etcd: OutsideEtcd, tmp_path: Path, undisturbed: dict[str, Any]
 ) -> None:
@@ -168,7 +170,6 @@ def test_a_trainer_survives_the_loss_of_a_node_and_leaves_another_in_good_order(
 
 @pytest.mark.soak
 @every_trainer
-@pytest.mark.torch
 def test_when_all_workers_die_the_launchers_still_have_the_state(
     trainer: str, own_etcd: OutsideEtcd, tmp_path: Path, undisturbed: dict[str, Any]
 ) -> None:

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch.utils.data import Dataset
+import numpy as np
 
 
 def parser() -> argparse.ArgumentParser:
@@ -29,17 +28,17 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-class Rows(Dataset[torch.Tensor]):
-    """Rows of numbers. Notes which of them were read."""
+class Rows:
+    """A data set for any framework: rows of numbers. Notes which of them were read."""
 
     def __init__(self, samples: int) -> None:
-        self.rows = torch.randn(samples, 8, generator=torch.Generator().manual_seed(3))
+        self.rows = np.random.default_rng(3).normal(size=(samples, 8)).astype(np.float32)
         self.read: list[int] = []
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, index: int) -> torch.Tensor:
+    def __getitem__(self, index: int) -> Any:
         self.read.append(index)
         return self.rows[index]
 
@@ -64,8 +63,8 @@ def log(options: argparse.Namespace, step: int, rank: int, world: int, read: lis
         time.sleep(options.pause)
 
 
-def write_result(folder: Path, rank: int, step: int, weights: Mapping[str, torch.Tensor], **more: Any) -> None:
+def write_result(folder: Path, rank: int, step: int, weights: Mapping[str, Any], **more: Any) -> None:
     """Write what the test compares."""
-    numbers = torch.cat([value.flatten() for value in weights.values()]).double()
-    result = {"step": step, "sum": float(numbers.sum()), "norm": float(numbers.norm()), **more}
+    numbers = np.concatenate([np.asarray(value.detach().cpu(), np.float64).ravel() for value in weights.values()])
+    result = {"step": step, "sum": float(numbers.sum()), "norm": float(np.linalg.norm(numbers)), **more}
     (folder / f"rank-{rank}.json").write_text(json.dumps(result))
