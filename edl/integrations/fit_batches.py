@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,7 +51,7 @@ def from_dataset(
 
 def from_loader(loader: Any) -> TrainData:
     """The data of ``fit(loader)``. Raises ``StateError`` for a loader whose order cannot be divided."""
-    batches = getattr(loader, "batch_sampler", None)
+    batches: Any = getattr(loader, "batch_sampler", None)
     if not isinstance(loader, DataLoader) or type(batches) not in (BatchSampler, DistributedBatchSampler):
         what = "a batch sampler of its own" if isinstance(loader, DataLoader) else "batches of its own"
         raise StateError(
@@ -79,7 +79,7 @@ class FitBatches:
         self.indices = StepIndices(data.order, split, data.drop_last)
         self._loader = DataLoader(data.dataset, batch_sampler=self.indices, **data.options)  # type: ignore[arg-type]
 
-    def epoch(self, epoch: int, first: int) -> Iterator[Any]:
+    def epoch(self, epoch: int, first: int) -> Generator[Any, None, None]:
         """The batches of an epoch, from a step on. Close it if it is not read to its end."""
         self.indices.set_epoch(epoch)
         self.indices.start = first

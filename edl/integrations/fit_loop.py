@@ -94,7 +94,7 @@ class FitLoop:
         model._reset_metrics()
         self._batches = FitBatches(self._data, self._split())
         steps, epochs, limit = self._lengths()
-        callbacks = config_callbacks(
+        callbacks: Any = config_callbacks(
             options.callbacks, model=model, epochs=epochs, steps=self._batches_before(steps),
             metrics=model._metrics_name(), **options.callback_options,
         )  # fmt: skip

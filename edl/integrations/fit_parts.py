@@ -19,6 +19,7 @@ class WeightedLoss:
         """The losses of the last call, without the weight."""
 
     def __call__(self, *arguments: Any) -> Any:
+        """A list of the weighted losses, also if there is only one."""
         found = self._loss(*arguments)
         losses = list(found) if isinstance(found, (list, tuple)) else [found]
         self.seen = [float(one) for one in losses]

@@ -35,9 +35,9 @@ class EDLModel(_Model):  # type: ignore[misc]  # Paddle's class has no useful ty
     of the script; everything else stays as it is.
 
     ``global_batch``: samples of each step over all workers, in a world of any size. Without it: the job's
-    ``--global-batch``, or else ``batch_size`` × ``accumulate_grad_batches`` × the size of the first world.
-    ``copy_every``: copy the state only after every n-th step. ``save_every``: after every so many steps also write it to
-    ``--checkpoint-dir``; 0: never.
+    ``--global-batch``, or else ``batch_size`` times ``accumulate_grad_batches`` times the size of the first world.
+    ``copy_every``: copy the state only after every n-th step. ``save_every``: after every so many steps also write it
+    to ``--checkpoint-dir``; 0: never.
 
     Without edl's launcher it is an ordinary ``paddle.Model``, and says so on stderr.
     """
@@ -82,8 +82,10 @@ class EDLModel(_Model):  # type: ignore[misc]  # Paddle's class has no useful ty
         if self._trained:
             raise StateError("EDLModel.fit() was called twice: a script trains once")
         sizes = [batch_size] * 2 if isinstance(batch_size, int) else list(batch_size)
-        check_numbers(batch_size=min(sizes), epochs=epochs, eval_freq=eval_freq,
-                      accumulate_grad_batches=accumulate_grad_batches, num_iters=1 if num_iters is None else num_iters)  # fmt: skip
+        check_numbers(
+            batch_size=min(sizes), epochs=epochs, eval_freq=eval_freq, accumulate_grad_batches=accumulate_grad_batches,
+            num_iters=1 if num_iters is None else num_iters,
+        )  # fmt: skip
         if isinstance(train_data, Dataset):
             data = from_dataset(train_data, batch_size=sizes[0], shuffle=shuffle, drop_last=drop_last,
                                 num_workers=num_workers, places=self._place)  # fmt: skip

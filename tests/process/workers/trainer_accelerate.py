@@ -3,6 +3,8 @@ numbers at the end."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from accelerate import Accelerator
 from torch import nn
@@ -19,7 +21,7 @@ def main() -> None:
     trainer_script.wait_until_free(options.folder)
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    rows = trainer_script.Rows(options.samples)
+    rows: Any = trainer_script.Rows(options.samples)
     net = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Dropout(options.dropout), nn.Linear(8, 1))
     adam = torch.optim.AdamW(net.parameters(), lr=1e-2)
     decay = torch.optim.lr_scheduler.ExponentialLR(adam, 0.99)

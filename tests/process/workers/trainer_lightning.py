@@ -22,7 +22,7 @@ class Sums(pl.LightningModule):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Dropout(options.dropout), nn.Linear(8, 1))
-        self.train_rows = trainer_script.Rows(options.samples)
+        self.train_rows: Any = trainer_script.Rows(options.samples)
 
     def loss(self, batch: torch.Tensor) -> torch.Tensor:
         loss: torch.Tensor = ((self.layers(batch) - batch.sum(1, keepdim=True)) ** 2).mean()
@@ -40,7 +40,8 @@ class Sums(pl.LightningModule):  # type: ignore[misc]
         return DataLoader(self.train_rows, batch_size=options.batch, shuffle=True)
 
     def val_dataloader(self) -> DataLoader[torch.Tensor]:
-        return DataLoader(trainer_script.Rows(options.samples), batch_size=10)
+        rows: Any = trainer_script.Rows(options.samples)
+        return DataLoader(rows, batch_size=10)
 
     def configure_optimizers(self) -> dict[str, Any]:
         optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)

@@ -1,4 +1,4 @@
-"""``EDLModel.fit``. Writes a line for each step, the samples of each step, and the trained model's numbers at the end."""
+"""``EDLModel.fit``. Writes a line for each step, the samples of each step, and the trained numbers at the end."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Distance(paddle.metric.Metric):
         """Begin again."""
         self.total, self.count = 0.0, 0
 
-    def update(self, *arguments: Any) -> float:
+    def update(self, *arguments: Any) -> Any:
         """Add a batch."""
         output, label = arguments
         self.total += float(abs(output - label).sum())

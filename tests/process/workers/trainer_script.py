@@ -29,7 +29,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 class Rows:
-    """A data set for any framework: rows of numbers. Notes which of them were read."""
+    """A data set for any framework (a ``Dataset`` by its methods): rows of numbers. Notes which of them were read."""
 
     def __init__(self, samples: int) -> None:
         self.rows = np.random.default_rng(3).normal(size=(samples, 8)).astype(np.float32)

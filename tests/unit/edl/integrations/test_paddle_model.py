@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import importlib
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -72,7 +71,7 @@ class Distance(paddle.metric.Metric):
     def reset(self) -> None:
         self.total, self.count = 0.0, 0
 
-    def update(self, *arguments: Any) -> float:
+    def update(self, *arguments: Any) -> Any:
         output, label = arguments
         self.total += float(np.abs(output - label).sum())
         self.count += len(output)
@@ -109,7 +108,9 @@ class Notes(Callback):
 class Training:
     """A training as one writes it."""
 
-    def __init__(self, model: Any, *, dropout: float = 0.0, accumulate: int = 1, amp: Any = None, rate: Any = None) -> None:
+    def __init__(
+        self, model: Any, *, dropout: float = 0.0, accumulate: int = 1, amp: Any = None, rate: Any = None
+    ) -> None:
         paddle.seed(0)
         self.net = paddle.nn.Sequential(paddle.nn.Linear(3, 4), paddle.nn.Dropout(dropout), paddle.nn.Linear(4, 1))
         for number, one in enumerate(self.net.parameters()):
@@ -119,7 +120,7 @@ class Training:
         self.model = model(self.net)
         self.model.prepare(adam, paddle.nn.MSELoss(), Distance(), amp_configs=amp)
         self.notes = Notes()
-        self.data = Rows()
+        self.data: Any = Rows()
         self.accumulate = accumulate
 
     def fit(self, **options: Any) -> Training:
@@ -192,7 +193,7 @@ def test_another_process_continues_from_what_was_kept(models: Any, at: int, monk
     first = Training(models.EDLModel, rate=0.1)
 
     def committing(state: BaseState) -> None:
-        if state._objects["loop"].step == at:  # type: ignore[attr-defined]
+        if state._objects["loop"].step == at:
             for name, obj in state._objects.items():
                 found = state._capture_object(name, obj)
                 kept[name] = {key: value.numpy() for key, value in found.items()} if name == "model" else found
@@ -218,3 +219,145 @@ def test_another_process_continues_from_what_was_kept(models: Any, at: int, monk
     assert undisturbed.notes.heard[-1] == second.notes.heard[-1]
     done = [one for one in first.notes.heard + second.notes.heard if one[0] == "batch"]
     assert len(done) == len([one for one in undisturbed.notes.heard if one[0] == "batch"])
+
+
+class Stream(paddle.io.IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter(range(10))
+
+
+class Pairs(paddle.io.BatchSampler):
+    """A batch sampler that somebody wrote."""
+
+
+def given(name: str) -> Any:
+    rows = Rows()
+    return {
+        "stream": Stream(),
+        "pairs": paddle.io.DataLoader(rows, batch_sampler=Pairs(rows)),
+        "list": [(rows[0], rows[1])],
+        "two": paddle.io.DataLoader(
+            rows, batch_sampler=paddle.io.DistributedBatchSampler(rows, 2, num_replicas=2, rank=0)
+        ),
+    }[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("stream", "an IterableDataset, which has no places to continue from: use one with __len__"),
+        ("pairs", r"train_data has a batch sampler of its own \(Pairs\), .*give a paddle.io.Dataset"),
+        ("list", r"train_data has batches of its own \(list\)"),
+        ("two", "DistributedBatchSampler of train_data is for 2 workers: leave num_replicas and rank out"),
+    ],
+)
+def test_data_that_cannot_be_divided_are_refused(models: Any, name: str, message: str) -> None:
+    made = Training(models.EDLModel)
+    with pytest.raises(StateError, match=message):
+        made.model.fit(given(name))
+
+
+@pytest.mark.parametrize("kind", [paddle.io.BatchSampler, paddle.io.DistributedBatchSampler])
+def test_a_loader_may_be_given(models: Any, kind: Any) -> None:
+    """Its batches are those of the data set itself, if it does not shuffle."""
+    expected = Training(models.EDLModel).fit(shuffle=False)
+    sessions._current = None
+    made = Training(models.EDLModel)
+    made.data = paddle.io.DataLoader(made.data, batch_sampler=kind(made.data, batch_size=4))
+    assert made.fit().weights() == expected.weights()
+    sessions._current = None
+    shuffled = Training(models.EDLModel)
+    rows = shuffled.data
+    shuffled.data = paddle.io.DataLoader(rows, batch_sampler=kind(rows, shuffle=True, batch_size=4))
+    assert shuffled.fit(epochs=2).weights() != expected.weights()
+    assert sorted(rows.read) == sorted([*range(SAMPLES)] * 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"epochs": 0}, r"EDLModel.fit\(epochs=0\): it must be an integer of at least 1"),
+        ({"batch_size": (4, 0)}, r"fit\(batch_size=0\)"),
+        ({"num_iters": -1}, r"fit\(num_iters=-1\)"),
+        ({"eval_freq": 0}, r"fit\(eval_freq=0\)"),
+    ],
+)
+def test_numbers_that_are_too_small_are_refused(models: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(StateError, match=message):
+        Training(models.EDLModel).fit(**options)
+
+
+@pytest.mark.parametrize(("name", "value"), [("global_batch", -1), ("copy_every", 0), ("save_every", -5)])
+def test_wrong_arguments_are_refused(models: Any, name: str, value: int) -> None:
+    with pytest.raises(StateError, match=rf"EDLModel\({name}={value}\): it must be at least"):
+        models.EDLModel(paddle.nn.Linear(1, 1), **{name: value})
+
+
+def test_a_script_trains_once_and_prepares_before(models: Any) -> None:
+    with pytest.raises(StateError, match=r"fit\(\) was called before prepare"):
+        models.EDLModel(paddle.nn.Linear(1, 1)).fit(Rows())
+    made = Training(models.EDLModel).fit()
+    with pytest.raises(StateError, match=r"fit\(\) was called twice"):
+        made.fit()
+
+
+def test_static_graphs_are_refused(models: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models.paddle, "in_dynamic_mode", lambda: False)
+    with pytest.raises(StateError, match=r"dynamic graph mode only: do not call paddle.enable_static\(\)"):
+        models.EDLModel(paddle.nn.Linear(1, 1))
+
+
+def test_without_a_launcher_it_is_an_ordinary_model(
+    models: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(models, "is_worker", lambda _: False)
+    made = Training(models.EDLModel)
+    assert (
+        "EDLModel is an ordinary paddle.Model, because edl-run has not started this process" in capsys.readouterr().err
+    )
+    made.fit()
+    made.fit()
+    expected = Training(paddle.Model)
+    expected.fit()
+    expected.fit()
+    assert made.result() == expected.result()
+
+
+def test_after_the_training_each_worker_evaluates_and_predicts_everything(
+    models: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Training(models.EDLModel).fit()
+    monkeypatch.setenv("PADDLE_TRAINERS_NUM", "2")  # as in a world of two
+    monkeypatch.setenv("PADDLE_TRAINER_ID", "1")
+    found = made.model.evaluate(Rows(10, 5), batch_size=4, verbose=0)
+    assert found["count"] == 10
+    (outputs,) = made.model.predict(Rows(10, 5), batch_size=4, verbose=0, stack_outputs=True)
+    assert len(outputs) == 10
+
+
+class Several:
+    """The collectives of one worker of several, which all have the same parts."""
+
+    def __init__(self, world: int) -> None:
+        self.world = world
+
+    def all_gather(self, part: Any) -> list[Any]:
+        return [part] * self.world
+
+
+def test_a_divided_evaluation_leaves_out_what_fills_up_the_last_batch(
+    models: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from edl.integrations import fit_parts
+
+    monkeypatch.setattr(fit_parts, "edl", Several(3))
+    evaluation = fit_parts.DividedEvaluation(lambda rows: rows * 2, 10)
+    sizes = []
+    for part in (2, 2):  # of each worker: 6 samples in a batch, then 4 and 2 that were filled up
+        rows = paddle.ones([part, 1])
+        (labels,) = evaluation.gather_labels([rows])
+        outputs = evaluation(rows)
+        assert labels.shape == outputs.shape
+        sizes.append(outputs.shape[0])
+        evaluation.end_batch()
+    assert sizes == [6, 4]

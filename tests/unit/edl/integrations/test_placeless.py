@@ -19,8 +19,10 @@ def test_only_the_worker_itself_is_one() -> None:
 
 
 def test_what_is_left_is_the_environment_of_a_process_started_ahead_of_its_world() -> None:
-    environment = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_PORT": "1", "EDL_ROUND": "1",
-                   "PADDLE_TRAINER_ID": "1", "PADDLE_TRAINERS_NUM": "2", "EDL_AGENT": "address", "HOME": "/home"}  # fmt: skip
+    environment = {
+        "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_PORT": "1", "EDL_ROUND": "1",
+        "PADDLE_TRAINER_ID": "1", "PADDLE_TRAINERS_NUM": "2", "EDL_AGENT": "address", "HOME": "/home",
+    }  # fmt: skip
     give_up_place(environment, "EDLCallback", grouped=False)
     assert environment == {"EDL_AGENT": "address", "HOME": "/home"}
 
