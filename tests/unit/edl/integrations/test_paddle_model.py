@@ -181,12 +181,16 @@ class Gone(BaseException):
 
 @pytest.mark.parametrize("at", [1, 3, 5, 8])
 def test_another_process_continues_from_what_was_kept(models: Any, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    options: dict[str, Any] = {"batch_size": 8, "epochs": 4, "eval_data": Rows(10, 5)}
+    options: dict[str, Any] = {"batch_size": 8, "epochs": 6, "eval_data": Rows(10, 5)}
 
     def callbacks() -> list[Any]:
-        return [EarlyStopping("distance", "min", patience=2, verbose=0), ReduceLROnPlateau("distance", patience=1)]
+        # Nothing is better by 100: the rate falls after the second and the third evaluation, which is the last.
+        judged = {"monitor": "distance", "mode": "min", "min_delta": 100, "verbose": 0}
+        return [EarlyStopping(patience=2, **judged), ReduceLROnPlateau(patience=1, factor=0.5, **judged)]
 
     undisturbed = Training(models.EDLModel, rate=0.1).fit(callbacks=callbacks(), **options)
+    assert [one[0] for one in undisturbed.notes.heard].count("eval") == 3
+    assert undisturbed.adam.get_lr() == 0.025
     sessions._current = None
 
     kept: dict[str, Any] = {}
