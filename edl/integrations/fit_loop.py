@@ -127,6 +127,7 @@ class FitLoop:
         """One step, in as many micro-batches as this world needs. Callbacks see as many batches as in any world."""
         indices, model, logs = self._batches.indices, self._model, self._logs
         count = indices.split.count(step, indices.samples)
+        _apply_rate(model._optimizer)
         first, end = self._batches_before(step), self._batches_before(step) + self._batches_of(count)
         for number in range(first, end - 1):
             callbacks.on_batch_begin("train", number, logs)
@@ -213,3 +214,10 @@ class FitLoop:
         indices = self._batches.indices
         full, rest = divmod(min(step * self._progress.global_batch, indices.samples), self._progress.global_batch)
         return full * self._options.accumulate + (self._batches_of(rest) if rest else 0)
+
+
+def _apply_rate(optimizer: Any) -> None:
+    """Paddle 3.3's ``ReduceLROnPlateau`` changes the number, but not the tensor that the optimizer reads. An optimizer
+    that was restored has both, so a change of the world would change the training."""
+    if isinstance(optimizer._learning_rate, float):
+        optimizer.set_lr(optimizer._learning_rate)
