@@ -185,7 +185,7 @@ def test_another_process_continues_from_what_was_kept(models: Any, at: int, monk
 
     def callbacks() -> list[Any]:
         # Nothing is better by 100: the rate falls after the second and the third evaluation, which is the last.
-        judged = {"monitor": "distance", "mode": "min", "min_delta": 100, "verbose": 0}
+        judged: dict[str, Any] = {"monitor": "distance", "mode": "min", "min_delta": 100, "verbose": 0}
         return [EarlyStopping(patience=2, **judged), ReduceLROnPlateau(patience=1, factor=0.5, **judged)]
 
     undisturbed = Training(models.EDLModel, rate=0.1).fit(callbacks=callbacks(), **options)
