@@ -23,7 +23,8 @@ from edl.wire.scale_requests import Cordon
 def candidate(turn: MasterTurn, entry: NodeEntry) -> ReadyNode:
     """A node in the form that ``edl.rendezvous.ranks`` needs."""
     info = entry.info
-    return ReadyNode(info.node, entry.joined, info.node_rank, info.index, impaired=is_impaired(turn, entry))
+    impaired = is_impaired(turn, entry)
+    return ReadyNode(info.node, entry.joined, info.node_rank, info.index, impaired=impaired, rack=info.rack)
 
 
 def is_impaired(turn: MasterTurn, entry: NodeEntry) -> bool:

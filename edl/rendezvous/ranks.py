@@ -5,13 +5,15 @@ highest indexes, where it assigns any) are left out first, then impaired nodes, 
 because a slot was dropped: a complete node replaces them. A node that requested a position with ``--node-rank`` gets it
 when the world is large enough. Survivors keep their order. A newcomer takes the first vacated place; further newcomers
 go to the end in the order in which they joined. If a replica of the model spans several nodes, replicas that have lost
-none of them stay together, and survivors of the others fill one another's places.
+none of them stay together, and survivors of the others fill one another's places. A replica gets nodes of one rack as
+far as that moves no survivor.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +31,7 @@ class ReadyNode:
     index: int = -1
     impaired: bool = False
     """It runs fewer workers than planned, because a slot was dropped."""
+    rack: str = ""
 
 
 def order(
@@ -47,7 +50,10 @@ def order(
     if size % group:
         raise ValueError(f"size={size} with replicas of {group} nodes")
     chosen = _choose(previous, candidates, size, wanted, group)
-    placed = _fill_places(previous, chosen) if group == 1 else _fill_groups(previous, chosen, group)
+    if group == 1:
+        placed = _fill_places(previous, chosen)
+    else:
+        placed = _fill_groups(previous, chosen, group, {one.node: one.rack for one in candidates})
     return _honour_node_ranks(placed, {c.node: c.node_rank for c in candidates})
 
 
@@ -82,7 +88,9 @@ def _fill_places(previous: Sequence[NodeId], chosen: Sequence[NodeId]) -> list[N
     return placed + list(newcomers)
 
 
-def _fill_groups(previous: Sequence[NodeId], chosen: Sequence[NodeId], group: int) -> list[NodeId]:
+def _fill_groups(
+    previous: Sequence[NodeId], chosen: Sequence[NodeId], group: int, racks: Mapping[NodeId, str]
+) -> list[NodeId]:
     """Like ``_fill_places``, but whole replicas stay together. Vacated places of the others go to newcomers, then to
     survivors of the last of these others, which are dissolved."""
     before, members = set(previous), set(chosen)
@@ -91,11 +99,34 @@ def _fill_groups(previous: Sequence[NodeId], chosen: Sequence[NodeId], group: in
     broken = [part for part in parts if len(part) < group]
     for index, part in enumerate(broken):
         while part and len(part) < group:
-            giver = newcomers if newcomers else next((later for later in reversed(broken[index + 1 :]) if later), None)
-            if giver is None:
+            givers = [newcomers] if newcomers else [later for later in reversed(broken[index + 1 :]) if later]
+            if not givers:
                 break
-            part.append(giver.pop(0))
-    return [*itertools.chain.from_iterable(parts), *newcomers]
+            part.append(_take(givers, part, racks))
+    return [*itertools.chain.from_iterable(parts), *_by_rack(newcomers, group, racks)]
+
+
+def _take(givers: Sequence[list[NodeId]], part: Sequence[NodeId], racks: Mapping[NodeId, str]) -> NodeId:
+    """Take a node for a replica away from its giver: the first in the rack of most of the replica's nodes, or else the
+    first."""
+    ((rack, _),) = Counter(racks[node] for node in part).most_common(1)
+    offers = [(giver, node) for giver in givers for node in giver]
+    giver, node = next((offer for offer in offers if rack and racks[offer[1]] == rack), offers[0])
+    giver.remove(node)
+    return node
+
+
+def _by_rack(newcomers: Sequence[NodeId], group: int, racks: Mapping[NodeId, str]) -> list[NodeId]:
+    """As many replicas within one rack as possible, then the others in their order."""
+    waiting: dict[str, list[NodeId]] = {}
+    placed: list[NodeId] = []
+    for node in newcomers:
+        there = waiting.setdefault(racks[node], [])
+        there.append(node)
+        if racks[node] and len(there) == group:
+            placed += there
+            there.clear()
+    return [*placed, *(node for node in newcomers if node in waiting[racks[node]])]
 
 
 def _groups(previous: Sequence[NodeId], group: int) -> list[Sequence[NodeId]]:

@@ -139,7 +139,8 @@ STATE = (
     Option(
         "--rack",
         setting=Setting(NodeSettings, "rack"),
-        help="Rack of this node, any name. Copies of its commits prefer a node in another rack.",
+        help="Rack of this node, any name. Copies of its commits prefer a node in another rack; a model replica of "
+        "several nodes gets nodes of one rack if it can.",
     ),
 )
 COMPARING_THE_STATE = (

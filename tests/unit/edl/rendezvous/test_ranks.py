@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 
 import pytest
 
@@ -95,7 +96,8 @@ def test_whole_replicas_stay_together_in_random_worlds() -> None:
         group = rng.choice((2, 3, 4))
         names = [NodeId(f"n{index}") for index in range(16)]
         previous = rng.sample(names, group * rng.randint(0, 4))
-        ready = [ReadyNode(name, index) for index, name in enumerate(rng.sample(names, rng.randint(group, 16)))]
+        ready = [ReadyNode(name, index, rack=rng.choice(("", "x", "y")))
+                 for index, name in enumerate(rng.sample(names, rng.randint(group, 16)))]  # fmt: skip
         size = group * rng.randint(1, len(ready) // group)
         placed = order(previous, ready, size, group=group)
         there = {one.node for one in ready}
@@ -109,6 +111,36 @@ def test_whole_replicas_stay_together_in_random_worlds() -> None:
         survivors = [node for node in previous if node in there]
         assert {node for node in placed if node in previous} >= set(survivors) or len(survivors) > size
     assert kept > 1000 and dissolved > 1000
+
+
+@pytest.mark.parametrize(
+    ("previous", "ready", "size", "expected"),
+    [
+        pytest.param("", "a/x b/y c/x d/y", 4, "a c b d", id="the first world"),
+        pytest.param("", "a/x b/y c d/y e f/x", 6, "b d a f c e", id="some do not say their rack"),
+        pytest.param("a b c d", "a/x c/y d/y e/y f/x", 4, "a e c d", id="only as many as are needed come in"),
+        pytest.param("a b c d", "a/x c/y e/y f/x", 4, "a f c e", id="replacements go to the replica in their rack"),
+        pytest.param("a b c d", "a/x c/y d/y e/y", 4, "a e c d", id="another rack is better than no replica"),
+        pytest.param("a b c d e f g h", "a/x d/y f/x h/y", 4, "a f d h", id="survivors complete others in their rack"),
+        pytest.param("a b c d", "a/x b/y c/x d/y", 4, "a b c d", id="survivors are not moved for it"),
+    ],
+)
+def test_replicas_of_two_nodes_and_racks(previous: str, ready: str, size: int, expected: str) -> None:
+    made = [ReadyNode(NodeId(word.partition("/")[0]), number, rack=word.partition("/")[2])
+            for number, word in enumerate(ready.split())]  # fmt: skip
+    assert order(nodes(previous), made, size, group=2) == tuple(nodes(expected))
+
+
+def test_as_many_replicas_as_possible_begin_within_a_rack() -> None:
+    rng = random.Random(3)
+    for _ in range(3000):
+        group, racks = rng.choice((2, 3, 4)), rng.randint(1, 4)
+        ready = [ReadyNode(NodeId(f"n{at}"), at, rack=f"r{rng.randrange(racks)}")
+                 for at in range(group * rng.randint(1, 5))]  # fmt: skip
+        placed = order([], ready, len(ready), group=group)
+        rack = {one.node: one.rack for one in ready}
+        within = sum(len({rack[node] for node in placed[at : at + group]}) == 1 for at in range(0, len(placed), group))
+        assert within == sum(count // group for count in Counter(rack.values()).values())
 
 
 def test_a_size_must_be_of_whole_replicas() -> None:
