@@ -57,6 +57,9 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    # An address differs between processes, and the processes of a whole run must have the same tests.
+    if named := [item.nodeid for item in items if " at 0x" in item.nodeid]:
+        raise pytest.UsageError(f"give the parameters of this test ids: {named[0]}")
     if not config.getoption("--soak"):
         for item in items:
             if item.get_closest_marker("soak") is not None or _is_other_variant(item):

@@ -146,7 +146,7 @@ class Training:
         {"num_iters": 7, "drop_last": True},
         {"amp": {"level": "O1", "init_loss_scaling": 8.0}, "drop_last": True},
     ],
-    ids=str,
+    ids=["drop_last", "accumulate", "in_order", "evaluated", "num_iters", "amp"],
 )
 def test_it_trains_as_paddle_does(models: Any, options: dict[str, Any]) -> None:
     made = {name: options[name] for name in ("accumulate", "amp") if name in options}
