@@ -129,6 +129,7 @@ class TorchGroup:
     def connect(self, backend: str) -> None:
         """Form the group and make it torch's default group. Raises ``GroupLost`` or torch's own errors."""
         seat = self.seat
+        watch_new_groups(None)  # else an earlier round's group would take this one for its own
         with _Forming(self):
             store = self._open_store()
             self._held.append(store)
