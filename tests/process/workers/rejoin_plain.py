@@ -18,7 +18,7 @@ import threading
 import time
 import zlib
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +160,9 @@ class Plain:
         self.group: Group | None = None
 
     def why_not_in_process(self) -> str:
+        return ""
+
+    def warm_up(self, local_rank: int, enough: Callable[[], bool]) -> str:
         return ""
 
     def prepare(self, seat: Seat) -> Group:
