@@ -25,7 +25,7 @@ _HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 _LAUNCHERS = "1"
 """The value that launchers (torchrun as well) set by default. This value and 3 end the process whenever a communicator
 is aborted."""
-_SECOND = "TORCH_DIST_USE_NCCL2"
+_NCCL2 = "TORCH_DIST_USE_NCCL2"
 """Makes torch 2.14 and later use ``ProcessGroupNCCL2`` for NCCL."""
 _DUMP = "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"
 _DUMP_MS = "200"
@@ -49,8 +49,8 @@ def why_not(environment: MutableMapping[str, str]) -> str:
     """Why a worker cannot abort NCCL and continue; empty when it can."""
     if not hasattr(getattr(dist, "ProcessGroupNCCL", None), "abort"):
         return f"NCCL cannot be aborted in torch {torch.__version__}"
-    if environment.get(_SECOND) == "1":
-        return f"{_SECOND}=1 chooses another NCCL backend, which may end the process when it is aborted"
+    if environment.get(_NCCL2) == "1":
+        return f"{_NCCL2}=1 chooses another NCCL backend, which may end the process when it is aborted"
     if environment.get(_HANDLING) == "3":
         return f"{_HANDLING}=3 ends the process when a communicator is aborted; 0 or 2 would not"
     return ""
@@ -128,7 +128,8 @@ def errors(groups: Iterable[Any]) -> list[str]:
 def watch(groups: Callable[[], list[Any]], aborted: threading.Event, round: int, end: Callable[[], None]) -> None:
     """Watch until the group is aborted: end this process when a collective has failed or timed out and no lost peer is
     reported. Aborting and continuing instead would leave partial sums in arrays of the next commit."""
-    if not any(hasattr(backend, "get_error") for backend in backends(groups())):
+    found = backends(groups())  # none if the round is over already
+    if found and not any(hasattr(backend, "get_error") for backend in found):
         _note_once(f"torch {torch.__version__} does not report NCCL calls that hang; --hang-timeout finds them")
         return
     complaint = Complaint()

@@ -26,7 +26,7 @@ _TIMEOUT = timedelta(seconds=60)
 def nccl_of_one() -> Any:
     """An NCCL backend of this process alone. It is no process group: ``torch.distributed`` does not know it."""
     nccl.set_up(os.environ)  # noqa: TID251  torch's own settings
-    backend: Any = dist.ProcessGroupNCCL  # type: ignore[attr-defined]
+    backend: Any = dist.ProcessGroupNCCL
     return backend(PrefixStore("edl/warm-up", HashStore()), 0, 1, timeout=_TIMEOUT)
 
 

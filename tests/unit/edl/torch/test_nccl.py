@@ -254,6 +254,8 @@ def test_a_torch_that_reports_no_errors_says_so_once(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     nccl._note_once.cache_clear()
+    nccl.watch(lambda: [], Looks(0), 2, lambda: pytest.fail("it is over"))
+    assert capfd.readouterr().err == ""
     monkeypatch.delattr(Backend, "get_error")
     for number in (3, 4):
         nccl.watch(lambda: [Group(Backend())], Looks(5), number, lambda: pytest.fail("nothing is known"))

@@ -17,7 +17,7 @@ import torch.distributed as dist  # noqa: E402
 from torch._C._distributed_c10d import HashStore  # noqa: E402
 
 from edl.torch import framework as frameworks  # noqa: E402
-from edl.torch import warm_calls  # noqa: E402
+from edl.torch import nccl, warm_calls  # noqa: E402
 from edl.torch.framework import TorchFramework  # noqa: E402
 from edl.torch.warm_calls import DeviceCalls  # noqa: E402
 from edl.torch.warm_up import WarmUpStep, carry_out, device_of, plan  # noqa: E402
@@ -93,7 +93,7 @@ class Backends:
         self.made += 1
         freed = self.freed
 
-        class Freed(dist.ProcessGroupGloo):  # type: ignore[misc]
+        class Freed(dist.ProcessGroupGloo):
             def __del__(self) -> None:
                 freed.set()
 
@@ -156,7 +156,7 @@ def test_nccl_gets_its_settings_first(monkeypatch: pytest.MonkeyPatch) -> None:
         return object()
 
     monkeypatch.setattr(dist, "ProcessGroupNCCL", backend, raising=False)
-    monkeypatch.setattr(warm_calls.nccl, "set_up", lambda environment: order.append("settings"))
+    monkeypatch.setattr(nccl, "set_up", lambda environment: order.append("settings"))
     warm_calls.nccl_of_one()
     assert order == ["settings", (0, 1)]
 
@@ -173,8 +173,13 @@ def test_a_worker_on_the_cpu_does_nothing(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_worker_with_devices_uses_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[Any] = []
+
+    def calls(device: Any) -> FakeCalls:
+        used.append(device)
+        return FakeCalls()
+
     monkeypatch.setattr(frameworks, "_uses_nccl", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    monkeypatch.setattr(frameworks, "DeviceCalls", lambda device: used.append(device) or FakeCalls())
+    monkeypatch.setattr(frameworks, "DeviceCalls", calls)
     assert TorchFramework().warm_up(2, never) == ""
     assert used == [torch.device("cuda", 2)]
