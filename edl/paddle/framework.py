@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,10 @@ class PaddleFramework:
         if place.is_cpu_place():
             return ""
         return f"paddle trains on {place} here, and its communicators cannot be formed again in the same process"
+
+    def warm_up(self, local_rank: int, enough: Callable[[], bool]) -> str:
+        """Nothing to do: only workers on the CPU stay in process."""
+        return ""
 
     def prepare(self, seat: Seat) -> Ring:
         """The ring of this round, not connected yet."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,6 +16,8 @@ from edl.torch.collectives import Collectives, observe
 from edl.torch.ddp import arm, disarm
 from edl.torch.group import GroupLost, TorchGroup, forget_default_group, watch_new_groups, why_not
 from edl.torch.sockets import FOLDER
+from edl.torch.warm_calls import DeviceCalls
+from edl.torch.warm_up import carry_out, device_of, plan
 from edl.wire.local import Seat
 from edl.wire.peer_loss import chain, speaks_of_lost_peer
 from edl.worker.exchange import exchange
@@ -43,9 +46,15 @@ class TorchFramework:
             return f"this system has no {FOLDER}, by which blocked calls are interrupted"
         if not dist.is_available() or not dist.is_gloo_available():
             return "this torch was built without gloo"
-        if torch.cuda.is_available() and dist.is_nccl_available():
+        if _uses_nccl():
             return nccl.why_not(os.environ) or why_not()  # noqa: TID251  torch's own settings
         return why_not()
+
+    def warm_up(self, local_rank: int, enough: Callable[[], bool]) -> str:
+        """See ``edl.torch.warm_up``."""
+        devices = torch.cuda.device_count() if _uses_nccl() else 0
+        calls = DeviceCalls(torch.device("cuda", device_of(local_rank, devices)))
+        return carry_out(plan(devices), calls, enough)
 
     def prepare(self, seat: Seat) -> TorchGroup:
         """Forget the previous group, and create one for this round that ``abort`` can disconnect."""
@@ -114,14 +123,17 @@ class TorchFramework:
         return result
 
     def _backend(self, seat: Seat) -> str:
-        if not (torch.cuda.is_available() and dist.is_nccl_available()):
+        if not _uses_nccl():
             return "gloo"
-        # With --virtual-local-rank each worker sees only its own card.
-        torch.cuda.set_device(seat.local_rank if seat.local_rank < torch.cuda.device_count() else 0)
+        torch.cuda.set_device(device_of(seat.local_rank, torch.cuda.device_count()))
         self.device_copies.device = torch.device("cuda", torch.cuda.current_device())
         self.accelerator = self.device_copies
         nccl.set_up(os.environ)  # noqa: TID251  torch's own settings
         return "cpu:gloo,cuda:nccl"
+
+
+def _uses_nccl() -> bool:
+    return torch.cuda.is_available() and dist.is_nccl_available()
 
 
 def _host() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import functools
 import logging
 import os
 import signal
@@ -24,6 +25,8 @@ _HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 _LAUNCHERS = "1"
 """The value that launchers (torchrun as well) set by default. This value and 3 end the process whenever a communicator
 is aborted."""
+_NCCL2 = "TORCH_DIST_USE_NCCL2"
+"""Makes torch 2.14 and later use ``ProcessGroupNCCL2`` for NCCL."""
 _DUMP = "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"
 _DUMP_MS = "200"
 """Time in ms that torch's watchdog sleeps at its end. The threads and descriptors of an ended group stay for that
@@ -33,8 +36,11 @@ _log = logging.getLogger(__name__)
 
 
 def set_up(environment: MutableMapping[str, str]) -> None:
-    """Configure torch's handling of NCCL errors, unless the user has. Called before each group is made."""
-    if environment.get(_HANDLING, _LAUNCHERS) == _LAUNCHERS:
+    """Configure torch's handling of NCCL errors, unless the user has. Called before each group is made.
+
+    A worker that cannot abort NCCL leaves it to torch's watchdog to end the process when a collective hangs.
+    """
+    if environment.get(_HANDLING, _LAUNCHERS) == _LAUNCHERS and not why_not(environment):
         environment[_HANDLING] = "0"
     environment.setdefault(_DUMP, _DUMP_MS)
 
@@ -43,6 +49,8 @@ def why_not(environment: MutableMapping[str, str]) -> str:
     """Why a worker cannot abort NCCL and continue; empty when it can."""
     if not hasattr(getattr(dist, "ProcessGroupNCCL", None), "abort"):
         return f"NCCL cannot be aborted in torch {torch.__version__}"
+    if environment.get(_NCCL2) == "1":
+        return f"{_NCCL2}=1 chooses another NCCL backend, which may end the process when it is aborted"
     if environment.get(_HANDLING) == "3":
         return f"{_HANDLING}=3 ends the process when a communicator is aborted; 0 or 2 would not"
     return ""
@@ -120,6 +128,10 @@ def errors(groups: Iterable[Any]) -> list[str]:
 def watch(groups: Callable[[], list[Any]], aborted: threading.Event, round: int, end: Callable[[], None]) -> None:
     """Watch until the group is aborted: end this process when a collective has failed or timed out and no lost peer is
     reported. Aborting and continuing instead would leave partial sums in arrays of the next commit."""
+    found = backends(groups())  # none if the round is over already
+    if found and not any(hasattr(backend, "get_error") for backend in found):
+        _note_once(f"torch {torch.__version__} does not report NCCL calls that hang; --hang-timeout finds them")
+        return
     complaint = Complaint()
     while not aborted.wait(_LOOK_S):
         now_s = time.monotonic()  # noqa: TID251  on a thread of the worker's
@@ -130,6 +142,11 @@ def watch(groups: Callable[[], list[Any]], aborted: threading.Event, round: int,
             )
             end()
             return
+
+
+@functools.cache
+def _note_once(text: str) -> None:
+    note(text)
 
 
 def end_process() -> None:

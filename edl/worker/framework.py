@@ -111,6 +111,11 @@ class Framework(Protocol):
         """Why a worker with this build or device cannot rejoin in process; empty when it can."""
         ...
 
+    def warm_up(self, local_rank: int, enough: Callable[[], bool]) -> str:
+        """Do on this worker's device what the first step would otherwise have to wait for, until ``enough()``. Nothing
+        without a device. Returns what failed, which is no error; empty if nothing did."""
+        ...
+
     def prepare(self, seat: Seat) -> Communicator:
         """A group for this place, not connected yet; ``abort`` works from here on."""
         ...

@@ -186,6 +186,12 @@ class Link:
 
         return self._wait(placed)
 
+    @property
+    def summoned(self) -> bool:
+        """Whether a place, or the order to stop, has come that nobody has asked for yet."""
+        with self._changed:
+            return self._place is not None or self._stop is not None
+
     def follow(self, heard: Callable[[Seat], None]) -> None:
         """Call ``heard``, on the side thread, with each further place; at once with one that is waiting. A place may be
         reported twice. A later call replaces the callback."""

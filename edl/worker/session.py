@@ -22,6 +22,7 @@ from edl.worker.link import Link
 
 WORKER_VARIABLE = "EDL_WORKER_PID"
 """Set by a worker once it is connected, so that its child processes do not act as the worker."""
+_ROUND = "EDL_ROUND"
 _FRAMEWORKS = ("edl.torch", "edl.paddle")
 _MOST_RETIRING = 2
 """Old communicators that wait for a quiet moment; more are freed without one."""
@@ -106,6 +107,8 @@ class Session:
             seat = _alone(self.environment)
         else:
             if self.rejoins:
+                if self.seat is None:
+                    self._warm_up(self.link)
                 self.link.send(local.Parked(self.seat.round if self.seat is not None else 0))
             elif self.seat is not None:
                 # The agent starts another process for the next world.
@@ -116,6 +119,15 @@ class Session:
         self.seat, self._left, self.underway = seat, False, False
         self.settings = seat.settings
         return seat
+
+    def _warm_up(self, link: Link) -> None:
+        """Before this worker reports that it waits: until then the others train on. A worker that was started together
+        with its world knows its round, and is waited for already."""
+        local_rank = self.environment.get("LOCAL_RANK", "")
+        if self.framework is None or _ROUND in self.environment or not local_rank.isdigit():
+            return
+        if failed := self.framework.warm_up(int(local_rank), lambda: link.summoned):
+            note(f"the device was not warmed up, so the first step will take longer: {failed}")
 
     def connect(self) -> Seat:
         """Form the communicator of the current place, unless that is done already. Raises the framework's error when a

@@ -195,6 +195,9 @@ class FakeFramework:
     def why_not_in_process(self) -> str:
         return self.why_not
 
+    def warm_up(self, local_rank: int, enough: Callable[[], bool]) -> str:
+        return ""
+
     def prepare(self, seat: Seat) -> FakeGroup:
         self.groups.append(FakeGroup(seat, *self.barriers.of(seat)))
         self.groups[-1].device = self.device

@@ -185,6 +185,10 @@ class AsynchronousFramework:
         """Empty: workers can rejoin in process."""
         return ""
 
+    def warm_up(self, local_rank: int, enough: Callable[[], bool]) -> str:
+        """Nothing to do: the device is simulated."""
+        return ""
+
     def prepare(self, seat: Seat) -> AsynchronousGroup:
         """Create the group of this place; ``connect`` has nothing to add."""
         self.group = AsynchronousGroup(seat, self._device(), self._come)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from edl.wire.local import Seat
@@ -96,6 +96,10 @@ class PlainFramework:
 
     def why_not_in_process(self) -> str:
         """Empty: workers can rejoin in process."""
+        return ""
+
+    def warm_up(self, local_rank: int, enough: Callable[[], bool]) -> str:
+        """Nothing to do: there is no device."""
         return ""
 
     def prepare(self, seat: Seat) -> Any:

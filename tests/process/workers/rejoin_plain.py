@@ -18,7 +18,7 @@ import threading
 import time
 import zlib
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +162,14 @@ class Plain:
     def why_not_in_process(self) -> str:
         return ""
 
+    def warm_up(self, local_rank: int, enough: Callable[[], bool]) -> str:
+        if options.slow_device:
+            with (options.folder / "warming").open("a") as file:
+                print(os.environ["EDL_NODE_ID"], local_rank, file=file)
+            while not (options.folder / "warm").exists():
+                time.sleep(0.02)
+        return "it is no device"
+
     def prepare(self, seat: Seat) -> Group:
         self.group = Group(seat)
         return self.group
@@ -203,6 +211,7 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--save-every", type=int, default=0)
     parser.add_argument("--ballast", type=int, default=0, help="megabytes that the state takes besides")
     parser.add_argument("--hang-at", type=int, default=0, help="rank 1 makes no progress after this step, once")
+    parser.add_argument("--slow-device", action="store_true", help="warming it up takes until there is FOLDER/warm")
     return parser.parse_args()
 
 

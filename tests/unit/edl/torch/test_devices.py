@@ -15,6 +15,7 @@ c10d = pytest.importorskip("torch.distributed.distributed_c10d")
 from edl.torch import devices  # noqa: E402
 from edl.torch.group import NotingStore, TorchGroup, forget_default_group  # noqa: E402
 from edl.wire.local import Seat  # noqa: E402
+from tests.torch_release import installed  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -63,6 +64,9 @@ def test_torch_takes_them() -> None:
     assert total.tolist() == [1.0, 1.0]
 
 
+@pytest.mark.skipif(
+    installed() >= (2, 14), reason="torch from 2.14 on passes gloo what edl leaves alone, and needs no devices kept"
+)
 def test_a_group_that_cannot_be_formed_keeps_its_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(store: NotingStore, key: str, value: Any) -> None:
         raise OSError("nobody takes it")

@@ -111,9 +111,28 @@ def card(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
     ],
 )
-def test_the_users_settings_stand(said: dict[str, str], kept: dict[str, str]) -> None:
+def test_the_users_settings_stand(said: dict[str, str], kept: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", Backend, raising=False)
     nccl.set_up(said)
     assert said == kept
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (object, {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}),
+        (object, {}),
+        (Backend, {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "TORCH_DIST_USE_NCCL2": "1"}),
+    ],
+    ids=["torch 2.4", "torch 2.4 without a launcher", "another backend"],
+)
+def test_a_worker_that_cannot_abort_leaves_hangs_to_torch(
+    kind: type, said: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", kind, raising=False)
+    before = dict(said)
+    nccl.set_up(said)
+    assert said == before | {"TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "200"}
 
 
 @pytest.mark.usefixtures("card")
@@ -134,6 +153,12 @@ def test_a_setting_that_ends_the_process_at_an_abort_means_a_new_process(
     reason = TorchFramework().why_not_in_process()
     assert (reason == "") is stays
     assert stays or f"TORCH_NCCL_ASYNC_ERROR_HANDLING={value} ends the process" in reason
+
+
+def test_another_nccl_backend_means_a_new_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", Backend, raising=False)
+    assert nccl.why_not({"TORCH_DIST_USE_NCCL2": "0"}) == ""
+    assert nccl.why_not({"TORCH_DIST_USE_NCCL2": "1"}).startswith("TORCH_DIST_USE_NCCL2=1 chooses another NCCL backend")
 
 
 def test_a_torch_without_abort_means_a_new_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,6 +248,18 @@ def test_a_worker_whose_collective_hangs_ends_unless_the_round_ends(
     assert bool(ended) is ends
     assert backend.calls == [], "it is not aborted: half a sum must not reach a commit"
     assert ("round 3: NCCL reports TIMEOUT" in capfd.readouterr().err) is ends
+
+
+def test_a_torch_that_reports_no_errors_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    nccl._note_once.cache_clear()
+    nccl.watch(lambda: [], Looks(0), 2, lambda: pytest.fail("it is over"))
+    assert capfd.readouterr().err == ""
+    monkeypatch.delattr(Backend, "get_error")
+    for number in (3, 4):
+        nccl.watch(lambda: [Group(Backend())], Looks(5), number, lambda: pytest.fail("nothing is known"))
+    assert capfd.readouterr().err.count("does not report NCCL calls that hang; --hang-timeout finds them") == 1
 
 
 def test_gloo_that_stands_for_cards_is_left_alone() -> None:
