@@ -212,9 +212,7 @@ def measure(
         return Outcome(event.name, launcher.name, values, figures.redone, load=load)
 
 
-def measure_all(
-    common: Common, framework: str, events: list[Event], arguments: tuple[str, ...] = ()
-) -> list[Outcome]:
+def measure_all(common: Common, framework: str, events: list[Event], arguments: tuple[str, ...] = ()) -> list[Outcome]:
     """All runs, with launchers in turn, so that other load of the machine affects them alike."""
     outcomes: list[Outcome] = []
     for event in events:

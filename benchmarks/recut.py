@@ -2,13 +2,14 @@
 
     python -m benchmarks.recut --pairs 3000
 
-Pure: no process is started. Pairs of worlds are drawn at random, and the planner of edl (``byte_ranges``) chooses what each
+Pure: no process is started. Pairs of worlds are drawn at random, and edl's planner (``byte_ranges``) chooses what each
 worker of the new world reads. The least is counted here element by element, in NumPy: what the workers of a node need
 together, minus what the memory of that node holds.
 """
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 from collections.abc import Callable, Sequence
@@ -27,6 +28,7 @@ WORKERS = 2
 SHAPES = {"column": (24, 18), "row": (18, 24), "norm": (30,)}
 """Tensors of a layer, by the way in which tensor parallelism cuts them; the sizes are uneven for most worlds."""
 BYTES = 4
+STATE = BYTES * sum(math.prod(shape) for shape in SHAPES.values())
 WAY = (2, 4, 3, 1, 4)
 
 
@@ -103,18 +105,20 @@ class Change:
 
 @dataclass
 class Moved:
-    """Bytes of one or more changes. ``read``: by the plan, from other nodes. ``each``: the least if every worker reads for
-    itself. ``least``: if a node receives each element once."""
+    """Bytes of one or more changes. ``read``: by the plan, from other nodes. ``each``: the least if every worker reads
+    for itself. ``least``: if a node receives each element once."""
 
     read: int = 0
     each: int = 0
     least: int = 0
+    changes: int = 0
     over: list[float] = field(default_factory=list)
 
     def add(self, read: int, each: int, least: int) -> None:
         self.read += read
         self.each += each
         self.least += least
+        self.changes += 1
         if least:
             self.over.append(read / least)
 
@@ -179,14 +183,18 @@ def along(way: Sequence[int]) -> list[Change]:
 
 def show(title: str, rows: dict[str, Moved]) -> None:
     """Print a table."""
-    click.echo(f"\n{title}\n{'':<44}{'read / least':>14}{'median':>9}{'largest':>9}{'each worker / least':>21}")
+    click.echo(
+        f"\n{title}\n{'':<44}{'read / least':>14}{'median':>9}{'largest':>9}{'each worker / least':>21}{'least / state':>15}"
+    )
     for name, moved in rows.items():
         if not moved.least:
             click.echo(f"{name:<44}{f'{moved.read} / 0':>14}")
             continue
         total, own = moved.read / moved.least, moved.each / moved.least
         median, most = statistics.median(moved.over), max(moved.over)
-        click.echo(f"{name:<44}{total:>14.3f}{median:>9.3f}{most:>9.3f}{own:>21.3f}")
+        click.echo(
+            f"{name:<44}{total:>14.3f}{median:>9.3f}{most:>9.3f}{own:>21.3f}{moved.least / (moved.changes * STATE):>15.3f}"
+        )
 
 
 @click.command()

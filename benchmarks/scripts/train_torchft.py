@@ -73,7 +73,7 @@ def main() -> None:
         managed.step()
         if manager.current_step() > before:
             # A replica that receives the weights takes part from the next step on, in the same quorum.
-            world = manager._quorum_id, manager.num_participants()  # noqa: SLF001 - there is no public name
+            world = manager._quorum_id, manager.num_participants()
             rank = manager.participating_rank()
             if rank is not None:
                 if world != known:
