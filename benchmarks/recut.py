@@ -183,18 +183,20 @@ def along(way: Sequence[int]) -> list[Change]:
 
 def show(title: str, rows: dict[str, Moved]) -> None:
     """Print a table."""
-    click.echo(
-        f"\n{title}\n{'':<44}{'read / least':>14}{'median':>9}{'largest':>9}{'each worker / least':>21}{'least / state':>15}"
-    )
+    heads = ("read / least", "median", "largest", "each worker / least", "least / state")
+    click.echo(f"\n{title}\n{'':<44}{''.join(f'{head:>21}' for head in heads)}")
     for name, moved in rows.items():
         if not moved.least:
-            click.echo(f"{name:<44}{f'{moved.read} / 0':>14}")
+            click.echo(f"{name:<44}{f'{moved.read} / 0':>21}")
             continue
-        total, own = moved.read / moved.least, moved.each / moved.least
-        median, most = statistics.median(moved.over), max(moved.over)
-        click.echo(
-            f"{name:<44}{total:>14.3f}{median:>9.3f}{most:>9.3f}{own:>21.3f}{moved.least / (moved.changes * STATE):>15.3f}"
+        shown = (
+            moved.read / moved.least,
+            statistics.median(moved.over),
+            max(moved.over),
+            moved.each / moved.least,
+            moved.least / (moved.changes * STATE),
         )
+        click.echo(f"{name:<44}{''.join(f'{value:>21.3f}' for value in shown)}")
 
 
 @click.command()

@@ -1,5 +1,5 @@
-"""Re-cuts a sharded state in real jobs, 2 -> 4 -> 3 -> 1 -> 4 nodes with two workers each: the pauses of the processes that
-stay, and the bytes that launchers read for their workers, from their own memory and from other nodes'.
+"""Re-cuts a sharded state in real jobs, 2 -> 4 -> 3 -> 1 -> 4 nodes with two workers each: the pauses of the processes
+that stay, and the bytes that launchers read for their workers, from their own memory and from other nodes'.
 
     python -m benchmarks.recut_job --layouts fsdp,hsdp,tp --megabytes 20 --runs 3
 

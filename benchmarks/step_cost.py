@@ -3,8 +3,8 @@ commits in the same processes, and of the same loop under torchrun.
 
     python -m benchmarks.step_cost --megabytes 1,10,100 --runs 5
 
-Two nodes with a worker each. With edl, blocks of five steps with commits and without alternate within a run, and runs of
-edl and torchrun alternate, so that other load affects all alike.
+Two nodes with a worker each. With edl, blocks of five steps with commits and without alternate within a run, and runs
+of edl and torchrun alternate, so that other load affects all alike.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A model under FSDP2, HSDP, or tensor parallelism with FSDP2, whose state is re-cut in memory when the world changes."""
+"""A model under FSDP2, HSDP, or tensor parallelism with FSDP2; its state is re-cut in memory when the world changes."""
 
 from __future__ import annotations
 
