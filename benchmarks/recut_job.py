@@ -24,6 +24,8 @@ from benchmarks.common.report import Outcome
 from benchmarks.common.steps import pause, redone
 
 WORKERS = 2
+STEPS = 5
+"""Of each rank in a world, before the next change."""
 LAYOUTS = ("fsdp", "hsdp", "tp")
 LINE = re.compile(r"re-cut for a worker: (\d+) bytes from this node, (\d+) from others")
 
@@ -39,19 +41,19 @@ def story(job: Job) -> Iterator[tuple[str, int]]:
     """Change the world; yields the name of each change and the number of nodes after it, once it trains."""
     job.start(0)
     job.start(1)
-    job.wait_running(2 * WORKERS)
+    job.wait_running(2 * WORKERS, STEPS)
     yield "start", 2
     for nodes, act, touched in ((3, job.start, 2), (4, job.start, 3), (3, job.kill_node, 3)):
         act(touched)
-        job.wait_running(nodes * WORKERS)
+        job.wait_running(nodes * WORKERS, STEPS)
         yield f"{'kill' if act == job.kill_node else 'join'} to {nodes}", nodes
     for nodes, leaving in ((2, 2), (1, 1)):
         job.drain_node(leaving)
-        job.wait_running(nodes * WORKERS)
+        job.wait_running(nodes * WORKERS, STEPS)
         yield f"drain to {nodes}", nodes
     for nodes, new in ((2, 4), (3, 5), (4, 6)):
         job.start(new)
-        job.wait_running(nodes * WORKERS)
+        job.wait_running(nodes * WORKERS, STEPS)
         yield f"join to {nodes}, again" if nodes > 2 else "join to 2", nodes
 
 
@@ -103,7 +105,7 @@ def main(layouts: str, megabytes: int, runs: int, json_path: Path | None, keep: 
             found, bytes_read = measure(name, megabytes, keep)
             outcomes += found
             moved[name].append(bytes_read)
-            report.progress(f"{name} {run + 1}/{runs}: {found[0].note or found[0].values}")
+            report.progress(f"{name} {run + 1}/{runs}: {found[0].note or found[0].values}, {bytes_read}")
     title = f"Re-cuts of {3 * megabytes} MB of state"
     report.show(title, outcomes)
     for name, found_bytes in moved.items():
