@@ -95,7 +95,7 @@ class Change:
 
     @classmethod
     def draw(cls, rng: random.Random, most: int) -> Change:
-        """At most one node of the old world is lost, or all that leave are drained."""
+        """Any nodes of the old world stay, at least one. The parts of the others can still be read."""
         old = tuple(range(rng.randint(1, most)))
         stay = tuple(sorted(rng.sample(old, rng.randint(1, len(old)))))
         size = rng.randint(1, most)
