@@ -30,15 +30,16 @@ SHAPES = {"column": (24, 18), "row": (18, 24), "norm": (30,)}
 BYTES = 4
 STATE = BYTES * sum(math.prod(shape) for shape in SHAPES.values())
 WAY = (2, 4, 3, 1, 4)
+Cuts = dict[str, tuple[tuple[int, int], ...]]
+"""For each tensor, in order: a dimension of the mesh, and the dimension of the tensor that it cuts."""
 
 
 @dataclass(frozen=True)
 class Mesh:
-    """Sizes of its dimensions, and for each tensor the order in which they cut it: (dimension of the mesh, of the
-    tensor)."""
+    """Sizes of its dimensions, and how they cut the tensors."""
 
     sizes: tuple[int, ...]
-    cuts: dict[str, tuple[tuple[int, int], ...]]
+    cuts: Cuts
 
     def box(self, rank: int, tensor: str) -> Box:
         """The part of a tensor that a rank holds."""
@@ -73,7 +74,7 @@ def tensor_parallel(nodes: int) -> Mesh:
 
 def by_columns(nodes: int) -> Mesh:
     """FSDP2 with a ``shard_placement_fn`` that divides the last dimension."""
-    cuts = {name: ((0, len(shape) - 1),) for name, shape in SHAPES.items()}
+    cuts: Cuts = {name: ((0, len(shape) - 1),) for name, shape in SHAPES.items()}
     return Mesh((nodes * WORKERS,), cuts)
 
 
