@@ -76,13 +76,13 @@ def measure(layout: str, megabytes: int, keep: Path | None) -> tuple[list[Outcom
         except NotReached as error:
             return [Outcome(layout, "edl", started=False, note=f"after {names}: {error}", load=load)], moved
         worlds = job.steps.whole()
-    values, again = {}, 0
-    changes = list(itertools.pairwise(worlds))
-    if len(changes) != len(names) - 1:
-        note = f"worlds of {[world.size for world in worlds]} ranks for the changes {names}"
-        return [Outcome(layout, "edl", note=note, load=load)], moved
-    for name, (old, new) in zip(names[1:], changes, strict=True):
-        values[f"pause, {name}"] = pause(old, new)
+    values: dict[str, float] = {}
+    again = 0
+    for old, new in itertools.pairwise(worlds):
+        metric = f"pause, {old.size} to {new.size} workers"  # a change may pass through another world
+        while metric in values:
+            metric += ", again"
+        values[metric] = pause(old, new)
         again += redone(old, new)
     return [Outcome(layout, "edl", values, again, load=load)], moved
 
