@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import signal
 import statistics
 import sys
 from collections.abc import Iterator
@@ -95,6 +96,7 @@ def measure(layout: str, megabytes: int, keep: Path | None) -> tuple[list[Outcom
 @click.option("--keep", type=click.Path(path_type=Path, file_okay=False, exists=True), help="Keep the logs there.")
 def main(layouts: str, megabytes: int, runs: int, json_path: Path | None, keep: Path | None) -> None:
     """Measure pauses and bytes of re-cuts in real jobs."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that clean-up runs
     names = layouts.split(",")
     if unknown := [name for name in names if name not in LAYOUTS]:
         raise click.UsageError(f"--layouts: {', '.join(unknown)} unknown; there are {', '.join(LAYOUTS)}")
