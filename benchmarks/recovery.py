@@ -24,7 +24,7 @@ from benchmarks.common.job import Job, NotReached, launch
 from benchmarks.common.launchers import Launcher
 from benchmarks.common.options import Common, common_options, gather
 from benchmarks.common.report import Outcome
-from benchmarks.common.steps import World, pause, redone
+from benchmarks.common.steps import World, longest_gap, median_gap, pause, redone
 
 PEERS = {
     "torch": "edl-rejoin,edl,torchrun-tuned",
@@ -138,7 +138,11 @@ def planned(size: int, since: str) -> Look:
 
     def look(job: Job, old: World, struck_s: float) -> Figures:
         new = job.wait_next(struck_s, size)
-        return Figures({"pause": new.first_s - old.last_s, since: new.first_s - struck_s}, redone(old, new))
+        values = {"pause": new.first_s - old.last_s, since: new.first_s - struck_s}
+        stayed = {done[0].pid for done in old.steps.values()} & {done[0].pid for done in new.steps.values()}
+        gap_s = longest_gap(job.steps.worlds.values(), stayed, struck_s, new.first_s)
+        # No process stays where a launcher restarts all workers.
+        return Figures(values | ({"longest gap of who stays": gap_s} if gap_s else {}), redone(old, new))
 
     return look
 
@@ -183,10 +187,12 @@ EVENTS = {
 }
 
 
-def measure(event: Event, launcher: Launcher, framework: str, keep: Path | None) -> Outcome:
+def measure(
+    event: Event, launcher: Launcher, framework: str, keep: Path | None, arguments: tuple[str, ...] = ()
+) -> Outcome:
     """One run: start, let it train, cause the event, wait for the next world. Never raises for a launcher's failure."""
     load = report.load_average()
-    with launch(launcher, launcher.script(framework), event.bounds, keep=keep) as job:
+    with launch(launcher, launcher.script(framework), event.bounds, arguments=arguments, keep=keep) as job:
         try:
             for node in range(event.nodes):
                 job.start(node)
@@ -202,10 +208,11 @@ def measure(event: Event, launcher: Launcher, framework: str, keep: Path | None)
             figures = event.look(job, old, struck_s)
         except NotReached as error:
             return Outcome(event.name, launcher.name, note=f"never recovered: {error}", load=load)
-        return Outcome(event.name, launcher.name, figures.values, figures.redone, load=load)
+        values = {**figures.values, "step before the event": median_gap(old, 0.0, struck_s)}
+        return Outcome(event.name, launcher.name, values, figures.redone, load=load)
 
 
-def measure_all(common: Common, framework: str, events: list[Event]) -> list[Outcome]:
+def measure_all(common: Common, framework: str, events: list[Event], arguments: tuple[str, ...] = ()) -> list[Outcome]:
     """All runs, with launchers in turn, so that other load of the machine affects them alike."""
     outcomes: list[Outcome] = []
     for event in events:
@@ -213,7 +220,7 @@ def measure_all(common: Common, framework: str, events: list[Event]) -> list[Out
             for launcher in common.launchers:
                 if event.for_edl_only and not launcher.is_edl:
                     continue
-                one = measure(event, launcher, framework, common.keep)
+                one = measure(event, launcher, framework, common.keep, arguments)
                 told = ", ".join(f"{metric} {report.seconds(value)}" for metric, value in one.values.items())
                 told += f", {one.redone} steps redone" if one.redone is not None else ""
                 report.progress(f"{event.name} {run + 1}/{common.runs} {launcher.name}: {told or one.note}")
@@ -224,17 +231,21 @@ def measure_all(common: Common, framework: str, events: list[Event]) -> list[Out
 @click.command()
 @click.option("--framework", type=click.Choice(sorted(PEERS)), default="torch", show_default=True)
 @click.option("--events", "event_names", default=",".join(EVENTS), show_default=True, help="Comma list.")
+@click.option("--megabytes", default=0, help="Parameters of the model, torch only; by default it is tiny.")
 @common_options(default_runs=5)
-def main(framework: str, event_names: str, names: str, **rest: Any) -> None:
+def main(framework: str, event_names: str, megabytes: int, names: str, **rest: Any) -> None:
     """Measure recovery from faults and the pause for planned changes."""
     unknown = [name for name in event_names.split(",") if name not in EVENTS]
     if unknown:
         raise click.UsageError(f"--events: {', '.join(unknown)} unknown; there are {', '.join(EVENTS)}")
     common = gather(names=names, default_names=PEERS[framework], **rest)
-    outcomes = measure_all(common, framework, [EVENTS[name] for name in event_names.split(",")])
-    title = f"Recovery, {framework}, one worker per node"
+    if megabytes and framework != "torch":
+        raise click.UsageError(f"--megabytes={megabytes}: only with --framework=torch, not {framework}")
+    arguments = (f"--megabytes={megabytes}",) if megabytes else ()
+    outcomes = measure_all(common, framework, [EVENTS[name] for name in event_names.split(",")], arguments)
+    title = f"Recovery, {framework}, one worker per node" + (f", {megabytes} MB of parameters" if megabytes else "")
     report.show(title, outcomes, own=next((one.name for one in common.launchers if not one.is_edl), "edl"))
-    report.write_json(common.json_path, title, outcomes, framework=framework, runs=common.runs)
+    report.write_json(common.json_path, title, outcomes, framework=framework, runs=common.runs, megabytes=megabytes)
 
 
 if __name__ == "__main__":

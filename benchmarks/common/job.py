@@ -16,7 +16,8 @@ from typing import TypeVar
 
 from benchmarks.common import processes
 from benchmarks.common.etcd import PrivateEtcd
-from benchmarks.common.launchers import REPOSITORY, JobPlan, Launcher, Meeting
+from benchmarks.common.launchers import REPOSITORY, JobPlan, Launcher, Meeting, Torchft
+from benchmarks.common.lighthouse import Lighthouse
 from benchmarks.common.steps import StepReader, World
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
@@ -147,16 +148,19 @@ def launch(
     workers_per_node: int = 1,
     alone: bool = False,
     etcd_members: int = 1,
+    arguments: tuple[str, ...] = (),
     keep: Path | None = None,
 ) -> Iterator[Job]:
-    """A job whose nodes can be started, in a fresh folder and with a private store if it needs one. ``keep``: a folder
-    for the logs of the run; without it they are deleted."""
+    """A job whose nodes can be started, in a fresh folder and with a private store if it needs one. ``arguments``: more
+    of them for the script. ``keep``: a folder for the logs of the run; without it they are deleted."""
     folder = Path(tempfile.mkdtemp(prefix=f"edl-bench-{launcher.name}-", dir=keep))
     try:
         with contextlib.ExitStack() as stack:
             endpoint = ""
             if not alone and launcher.meeting is Meeting.ETCD:
                 endpoint = stack.enter_context(PrivateEtcd(etcd_members)).endpoints
+            elif isinstance(launcher, Torchft):
+                endpoint = stack.enter_context(Lighthouse(launcher.python)).address
             elif not alone:
                 endpoint = own_store_endpoint(launcher, nodes[1])
             plan = JobPlan(
@@ -165,7 +169,7 @@ def launch(
                 workers_per_node=workers_per_node,
                 endpoint=endpoint,
                 script=SCRIPTS / script,
-                script_arguments=("--workdir", str(folder), "--steps", str(STEPS)),
+                script_arguments=("--workdir", str(folder), "--steps", str(STEPS), *arguments),
                 folder=folder,
             )
             yield stack.enter_context(Job(launcher, plan))

@@ -25,6 +25,8 @@ class Meeting(enum.Enum):
     """A private etcd that the benchmark starts outside the nodes."""
     PORTS = "ports"
     """Free loopback ports; the launchers start the store themselves."""
+    LIGHTHOUSE = "lighthouse"
+    """torchft's own service, which the benchmark starts outside the nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +90,13 @@ def plain_script(framework: str) -> str:
 class Edl:
     """``python -m edl.launch``. ``embedded``: it runs its own etcd members instead of using an external etcd.
     ``rejoins``: the script uses ``edl.torch`` or ``edl.paddle``, so workers keep their process. ``secret``: embedded,
-    and protected by a secret."""
+    and protected by a secret. ``options``: more of them for the launcher."""
 
     python: str
     embedded: bool = False
     rejoins: bool = False
     secret: bool = False
+    options: tuple[str, ...] = ()
     lease_ttl_s: float = 3.0
     deadline_s: float = 60.0
     is_edl: ClassVar[bool] = True
@@ -122,7 +125,7 @@ class Edl:
             command += [f"--nnodes={plan.nodes[0]}:{plan.nodes[1]}", f"--rdzv-id={plan.job_id}"]
             command += [f"--rdzv-backend={self.backend}", f"--rdzv-endpoint={plan.endpoint}"]
             command += [f"--node-id={node_name(node)}", f"--lease-ttl={self.lease_ttl_s:g}"]
-        return command + plan.tail()
+        return [*command, *self.options, *plan.tail()]
 
     def environment(self, plan: JobPlan, node: int) -> dict[str, str]:
         return {"EDL_SECRET": f"of {plan.job_id}, 32 letters or more, for nobody"} if self.secret else {}
@@ -168,6 +171,31 @@ class Torchrun:
 
 
 @dataclass(frozen=True, slots=True)
+class Torchft:
+    """A replica group on each node, under a torchrun of its own that restarts it, as torchft's documentation shows.
+
+    ``python`` must have torchft (see ``peer_venv.py``). The lighthouse waits as in ``lighthouse.TUNED``.
+    """
+
+    python: str
+    deadline_s: float = 90.0
+    name: ClassVar[str] = "torchft"
+    meeting: ClassVar[Meeting] = Meeting.LIGHTHOUSE
+    is_edl: ClassVar[bool] = False
+
+    def script(self, framework: str) -> str:
+        return f"train_{framework}ft.py"
+
+    def command(self, plan: JobPlan, node: int) -> list[str]:
+        command = [self.python, "-m", "torch.distributed.run", f"--nproc-per-node={plan.workers_per_node}"]
+        command += ["--standalone", f"--max-restarts={plan.max_restarts}", "--monitor-interval=0.1"]
+        return [*command, f"--log-dir={plan.log_dir(node)}", "--redirects=3", *plan.tail()]
+
+    def environment(self, plan: JobPlan, node: int) -> dict[str, str]:
+        return {"TORCHFT_LIGHTHOUSE": f"http://{plan.endpoint}"}
+
+
+@dataclass(frozen=True, slots=True)
 class PaddleLaunch:
     """``paddle.distributed.launch`` with etcd, its only elastic mode.
 
@@ -209,6 +237,7 @@ LAUNCHERS: dict[str, Callable[[str, str], Launcher]] = {
     "edl-secret": lambda own, peer: Edl(own, embedded=True, secret=True),
     "torchrun-tuned": lambda own, peer: Torchrun(peer, tuned=True),
     "torchrun-default": lambda own, peer: Torchrun(peer, tuned=False),
+    "torchft": lambda own, peer: Torchft(peer),
     "paddle-launch": lambda own, peer: PaddleLaunch(peer),
 }
 """Contenders by name; created from the Python that runs edl and the one that runs the peers."""

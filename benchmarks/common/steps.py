@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import statistics
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -139,6 +140,18 @@ def pause(old: World, new: World) -> float:
     last = {done[-1].pid: done[-1].t for done in old.steps.values()}
     gaps = [done[0].t - last[done[0].pid] for done in new.steps.values() if done[0].pid in last]
     return max(gaps, default=new.first_s - old.last_s)
+
+
+def longest_gap(worlds: Iterable[World], pids: set[int], begin_s: float, end_s: float) -> float:
+    """The longest time between two steps of one of these processes, in whatever worlds, where the later step is in
+    ``[begin_s, end_s]``; 0 when there is none."""
+    times: dict[int, list[float]] = {}
+    for world in worlds:
+        for step in itertools.chain.from_iterable(world.steps.values()):
+            if step.pid in pids:
+                times.setdefault(step.pid, []).append(step.t)
+    gaps = [b - a for one in times.values() for a, b in itertools.pairwise(sorted(one)) if begin_s <= b <= end_s]
+    return max(gaps, default=0.0)
 
 
 def redone(old: World, new: World) -> int:

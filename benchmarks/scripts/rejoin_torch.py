@@ -8,10 +8,10 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 import edl.torch as edl
 from benchmarks.scripts.card import device
+from benchmarks.scripts.sized_model import sized_model
 from benchmarks.scripts.step_writer import StepWriter
 
 
@@ -21,15 +21,15 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--workdir", type=Path, required=True, help="step logs")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--pause-ms", type=float, default=10.0, help="sleep per step")
+    parser.add_argument("--megabytes", type=int, default=0, help="of parameters; 0: a tiny model")
     return parser.parse_args()
 
 
 args = arguments()
 log = StepWriter(args.workdir)
 torch.set_num_threads(1)
-torch.manual_seed(0)
 where = device()
-model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 1)).to(where)
+model = sized_model(args.megabytes).to(where)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 state = edl.State(model=model, optimizer=optimizer, step=0)
 

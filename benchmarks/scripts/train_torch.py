@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.scripts.card import device
+from benchmarks.scripts.sized_model import sized_model
 from benchmarks.scripts.step_writer import StepWriter
 
 CHECKPOINT_EVERY = 5
@@ -28,6 +29,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--workdir", type=Path, required=True, help="step logs and the checkpoint")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--pause-ms", type=float, default=10.0, help="sleep per step")
+    parser.add_argument("--megabytes", type=int, default=0, help="of parameters; 0: a tiny model")
     return parser.parse_args()
 
 
@@ -55,8 +57,7 @@ def main() -> None:
     dist.init_process_group("gloo" if where.type == "cpu" else "cpu:gloo,cuda:nccl")
     rank, world = dist.get_rank(), dist.get_world_size()
 
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 1)).to(where)
+    model = sized_model(args.megabytes).to(where)
     checkpoint = args.workdir / "checkpoint.pt"
     begin = load(checkpoint, model) if rank == 0 else 0
     common = torch.tensor([time.monotonic_ns(), begin])
