@@ -1,4 +1,4 @@
-"""torchtitan for tests without a GPU. Import this before the rest of it.
+"""torchtitan for tests without a GPU.
 
 torchtitan has no CPU device: it takes CUDA where it finds no accelerator. Here its device is the CPU, with the functions
 that ``torch.cpu`` lacks, and its attention is calculated with a dense mask, because FlexAttention has no backward pass
@@ -7,20 +7,22 @@ for CPUs. All else is torchtitan as it is installed.
 
 from __future__ import annotations
 
+import sys
 import types
 from typing import Any
 
 import torch
-import torchtitan.tools.utils as utils
+import torchtitan.trainer  # with all modules that have imported the device by its value
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, create_mask
+from torchtitan.distributed import utils as dist_utils
+from torchtitan.models.common import attention
 
 
 def _nothing(*_: Any, **__: Any) -> None:
     """Stand in for what only an accelerator needs."""
 
 
-utils.device_type = "cpu"
-utils.device_module = types.SimpleNamespace(
+_DEVICE = types.SimpleNamespace(
     set_device=_nothing,
     synchronize=_nothing,
     empty_cache=_nothing,
@@ -32,18 +34,25 @@ utils.device_module = types.SimpleNamespace(
     memory_stats=lambda _: {},
 )
 
-from torchtitan.distributed import utils as dist_utils  # noqa: E402  # imports the device by value
-from torchtitan.models.common import attention  # noqa: E402
-
 
 def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, block_mask: BlockMask, scale: float | None,
                enable_gqa: bool, **_: Any) -> tuple[torch.Tensor, None]:  # fmt: skip
     mask = create_mask(block_mask.mask_mod, q.shape[0], None, q.shape[2], k.shape[2], device="cpu")
-    return torch.nn.functional.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, scale=scale, enable_gqa=enable_gqa
-    ), None  # fmt: skip
+    attended = torch.nn.functional.scaled_dot_product_attention
+    return attended(q, k, v, attn_mask=mask, scale=scale, enable_gqa=enable_gqa), None
 
 
-attention.FlexAttention._compiled_flex_attn = _attention
-attention._compiled_create_block_mask = create_block_mask
-dist_utils.set_pg_timeouts = _nothing  # its barrier names a device, which gloo refuses
+def use_cpu() -> None:
+    """Let torchtitan train on the CPU in this process."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("torchtitan.") and hasattr(module, "device_module"):
+            vars(module).update(device_type="cpu", device_module=_DEVICE)
+        elif name.startswith("torchtitan.") and hasattr(module, "device_type"):
+            vars(module).update(device_type="cpu")
+    flex: Any = attention.FlexAttention
+    flex._compiled_flex_attn = _attention
+    vars(attention).update(_compiled_create_block_mask=create_block_mask)
+    vars(dist_utils).update(set_pg_timeouts=_nothing)  # its barrier names a device, which gloo refuses
+
+
+assert torchtitan.trainer, "imported for what it imports"
