@@ -11,7 +11,8 @@ from torch.distributed.device_mesh import DeviceMesh
 import edl.torch as edl
 from edl.integrations.replacing import replacing
 from edl.integrations.step_boundary import StepBoundary
-from edl.integrations.titan_config import of_world, refuse
+from edl.integrations.titan_config import of_world
+from edl.integrations.titan_rules import refuse
 from edl.integrations.titan_streams import Positions
 
 

@@ -29,6 +29,7 @@ parser = trainer_script.parser()
 parser.add_argument("--without-edl", action="store_true", help="the trainer's own checkpoints instead")
 parser.add_argument("--save-steps", type=int, default=0)
 parser.add_argument("--replicas", action="store_true", help="HSDP: groups of two workers")
+parser.set_defaults(batch=2)
 options = parser.parse_args()
 LENGTH, VOCABULARY = 16, 32
 
