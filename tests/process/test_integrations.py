@@ -19,7 +19,7 @@ from tests.process.test_clients import OFFLINE, installed
 
 TRAINERS = {
     "transformers": ("torch", "accelerate", "transformers"), "lightning": ("torch", "lightning"),
-    "accelerate": ("torch", "accelerate"), "paddle_model": ("paddle",),
+    "accelerate": ("torch", "accelerate"), "paddle_model": ("paddle",), "fleet": ("paddle",),
     "torchtitan": ("torch", "datasets", "torchdata", "torchtitan"),
 }  # fmt: skip
 """What is needed by each trainer, whose script is named after it."""
