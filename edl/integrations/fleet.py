@@ -101,6 +101,6 @@ def __getattr__(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(name)
     raise AttributeError(
-        f"edl.integrations.fleet has no {name}: it has what a data-parallel loop needs ({', '.join(__all__)}). Keep the "
-        "state in edl.State, and use paddle itself for the rest"
+        f"edl.integrations.fleet has no {name}: it has what a data-parallel loop needs ({', '.join(__all__)}). Keep "
+        "the state in edl.State, and use paddle itself for the rest"
     )

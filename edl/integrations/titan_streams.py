@@ -94,7 +94,7 @@ class Streams(BaseDataLoader):  # type: ignore[misc]  # the package is not typed
         for number, loader in self._loaders.items():
             kept = positions.get(str(number))
             if kept is None:
-                raise StateError(f"the position of stream {number} of the data was not kept: there are {len(positions)}")
+                raise StateError(f"no position of data stream {number} was kept, only of {', '.join(positions) or 'none'}")
             _continue_at(loader, unpack(kept["position"]))
             self._tokens[number] = kept["tokens"]
 

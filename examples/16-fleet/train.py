@@ -19,15 +19,16 @@ def train(state: edl.State) -> None:  # called in each world
     model = fleet.distributed_model(net)
     optimizer = fleet.distributed_optimizer(adam)
     while sampler.epoch < 10:
-        epoch = sampler.epoch
+        epoch, total = sampler.epoch, 0.0
         for batch in edl.DataLoader(rows, batch_sampler=sampler):
             loss = ((model(batch) - batch.sum(axis=1, keepdim=True)) ** 2).mean()
             loss.backward()
             optimizer.step()
             optimizer.clear_grad()
+            total += float(loss)
             state.commit()
         if fleet.is_first_worker():
-            print(f"epoch {epoch} is complete, loss {float(loss):.4f}")
+            print(f"epoch {epoch} is complete, sum of losses {total:.1f}")
 
 
 train(edl.State(net=net, adam=adam, sampler=sampler))

@@ -1,6 +1,6 @@
 """torchtitan for tests without a GPU.
 
-torchtitan has no CPU device: it takes CUDA where it finds no accelerator. Here its device is the CPU, with the functions
+torchtitan has no CPU device: it takes CUDA where it finds no accelerator. Here its device is the CPU, with functions
 that ``torch.cpu`` lacks, and its attention is calculated with a dense mask, because FlexAttention has no backward pass
 for CPUs. All else is torchtitan as it is installed.
 """

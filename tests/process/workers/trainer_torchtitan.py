@@ -89,6 +89,7 @@ def same_weights(_: Any, model_parts: list[torch.nn.Module], __: Any) -> None:
         if isinstance(part, FSDPModule):
             part.set_force_sum_reduction_for_comms(True)
     generator = torch.Generator().manual_seed(1)
+    one: Any
     for one in model_parts[0].parameters():
         whole = torch.randn(one.shape, generator=generator) * 0.02
         with torch.no_grad():

@@ -46,7 +46,7 @@ def test_what_cannot_be_continued_is_refused_by_name(given: Any, text: str) -> N
 
 
 def test_all_reasons_are_named_at_once() -> None:
-    with pytest.raises(StateError, match="pipeline_parallel_degree=2.*; .*global_batch_size"):
+    with pytest.raises(StateError, match=r"pipeline_parallel_degree=2.*; .*global_batch_size"):
         refuse(config(whole=0, pipeline_parallel_degree=2))
 
 
@@ -68,5 +68,5 @@ def test_the_data_parallel_dimension_takes_what_the_others_leave(
 
 
 def test_a_world_of_incomplete_replicas_is_refused_with_the_option_to_give() -> None:
-    with pytest.raises(StateError, match="multiple of 4 workers, and this world has 6: .*--replica-size=4"):
+    with pytest.raises(StateError, match=r"multiple of 4 workers, and this world has 6: .*--replica-size=4"):
         data_parallel(degrees(data_parallel_shard_degree=2, tensor_parallel_degree=2), 6)

@@ -86,7 +86,7 @@ def test_each_step_takes_the_next_batch_of_every_stream_in_any_chain_of_worlds(s
         iterators = [iter(worker) for worker in all_workers]
         for _ in range(3):
             taken = [one_step(streams, worker, one) for worker, one in zip(all_workers, iterators, strict=True)]
-            assert sorted(sum(taken, [])) == list(range(step * 4, step * 4 + 4))
+            assert sorted(at for one in taken for at in one) == list(range(step * 4, step * 4 + 4))
             step += 1
         kept = {}
         for worker in all_workers:
@@ -115,7 +115,7 @@ def test_the_end_of_a_stream_ends_the_data(streams: Any, loader: Any) -> None:
 
 def test_another_number_of_streams_is_refused_with_both_numbers(streams: Any, loader: Any) -> None:
     (worker,) = workers(streams, loader, 1)
-    with pytest.raises(StateError, match="2 streams .* is now 4"):
+    with pytest.raises(StateError, match=r"2 streams .* is now 4"):
         streams.Positions(worker).load_state_dict({"count": 2, "streams": {}})
 
 
