@@ -94,7 +94,7 @@ class Streams(BaseDataLoader):  # type: ignore[misc]  # the package is not typed
         for number, loader in self._loaders.items():
             kept = positions.get(str(number))
             if kept is None:
-                raise StateError(f"no position of data stream {number} was kept, only of {', '.join(positions) or 'none'}")
+                raise StateError(f"no position of data stream {number} was kept, only of: {', '.join(positions)}")
             _continue_at(loader, unpack(kept["position"]))
             self._tokens[number] = kept["tokens"]
 

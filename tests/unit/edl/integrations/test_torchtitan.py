@@ -121,7 +121,7 @@ def test_another_number_of_streams_is_refused_with_both_numbers(streams: Any, lo
 
 def test_a_missing_position_is_named(streams: Any, loader: Any) -> None:
     (worker,) = workers(streams, loader, 1)
-    with pytest.raises(StateError, match="stream 0"):
+    with pytest.raises(StateError, match="data stream 0"):
         streams.Positions(worker).load_state_dict({"count": 4, "streams": {}})
 
 
