@@ -7,7 +7,7 @@ from typing import Any
 
 from edl.integrations.stream_split import StreamSplit
 from edl.integrations.titan_rules import data_parallel
-from edl.integrations.titan_streams import Streams
+from edl.integrations.titan_streams import DataStreams
 
 
 def of_world(config: Any, world: int) -> Any:
@@ -17,7 +17,7 @@ def of_world(config: Any, world: int) -> Any:
     training = made.training
     workers, made.parallelism.data_parallel_replicate_degree = data_parallel(made.parallelism, world)
     streams = training.global_batch_size // training.local_batch_size
-    made.dataloader = Streams.Config(loader=made.dataloader, count=streams)
+    made.dataloader = DataStreams.Config(loader=made.dataloader, count=streams)
     # torchtitan calculates its accumulation from it. Workers with fewer streams than others fill up.
     training.global_batch_size = training.local_batch_size * workers * StreamSplit(streams, 0, workers).turns
     return made

@@ -19,7 +19,7 @@ def refuse(config: Any) -> None:
         f"comm.mode={config.comm.mode}: edl forms the group; use default": config.comm.mode != "default",
         "checkpoint.create_seed_checkpoint: run torchtitan.train for that": config.checkpoint.create_seed_checkpoint,
         f"training.global_batch_size={whole}: a step would have other samples in each world; set it to a multiple of "
-        f"training.local_batch_size={micro}": whole <= 0 or whole % micro != 0,
+        f"training.local_batch_size={micro}": min(whole, micro) <= 0 or whole % micro != 0,
     }  # fmt: skip
     if found := [reason for reason, applies in reasons.items() if applies]:
         raise StateError(f"edl cannot continue a torchtitan job with {'; '.join(found)}")

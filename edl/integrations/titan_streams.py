@@ -24,7 +24,7 @@ _COUNT = "world_size"
 """torchtitan's name for the number of streams, beside which each loader has an entry of its own."""
 
 
-class Streams(BaseDataLoader):  # type: ignore[misc]  # the package is not typed
+class DataStreams(BaseDataLoader):  # type: ignore[misc]  # the package is not typed
     """The loader of one worker in one world: a batch of each of its streams in turn, then those of the next step."""
 
     @dataclass(kw_only=True, slots=True)
@@ -104,7 +104,7 @@ class Positions:
 
     edl_union = True
 
-    def __init__(self, streams: Streams) -> None:
+    def __init__(self, streams: DataStreams) -> None:
         self._streams = streams
 
     def state_dict(self) -> dict[str, Any]:

@@ -38,6 +38,7 @@ def test_an_ordinary_job_is_accepted() -> None:
         (config(seed=True), "create_seed_checkpoint"),
         (config(whole=-1), r"global_batch_size=-1: .* multiple of training\.local_batch_size=2"),
         (config(whole=7), "global_batch_size=7: .*=2"),
+        (config(micro=0), "local_batch_size=0"),
     ],
 )
 def test_what_cannot_be_continued_is_refused_by_name(given: Any, text: str) -> None:

@@ -66,7 +66,7 @@ def loader(streams: Any) -> Any:
 
 
 def workers(streams: Any, loader: Any, world: int, count: int = 4) -> list[Any]:
-    config = streams.Streams.Config(loader=loader(), count=count)
+    config = streams.DataStreams.Config(loader=loader(), count=count)
     return [config.build(dp_world_size=world, dp_rank=rank, local_batch_size=2) for rank in range(world)]
 
 
@@ -109,7 +109,7 @@ def test_labels_that_cannot_be_left_out_are_refused(streams: Any) -> None:
 
 
 def test_the_end_of_a_stream_ends_the_data(streams: Any, loader: Any) -> None:
-    config = streams.Streams.Config(loader=loader(length=8), count=4)
+    config = streams.DataStreams.Config(loader=loader(length=8), count=4)
     assert len(list(config.build(dp_world_size=1, dp_rank=0, local_batch_size=2))) == 8
 
 
