@@ -46,6 +46,12 @@ class DataStreams(BaseDataLoader):  # type: ignore[misc]  # the package is not t
             for number in split.own
         }
         self._tokens = dict.fromkeys(split.own, 0)
+        self._steps_before: dict[int, int] = {}
+
+    def count_steps_before(self, steps: int) -> None:
+        """Count the tokens of so many steps that a checkpoint of torchtitan continues from; it has the number of one
+        worker only, of a world of any size. Batches are taken to be as large as the next one."""
+        self._steps_before = dict.fromkeys(self._loaders, steps)
 
     @property
     def tokens(self) -> int:
@@ -61,7 +67,7 @@ class DataStreams(BaseDataLoader):  # type: ignore[misc]  # the package is not t
                     batch = next(iterator)
                 except StopIteration:
                     return
-                self._tokens[number] += batch[1].numel()
+                self._tokens[number] += batch[1].numel() * (1 + self._steps_before.pop(number, 0))
                 yield batch
             for _ in range(self._turns - len(iterators)):
                 yield _empty(batch)

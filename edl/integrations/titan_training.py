@@ -73,7 +73,9 @@ class TitanTraining:
 
     def _before_step(self, trainer: Any) -> None:
         if self._boundary.first():
-            self._boundary.committed = trainer.step  # it may have loaded a checkpoint of its own
+            if trainer.step > self._boundary.committed:  # it has loaded a checkpoint of its own
+                trainer.dataloader.count_steps_before(trainer.step)
+                self._boundary.committed = trainer.step
         elif self._boundary.due(trainer.step):
             self._commit(trainer)
 

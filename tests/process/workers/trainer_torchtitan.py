@@ -108,7 +108,9 @@ def configured() -> Any:
     config.tokenizer, config.dataloader = Numbers.Config(), HuggingFaceTextDataLoader.Config(dataset="numbers")
     config.metrics = Log.Config(log_freq=1)
     config.validator.enable = False
-    config.checkpoint = CheckpointManager.Config(enable=options.save_steps > 0, interval=options.save_steps or 500)
+    config.checkpoint = CheckpointManager.Config(
+        enable=options.save_steps > 0, interval=options.save_steps or 500, last_save_model_only=False
+    )
     config.activation_checkpoint = None
     config.dump_folder = str(options.folder / "out")
     config.debug.seed = 0

@@ -130,3 +130,12 @@ def test_torchtitans_own_checkpoint_has_an_entry_for_each_loader(streams: Any, l
     assert first.state_dict().keys() == {"world_size", "at"}
     second.load_state_dict({"at": 9})
     assert all(one.at == 9 for one in second._loaders.values())
+
+
+def test_tokens_of_the_steps_before_a_checkpoint_are_counted_once(streams: Any, loader: Any) -> None:
+    (worker,) = workers(streams, loader, 1)
+    worker.count_steps_before(10)
+    batches = iter(worker)
+    for _ in range(2):
+        one_step(streams, worker, batches)
+    assert worker.tokens == 12 * 4 * 2
