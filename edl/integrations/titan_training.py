@@ -51,6 +51,8 @@ class TitanTraining:
     def _in_world(self) -> Any:
         trainer, self._trainer = self._trainer, None  # it must be freed before the next one is built
         restored = trainer.step > 0
+        if restored:
+            _count_tokens(trainer)
         self._boundary.enter(trainer.step)
         goes_on = trainer.should_continue_training
 
@@ -65,8 +67,6 @@ class TitanTraining:
                 replacing(trainer.checkpointer, {"load": _nothing} if restored else {}),
             ):
                 trainer.train()
-            if self._boundary.due(trainer.step):
-                self._commit(trainer)
         finally:
             trainer.close()
         return trainer
@@ -80,9 +80,13 @@ class TitanTraining:
             self._commit(trainer)
 
     def _commit(self, trainer: Any) -> None:
-        # Without what filled up the batches of a step, and with what the streams gave to other workers.
-        trainer.ntokens_seen = trainer.dataloader.tokens // trainer.parallel_dims.cp
+        _count_tokens(trainer)
         self._boundary.commit(self._state, trainer.step)
+
+
+def _count_tokens(trainer: Any) -> None:
+    """Without what filled up the batches of a step, and with what the streams gave to other workers."""
+    trainer.ntokens_seen = trainer.dataloader.tokens // trainer.parallel_dims.cp
 
 
 def _nothing(*_: Any, **__: Any) -> bool:

@@ -139,3 +139,32 @@ def test_tokens_of_the_steps_before_a_checkpoint_are_counted_once(streams: Any, 
     for _ in range(2):
         one_step(streams, worker, batches)
     assert worker.tokens == 12 * 4 * 2
+
+
+class Recording:
+    """As torchtitan's configuration and trainer."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def build(self) -> Recording:
+        self.calls.append("build")
+        return self
+
+    def train(self) -> None:
+        self.calls.append("train")
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+
+def test_without_a_launcher_torchtitan_trains_alone(streams: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    config = Recording()
+    assert importlib.import_module(MODULE).train(config) is config
+    assert config.calls == ["build", "train", "close"]
+    assert "edl-run has not started this process" in capsys.readouterr().err
+
+
+def test_a_wrong_option_is_named(streams: Any) -> None:
+    with pytest.raises(StateError, match=r"train\(copy_every=0\)"):
+        importlib.import_module(MODULE).train(Recording(), copy_every=0)
