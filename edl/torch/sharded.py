@@ -516,7 +516,7 @@ class _Restore:
         }
 
     def _other(self, name: str, obj: Any) -> None:
-        stored = self.stored.object(name, self.shards, union=False)
+        stored = self.stored.object(name, self.shards, union=getattr(obj, "edl_union", False))
         plain = self.plain(stored, obj.state_dict(), name)
         self._then.append((name, lambda: obj.load_state_dict(_made(plain))))
 

@@ -54,6 +54,9 @@ class BaseState(Contents):
 
     An object with a true attribute ``edl_per_rank`` belongs to each worker individually. In a new world a worker gets
     back what was committed in its slot; if there is nothing, ``derive(rank)`` is called if the object has it.
+
+    In a sharded state an object with a true attribute ``edl_union`` has entries of each worker, by key. In a world of
+    another size each worker is given those of all.
     """
 
     def __init__(

@@ -19,7 +19,8 @@ from tests.process.test_clients import OFFLINE, installed
 
 TRAINERS = {
     "transformers": ("torch", "accelerate", "transformers"), "lightning": ("torch", "lightning"),
-    "accelerate": ("torch", "accelerate"), "paddle_model": ("paddle",),
+    "accelerate": ("torch", "accelerate"), "paddle_model": ("paddle",), "fleet": ("paddle",),
+    "torchtitan": ("torch", "datasets", "torchdata", "torchtitan"),
 }  # fmt: skip
 """What is needed by each trainer, whose script is named after it."""
 every_trainer = pytest.mark.parametrize(
@@ -186,3 +187,27 @@ def test_when_all_workers_die_the_launchers_still_have_the_state(
         assert len(redone(running)) <= 1
         each_sample_once_per_epoch(running)
         same(result(running), undisturbed)
+
+
+@pytest.mark.soak
+@pytest.mark.torch
+@pytest.mark.parametrize("trainer", ["torchtitan"])
+def test_replicas_of_torchtitans_sharded_model_go_and_come(
+    trainer: str, own_etcd: OutsideEtcd, tmp_path: Path, undisturbed: dict[str, Any]
+) -> None:
+    arguments = (f"--steps={STEPS}", "--pause=0.5", "--replicas")
+    with job(trainer, own_etcd, tmp_path, *arguments, nnodes="1:2", options=("--replica-size=2",)) as running:
+        running.start("a", "b", nproc=2)
+        before = running.wait_world(4)
+        running.wait_steps(3)
+        running.kill("b")
+        del running.nodes["b"]
+        alone = running.wait_world(2, after=before.round)
+        assert set(alone.pids.values()) < set(before.pids.values()), "the other replica keeps its processes"
+        running.start("c", nproc=2)
+        running.wait_world(4, after=alone.round)
+        (running.steps_folder / "hurry").touch()
+        assert running.exit_codes() == {"a": 0, "c": 0}
+        assert len(redone(running)) <= 1
+        each_sample_once_per_epoch(running)
+        same(result(running, 3), undisturbed)

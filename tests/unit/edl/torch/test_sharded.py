@@ -83,6 +83,32 @@ class Average:
         self.value = state["value"]
 
 
+class Places:
+    """An object of which every worker has entries of its own."""
+
+    edl_union = True
+
+    def __init__(self, **entries: int) -> None:
+        self.entries = entries
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"entries": self.entries}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.entries = state["entries"]
+
+
+@pytest.mark.parametrize("world", [1, 3, 4])
+def test_in_a_world_of_another_size_each_worker_gets_the_entries_of_all(tmp_path: Path, world: int) -> None:
+    kept = [Places(**{f"of{rank}": rank}) for rank in range(3)]
+    _, folder = write(ARRAYS, tmp_path, [({"places": capture("places", one, {"places": one})}, {}) for one in kept])
+    for rank in range(world):
+        with playing(rank, world):
+            places = Places()
+            load_sharded({"places": places}, Folder(str(folder)))
+            assert places.entries == ({f"of{rank}": rank} if world == 3 else {"of0": 0, "of1": 1, "of2": 2})
+
+
 def test_other_objects_may_hold_sharded_tensors(tmp_path: Path) -> None:
     whole = torch.arange(10.0)
     workers: list[tuple[dict[str, Any], dict[str, Any]]] = []
