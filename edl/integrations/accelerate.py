@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -27,7 +26,7 @@ from edl.integrations.loop_progress import LoopProgress
 from edl.integrations.placeless import give_up_place, is_worker
 from edl.integrations.step_batches import BoundaryLoader, boundary_loader
 from edl.integrations.step_boundary import StepBoundary, check_options
-from edl.integrations.step_split import StepSplit
+from edl.integrations.step_split import split_in_world
 from edl.worker.session import note
 
 TESTED = (TestedVersions("accelerate", "1.15", "1.16"), accelerate.__version__)
@@ -55,8 +54,7 @@ class EDLLoop:
         """Whether edl's launcher has started this process."""
         if self.active:
             tested, installed = TESTED
-            if text := tested.warning(installed):
-                warnings.warn(text, stacklevel=2)
+            tested.warn(installed)
             give_up_place(os.environ, "EDLLoop", grouped=torch.distributed.is_initialized())
         else:
             note("EDLLoop keeps nothing, because edl-run has not started this process")
@@ -134,15 +132,12 @@ class EDLLoop:
     # --- one world ---------------------------------------------------------------------------------------------------
 
     def _batches(self, accelerator: Any) -> _Batches:
-        progress, given, world = self._progress, self._given, accelerator.num_processes
-        micro_batch = given.batch_size or 1
-        if not progress.global_batch:
-            progress.global_batch = (
-                self._global_batch
-                or (edl.settings().global_batch if self.active else 0)
-                or micro_batch * accelerator.gradient_accumulation_steps * world
-            )
-        split = StepSplit(progress.global_batch, micro_batch, accelerator.process_index, world)
+        progress, given = self._progress, self._given
+        split = split_in_world(
+            progress, accelerator.process_index, accelerator.num_processes,
+            given=self._global_batch or (edl.settings().global_batch if self.active else 0),
+            micro_batch=given.batch_size or 1, accumulation=accelerator.gradient_accumulation_steps,
+        )  # fmt: skip
         loader = boundary_loader(given, split, drop_last=given.drop_last, seed=self._seed,
                                  step=self._boundary.committed)  # fmt: skip
         loader.batches.start = progress.step_in_epoch

@@ -21,7 +21,7 @@ from edl.integrations.fit_parts import DividedEvaluation, WeightedLoss
 from edl.integrations.loop_progress import LoopProgress
 from edl.integrations.replacing import replacing
 from edl.integrations.step_boundary import StepBoundary
-from edl.integrations.step_split import StepSplit
+from edl.integrations.step_split import StepSplit, split_in_world
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,15 +187,11 @@ class FitLoop:
     # --- arithmetic --------------------------------------------------------------------------------------------------
 
     def _split(self) -> StepSplit:
-        """This worker's part of each step. The first world determines the global batch, unless it is given."""
-        here, progress = edl.context(), self._progress
-        if not progress.global_batch:
-            progress.global_batch = (
-                self._global_batch
-                or edl.settings().global_batch
-                or self._data.batch_size * self._options.accumulate * here.world_size
-            )
-        return StepSplit(progress.global_batch, self._data.batch_size, here.rank, here.world_size)
+        here = edl.context()
+        return split_in_world(
+            self._progress, here.rank, here.world_size, given=self._global_batch or edl.settings().global_batch,
+            micro_batch=self._data.batch_size, accumulation=self._options.accumulate,
+        )  # fmt: skip
 
     def _lengths(self) -> tuple[int, int, int]:
         """Steps of an epoch, number of epochs, and most steps of the training."""

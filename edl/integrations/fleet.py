@@ -7,7 +7,6 @@ raised.
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 from edl.integrations.versions import TestedVersions
@@ -39,8 +38,7 @@ def init(role_maker: Any = None, is_collective: bool = False, strategy: Any = No
     data parallelism."""
     del log_level  # nothing is logged
     tested, installed = TESTED
-    if text := tested.warning(installed):
-        warnings.warn(text, stacklevel=2)
+    tested.warn(installed)
     if role_maker is not None or not is_collective:
         raise StateError(
             "fleet.init(): edl keeps collective training only: call fleet.init(is_collective=True), without a role "

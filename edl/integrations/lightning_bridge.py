@@ -22,7 +22,7 @@ from edl.integrations.lightning_refusals import in_steps, refuse
 from edl.integrations.replacing import replacing
 from edl.integrations.step_batches import BoundaryLoader, boundary_loader
 from edl.integrations.step_boundary import StepBoundary
-from edl.integrations.step_split import StepSplit
+from edl.integrations.step_split import StepSplit, split_in_world
 
 COMMIT = "edl's newest commit"
 """Where the trainer resumes from, in place of a path; it prints it."""
@@ -177,14 +177,11 @@ class LightningBridge:
         return loader
 
     def _split(self, micro_batch: int) -> StepSplit:
-        """This worker's part of each step. The first world determines the global batch, unless it is given."""
-        here, progress = edl.context(), self.progress
-        if not progress.global_batch:
-            accumulation: int = self._given["accumulate_grad_batches"]
-            progress.global_batch = (
-                self._global_batch or edl.settings().global_batch or micro_batch * accumulation * here.world_size
-            )
-        return StepSplit(progress.global_batch, micro_batch, here.rank, here.world_size)
+        here = edl.context()
+        return split_in_world(
+            self.progress, here.rank, here.world_size, given=self._global_batch or edl.settings().global_batch,
+            micro_batch=micro_batch, accumulation=self._given["accumulate_grad_batches"],
+        )  # fmt: skip
 
     def _limit(self, steps: int) -> int:
         """The steps of an epoch under ``limit_train_batches``, which is not applied again by Lightning."""

@@ -24,7 +24,7 @@ def pack(value: Any) -> Any:
 
 
 def unpack(value: Any) -> Any:
-    """Undo ``pack``."""
+    """The structure that was given to ``pack``."""
     if isinstance(value, dict):
         if value.keys() == {_INTEGERS}:
             return value[_INTEGERS].tolist()

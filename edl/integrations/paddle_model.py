@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -56,8 +55,7 @@ class EDLModel(_Model):  # type: ignore[misc]  # Paddle's class has no useful ty
             if not paddle.in_dynamic_mode():
                 raise StateError("EDLModel trains in dynamic graph mode only: do not call paddle.enable_static()")
             tested, installed = TESTED
-            if text := tested.warning(installed):
-                warnings.warn(text, stacklevel=2)
+            tested.warn(installed)
             give_up_place(os.environ, "EDLModel", grouped=paddle.distributed.is_initialized())
         else:
             note("EDLModel is an ordinary paddle.Model, because edl-run has not started this process")

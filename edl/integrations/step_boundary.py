@@ -15,7 +15,7 @@ class Numbers(Protocol):
         """The states of all generators."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the states."""
+        """Set all generators to these states."""
 
 
 class StepBoundary:

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 from edl.errors import StateError
+
+
+class HasGlobalBatch(Protocol):
+    """What a trainer keeps of its training."""
+
+    global_batch: int
+    """Samples of each step; 0 until training has begun."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,3 +91,16 @@ class StepSplit:
     def micro_batches(self, count: int) -> int:
         """Number of micro-batches of each worker in a step of so many samples."""
         return -(-count // (self.micro_batch * self.world))
+
+
+def split_in_world(
+    progress: HasGlobalBatch, rank: int, world: int, *, given: int, micro_batch: int, accumulation: int
+) -> StepSplit:
+    """A worker's part of each step in its world. The first world determines the global batch, unless it is ``given``
+    (0: it is not): ``accumulation`` micro-batches of each worker.
+
+    Raises ``StateError`` as ``StepSplit`` does.
+    """
+    if not progress.global_batch:
+        progress.global_batch = given or micro_batch * accumulation * world
+    return StepSplit(progress.global_batch, micro_batch, rank, world)

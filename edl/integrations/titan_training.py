@@ -17,7 +17,7 @@ from edl.integrations.titan_streams import Positions
 
 
 class TitanTraining:
-    """Trains one configuration."""
+    """Trains one job: a trainer in each world, one after another, with the same state."""
 
     def __init__(self, config: Any, *, copy_every: int, save_every: int) -> None:
         """Raises ``StateError`` for a configuration that cannot be continued."""

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from typing import Any
 
 import torch
@@ -46,8 +45,7 @@ def train(config: Any, *, copy_every: int = 1, save_every: int = 0) -> Any:
         note("edl keeps nothing of this torchtitan job, because edl-run has not started this process")
         return _alone(config)
     tested, installed = TESTED
-    if text := tested.warning(installed):
-        warnings.warn(text, stacklevel=2)
+    tested.warn(installed)
     give_up_place(os.environ, "train(config)", grouped=torch.distributed.is_initialized())
     return TitanTraining(config, copy_every=copy_every, save_every=save_every).run()
 

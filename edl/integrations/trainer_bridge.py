@@ -26,7 +26,7 @@ from edl.errors import StateError
 from edl.integrations.replacing import replacing
 from edl.integrations.step_batches import FixedStepLoader, step_loader
 from edl.integrations.step_boundary import StepBoundary
-from edl.integrations.step_split import StepSplit
+from edl.integrations.step_split import StepSplit, split_in_world
 from edl.integrations.trainer_progress import TrainerProgress
 
 Train = Callable[..., TrainOutput]
@@ -103,14 +103,11 @@ class TrainerBridge:
         return self._progress.result()
 
     def _split(self) -> StepSplit:
-        """This worker's part of each step. The first world determines the global batch, unless it is given."""
-        here, progress = edl.context(), self._progress
-        micro_batch = self._trainer.args.train_batch_size
-        if not progress.global_batch:
-            progress.global_batch = (
-                self._global_batch or edl.settings().global_batch or micro_batch * self._accumulation * here.world_size
-            )
-        return StepSplit(progress.global_batch, micro_batch, here.rank, here.world_size)
+        here = edl.context()
+        return split_in_world(
+            self._progress, here.rank, here.world_size, given=self._global_batch or edl.settings().global_batch,
+            micro_batch=self._trainer.args.train_batch_size, accumulation=self._accumulation,
+        )  # fmt: skip
 
     def _loader_maker(self, original: Callable[[], DataLoader[Any]], split: StepSplit) -> Callable[[], FixedStepLoader]:
         args = self._trainer.args

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import warnings
 from typing import Any
 
 from edl.integrations.versions import TestedVersions
@@ -54,8 +53,7 @@ class EDLCallback(TrainerCallback):  # type: ignore[misc]  # the package is not 
             note("EDLCallback does nothing, because edl-run has not started this process")
             return
         for tested, installed in TESTED:
-            if text := tested.warning(installed):
-                warnings.warn(text, stacklevel=2)
+            tested.warn(installed)
         give_up_place(os.environ, "EDLCallback", grouped=torch.distributed.is_initialized())
         _intercept()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from dataclasses import dataclass
 
 
@@ -27,6 +28,11 @@ class TestedVersions:
             f"{self.below}. If training fails or its results differ, install a tested version: "
             f"pip install '{self.package}>={self.first},<{self.below}'"
         )
+
+    def warn(self, installed: str) -> None:
+        """Issue the warning, if there is one, at the line that has called the caller."""
+        if text := self.warning(installed):
+            warnings.warn(text, stacklevel=3)
 
 
 def release(version: str) -> tuple[int, ...]:

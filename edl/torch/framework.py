@@ -14,7 +14,7 @@ from edl.torch import nccl
 from edl.torch.arrays import TorchArrays
 from edl.torch.collectives import Collectives, observe
 from edl.torch.ddp import arm, disarm
-from edl.torch.group import GroupLost, TorchGroup, forget_default_group, watch_new_groups, why_not
+from edl.torch.group import GroupLost, TorchGroup, forget_default_group, why_not
 from edl.torch.sockets import FOLDER
 from edl.torch.warm_calls import DeviceCalls
 from edl.torch.warm_up import carry_out, device_of, plan
@@ -51,14 +51,13 @@ class TorchFramework:
         return why_not()
 
     def warm_up(self, local_rank: int, enough: Callable[[], bool]) -> str:
-        """See ``edl.torch.warm_up``."""
+        """Make this process's first calls on its GPU, if NCCL is used; see ``edl.torch.warm_up``."""
         devices = torch.cuda.device_count() if _uses_nccl() else 0
         calls = DeviceCalls(torch.device("cuda", device_of(local_rank, devices)))
         return carry_out(plan(devices), calls, enough)
 
     def prepare(self, seat: Seat) -> TorchGroup:
         """Forget the previous group, and create one for this round that ``abort`` can disconnect."""
-        watch_new_groups(None)
         disarm(seat.round)
         forget_default_group()
         self.seat = seat

@@ -73,6 +73,7 @@ class TorchGroup:
         self._before_nccl: frozenset[Socket] | None = None
         """While NCCL's communicator is being set up: the sockets that were open before."""
         self.watch = Collectives(self)
+        watch_new_groups(None)  # else an earlier round's group would take this one, or the script's, for its own
 
     # --- any thread ----------------------------------------------------------------------------------------------
 
@@ -129,7 +130,6 @@ class TorchGroup:
     def connect(self, backend: str) -> None:
         """Form the group and make it torch's default group. Raises ``GroupLost`` or torch's own errors."""
         seat = self.seat
-        watch_new_groups(None)  # else an earlier round's group would take this one for its own
         with _Forming(self):
             store = self._open_store()
             self._held.append(store)

@@ -38,7 +38,7 @@ class DeviceCalls:
         self._backend_of_one = backend_of_one
 
     def open(self) -> None:
-        """The first kernel."""
+        """A kernel that adds two numbers, the first of this process."""
         with self._on_device():
             self._ones(1).add_(1).tolist()
 

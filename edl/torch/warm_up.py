@@ -23,7 +23,7 @@ class Calls(Protocol):
     """The calls on a device. Each returns once the device has done it, and raises torch's errors."""
 
     def open(self) -> None:
-        """Create the context."""
+        """Have the device create its context for this process, by a first kernel."""
         ...
 
     def multiply(self) -> None:

@@ -10,6 +10,7 @@ from paddle.callbacks import Callback
 import edl.paddle as edl
 from edl.integrations.paddle_model import EDLModel
 from tests.process.workers import trainer_script
+from tests.support.paddle_distance import Distance
 
 options = trainer_script.parser().parse_args()
 """``--steps`` is rounded down to whole epochs."""
@@ -63,33 +64,6 @@ def main() -> None:
     trainer_script.write_result(
         options.folder, edl.context().rank, log.steps, net.state_dict(), rate=[rate.get_lr()], best=best
     )
-
-
-class Distance(paddle.metric.Metric):
-    """The mean distance from the label."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.reset()
-
-    def reset(self) -> None:
-        """Begin again."""
-        self.total, self.count = 0.0, 0
-
-    def update(self, *arguments: Any) -> Any:
-        """Add a batch."""
-        output, label = arguments
-        self.total += float(abs(output - label).sum())
-        self.count += len(output)
-        return self.total / self.count
-
-    def accumulate(self) -> float:
-        """The mean of all batches."""
-        return self.total / max(self.count, 1)
-
-    def name(self) -> str:
-        """The name in logs."""
-        return "distance"
 
 
 if __name__ == "__main__":

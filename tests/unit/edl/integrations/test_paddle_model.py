@@ -18,6 +18,7 @@ from paddle.callbacks import Callback, EarlyStopping, ReduceLROnPlateau
 from edl.errors import StateError
 from edl.worker import session as sessions
 from edl.worker.state import BaseState
+from tests.support.paddle_distance import Distance
 
 pytestmark = [
     pytest.mark.paddle,
@@ -59,29 +60,6 @@ class Rows(paddle.io.Dataset[Any]):
 
     def __len__(self) -> int:
         return len(self.rows)
-
-
-class Distance(paddle.metric.Metric):
-    """The mean distance from the label, and the number of samples that it was computed over."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.reset()
-
-    def reset(self) -> None:
-        self.total, self.count = 0.0, 0
-
-    def update(self, *arguments: Any) -> Any:
-        output, label = arguments
-        self.total += float(np.abs(output - label).sum())
-        self.count += len(output)
-        return self.total / self.count
-
-    def accumulate(self) -> Any:
-        return [self.total / max(self.count, 1), self.count]
-
-    def name(self) -> Any:
-        return ["distance", "count"]
 
 
 class Notes(Callback):
