@@ -55,7 +55,7 @@ def without_addresses(value: str) -> str:
 
 
 def test_workers_are_told_the_same_but_for_addresses_and_additions(tmp_path: Path) -> None:
-    """Must show 3. Prints what differs, side by side."""
+    """Prints what differs, side by side."""
     folders = {THEIRS: tmp_path / "theirs", OURS: tmp_path / "ours"}
     for module, folder in folders.items():
         status = launch(module, folder, "--job_id=same", http_proxy="proxy.invalid:1")

@@ -56,7 +56,7 @@ def seen(folder: Path, rank: int) -> dict[str, Any]:
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
 def test_workers_find_what_torchrun_would_tell_them(tmp_path: Path) -> None:
-    """Must show 3. Prints what differs, side by side."""
+    """Prints what differs, side by side."""
     page = set(re.findall(r"`([A-Za-z_]+)`", (ROOT / "docs" / "environment.md").read_text()))
     folders = {THEIRS: tmp_path / "theirs", OURS: tmp_path / "ours"}
     for module, folder in folders.items():

@@ -60,7 +60,7 @@ def job(etcd: OutsideEtcd, clouds: OutsideEtcd, tmp_path: Path, *options: str, p
 
 
 def test_writing_the_key_resizes_the_job(etcd: OutsideEtcd, clouds: OutsideEtcd, tmp_path: Path) -> None:
-    """Must show 3: 2, 3, 1 nodes; the world follows at step boundaries, and no step is made twice."""
+    """2, 3, 1 nodes; the world follows at step boundaries, and no step is made twice."""
     foreign = Foreign(clouds.endpoint)
     with job(etcd, clouds, tmp_path) as running:
         running.start("w0", options=("--node-index=0",))

@@ -66,7 +66,7 @@ def goes(node: Node, number: signal.Signals) -> tuple[int, float]:
 def test_a_node_leaves_with_a_checkpoint_and_nobody_redoes_a_step(
     job: Job, leaver: str, number: signal.Signals
 ) -> None:
-    """Must show 4: a committed checkpoint, the launcher ends with 0, the others go on without a step made twice."""
+    """A committed checkpoint, the launcher ends with 0, the others go on without a step made twice."""
     job.start("a")
     job.wait_world(1)
     job.start("b")

@@ -135,7 +135,7 @@ def test_one_fixed_size_waits_for_the_replaced_worker(etcd: OutsideEtcd, tmp_pat
 
 @pytest.mark.soak_but("paddle")
 def test_the_spare_goes_on_from_its_copy(etcd: OutsideEtcd, tmp_path: Path, framework: str) -> None:
-    """Must show 5: a node dies with its memory; nobody else has the state but the node that keeps its copy."""
+    """A node dies with its memory; nobody else has the state but the node that keeps its copy."""
     with job(etcd, tmp_path, framework, "--digests", nnodes="1") as running:
         running.start("a")
         seen = running.wait_world(1)

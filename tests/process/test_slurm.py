@@ -115,7 +115,7 @@ def check_end(slurm: Slurm, job: Job, steady: int) -> None:
 
 @pytest.mark.soak
 def test_preempted_to_one_and_back_to_three(slurm: Slurm, tmp_path: Path) -> None:
-    """Must show 2: a 3-node job gives way to a job of higher priority, goes on with 1 node and is 3 again after it."""
+    """A 3-node job gives way to a job of higher priority, goes on with 1 node and is 3 again after it."""
     with slurm_job(slurm, tmp_path) as (job, steady):
         seen = job.wait_world(1)
         assert seen.nodes == {0: f"slurm-{steady}"}
