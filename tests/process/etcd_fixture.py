@@ -14,7 +14,7 @@ from edl.adapters.etcd import EtcdStore
 from edl.adapters.etcd_cluster import start_local_member
 from edl.adapters.etcd_server import EtcdMember
 from edl.errors import StoreUnavailable
-from tests.process.harness import free_endpoints
+from tests.process.free_ports import free_endpoints
 
 LIMIT_S = 40.0
 ROOT = Path(__file__).resolve().parents[2]

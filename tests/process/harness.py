@@ -21,10 +21,10 @@ from typing import Any, TypeVar
 
 import psutil
 
-from edl.adapters.etcd_cluster import can_bind
 from edl.adapters.etcd_plan import plan_members
 from edl.adapters.etcd_server import QUOTA_BYTES, EtcdMember
 from tests.process import forking
+from tests.process.free_ports import free_endpoints
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKERS = Path(__file__).resolve().parent / "workers"
@@ -46,20 +46,6 @@ def until(condition: Callable[[], T], what: str, limit_s: float = DEADLINE_S, pa
         assert time.monotonic() < deadline, f"never came in {limit_s:g} s: {what}"
         time.sleep(pause_s)
     return value
-
-
-_XDIST_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 5
-_range = range(10_000 + _XDIST_WORKER * 1200, 11_200 + _XDIST_WORKER * 1200, 10)
-_ports = itertools.islice(itertools.cycle(_range), os.getpid() % len(_range), None)
-"""Ports below those that private members choose from and those that the kernel hands out to connections, which would
-take them at any moment. Tests that run side by side have ranges of their own: one that kills a member wants to find its
-port free afterwards."""
-
-
-def free_endpoints(count: int) -> list[str]:
-    """Addresses for embedded members: ports that are free, as is the next one of each, for the peers."""
-    free = (port for port in _ports if all(can_bind("127.0.0.1", port + offset) for offset in (0, 1)))
-    return [f"127.0.0.1:{port}" for port in itertools.islice(free, count)]
 
 
 def alive(pid: int) -> bool:

@@ -19,7 +19,8 @@ from pathlib import Path
 
 import psutil
 
-from tests.process.harness import alive, free_endpoints, until
+from tests.process.free_ports import free_endpoints
+from tests.process.harness import alive, until
 
 PACKAGES = "apt-get install --no-install-recommends slurmctld slurmd slurm-client"
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "squeue", "scancel", "scontrol")
@@ -156,7 +157,7 @@ class Slurm:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.send_signal(number)
             with contextlib.suppress(AssertionError):
-                until(lambda: not self.processes(), "the end of Slurm's processes", 5.0)
+                until(lambda: not self.processes(), "the end of Slurm's processes", 30.0)
 
     def processes(self) -> list[psutil.Process]:
         """Everything of this Slurm that runs: its configuration is in each one's environment."""
@@ -193,7 +194,7 @@ class Slurm:
         if daemon.poll() is None:
             daemon.terminate()
             try:
-                daemon.wait(20)
+                daemon.wait(60)
             except subprocess.TimeoutExpired:
                 daemon.kill()
                 daemon.wait()

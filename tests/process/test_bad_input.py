@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from edl.exit_codes import ExitCode
-from tests.process.harness import Job, OutsideEtcd, free_endpoints
+from tests.process.free_ports import free_endpoints
+from tests.process.harness import Job, OutsideEtcd
 
 HAS_STARTED = ("is the Master", "round 1", "serving the store")
 

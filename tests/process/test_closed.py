@@ -17,7 +17,8 @@ from edl.errors import StoreError
 from edl.exit_codes import ExitCode
 from edl.types import JobId
 from edl.wire.secret import Secret
-from tests.process.harness import Job, free_endpoints, until
+from tests.process.free_ports import free_endpoints
+from tests.process.harness import Job, until
 
 SECRETS = ("EDL_RDZV_CONF", "EDL_SECRET")
 

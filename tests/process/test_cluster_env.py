@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.process.harness import PLAIN, Job, Node, free_endpoints
+from tests.process.free_ports import free_endpoints
+from tests.process.harness import PLAIN, Job, Node
 from tests.process.slurm_fixture import Slurm, missing
 
 POD = {"KUBERNETES_SERVICE_HOST": "10.96.0.1"}

@@ -16,7 +16,8 @@ from edl.adapters.etcd_server import EtcdMember, find_binary
 from edl.errors import StoreRefused, StoreUnavailable
 from edl.ports import Put
 from tests.process.etcd_fixture import keys_seen, kill, persistently, run
-from tests.process.harness import free_endpoints, lone_member
+from tests.process.free_ports import free_endpoints
+from tests.process.harness import lone_member
 
 
 async def enable_login(member: EtcdMember, password: str) -> None:

@@ -26,7 +26,8 @@ from edl.adapters.host_notes import socket_folder
 from edl.errors import PortInUse, SettingError, StoreError, StoreUnavailable
 from edl.ports import Put
 from tests.process.etcd_fixture import ROOT, keys_seen, kill, persistently, run, start, three_members
-from tests.process.harness import free_endpoints, lone_member
+from tests.process.free_ports import free_endpoints
+from tests.process.harness import lone_member
 
 
 def test_the_cluster_goes_on_without_one_member_and_takes_it_back(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from edl.config import Standby
 from tests.process.fork_server_fixture import Bench, Outcome, run, script_bench
-from tests.process.harness import free_endpoints
+from tests.process.free_ports import free_endpoints
 
 
 def needs(framework: str) -> pytest.MarkDecorator:

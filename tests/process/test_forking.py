@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from tests.process import forking
-from tests.process.harness import ROOT, Job, alive, free_endpoints, until
+from tests.process.free_ports import free_endpoints
+from tests.process.harness import ROOT, Job, alive, until
 
 PROGRAM = """
 import json, os, signal, sys, threading

@@ -42,7 +42,7 @@ class Ledger(Job):
 
     def end(self, trainers: int) -> None:
         """All epochs are over: each record has been counted once in each, in the parameters that there are."""
-        until(lambda: len(list(self.steps_folder.glob("*.rests"))) == trainers, "the end of the data", 90)
+        until(lambda: len(list(self.steps_folder.glob("*.rests"))) == trainers, "the end of the data")
         (self.steps_folder / "read").touch()
         files = until(lambda: list(self.steps_folder.glob("*.counted.npy")), "what the pservers hold")
         counts = np.load(files[0])[:, 0]

@@ -18,7 +18,8 @@ import pytest
 
 from edl.errors import ScriptError, UsageError
 from edl.launch.api import JobFailed, LaunchConfig, elastic_launch
-from tests.process.harness import DEADLINE_S, ROOT, alive, free_endpoints, until
+from tests.process.free_ports import free_endpoints
+from tests.process.harness import DEADLINE_S, ROOT, alive, until
 from tests.process.workers import api_functions
 
 EXAMPLE = re.compile(r"```python\n(# train_all\.py\n.*?)```", re.DOTALL)

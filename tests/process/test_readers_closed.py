@@ -19,7 +19,8 @@ from edl.exit_codes import ExitCode
 from edl.types import JobId
 from edl.wire.keys import JobKeys
 from edl.wire.secret import Secret
-from tests.process.harness import WORKERS, Job, Node, free_endpoints, until
+from tests.process.free_ports import free_endpoints
+from tests.process.harness import WORKERS, Job, Node, until
 from tests.process.test_data import check, end_soon, files
 from tests.process.test_readers import pid_at
 

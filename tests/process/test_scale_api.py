@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from edl.exit_codes import ExitCode
-from tests.process.harness import Job, Node, free_endpoints, until
+from tests.process.free_ports import free_endpoints
+from tests.process.harness import Job, Node, until
 
 FULL, READ = "a-token-that-may-do-everything", "a-token-that-may-only-look"
 

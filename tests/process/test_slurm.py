@@ -17,7 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.process.harness import ROOT, WORKERS, Job, free_endpoints, until
+from tests.process.free_ports import free_endpoints
+from tests.process.harness import ROOT, WORKERS, Job, until
 from tests.process.slurm_fixture import MEMORY_MB, Slurm, missing
 
 DEPLOY = ROOT / "deploy" / "slurm"

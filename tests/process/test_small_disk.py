@@ -17,7 +17,8 @@ from edl.adapters.etcd_plan import plan_members
 from edl.adapters.etcd_server import EtcdMember
 from edl.exit_codes import ExitCode
 from edl.ports import Put
-from tests.process.harness import WORKERS, Job, OutsideEtcd, free_endpoints, until
+from tests.process.free_ports import free_endpoints
+from tests.process.harness import WORKERS, Job, OutsideEtcd, until
 
 TALKATIVE = """
 import pathlib, sys, time

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.process.harness import PLAIN, WORKERS, Job, Seen, free_endpoints, stopped
+from tests.process.free_ports import free_endpoints
+from tests.process.harness import PLAIN, WORKERS, Job, Seen, stopped
 
 HOSTS = ("a", "b", "c", "d")
 FAULTS = ("kill a worker", "kill a node", "kill the Master", "freeze a worker", "freeze a node")

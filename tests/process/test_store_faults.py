@@ -13,7 +13,8 @@ import psutil
 
 from edl.adapters.etcd import EtcdStore
 from edl.exit_codes import ExitCode
-from tests.process.harness import Job, OutsideEtcd, alive, free_endpoints, until
+from tests.process.free_ports import free_endpoints
+from tests.process.harness import Job, OutsideEtcd, alive, until
 
 OUTAGE_S = 6.0
 """Twice the lease, so that every lease would have ended in the meantime."""

@@ -17,7 +17,8 @@ import pytest
 
 from edl.exit_codes import ExitCode
 from tests.process import forking
-from tests.process.harness import DEADLINE_S, ROOT, WORKERS, free_endpoints
+from tests.process.free_ports import free_endpoints
+from tests.process.harness import DEADLINE_S, ROOT, WORKERS
 
 ROLE, RANK, SUM, FLEET = (
     str(WORKERS / name) for name in ("suite_role.py", "suite_rank.py", "suite_paddle_sum.py", "suite_fleet.py")

@@ -22,7 +22,8 @@ from edl.errors import UsageError
 from edl.exit_codes import ExitCode
 from edl.launch.api import JobFailed, LaunchConfig, elastic_launch
 from tests.process import forking
-from tests.process.harness import DEADLINE_S, ROOT, WORKERS, OutsideEtcd, free_endpoints, until
+from tests.process.free_ports import free_endpoints
+from tests.process.harness import DEADLINE_S, ROOT, WORKERS, OutsideEtcd, until
 from tests.process.workers import suite_functions
 
 PYTHON, SHELL, GROUP = (str(WORKERS / name) for name in ("suite_rank.py", "suite_rank.sh", "suite_group.py"))
