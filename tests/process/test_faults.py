@@ -342,13 +342,13 @@ def fork_server_of(job: Job, node: str) -> int:
 
 
 def test_a_frozen_fork_server_is_replaced_and_no_restart_is_charged(job: Job) -> None:
-    job.options = ("--spawn-timeout=1",)
+    job.options = ("--spawn-timeout=3",)
     job.start("a", "b")
     before = job.wait_world(2)
     os.kill(fork_server_of(job, "b"), signal.SIGSTOP)
     after = job.wait_world(2, after=before.round)
     assert set(after.nodes.values()) == {"a", "b"}
-    job.nodes["b"].says("the fork server has not answered for 1 s: killing it and its workers")
+    job.nodes["b"].says("the fork server has not answered for 3 s: killing it and its workers")
     assert job.status()["restarts_used"] == 0
 
 
@@ -397,7 +397,7 @@ def test_the_second_sigint_is_immediate(job: Job) -> None:
     node.send(signal.SIGINT)
     node.says("leaving the job; the workers have 30 s")
     node.send(signal.SIGINT)
-    assert node.exit_code(15) == ExitCode.INTERRUPTED
+    assert node.exit_code(25) == ExitCode.INTERRUPTED
     until(lambda: not any(alive(pid) for pid in seen.pids_of("a")), "the end of a's workers")
 
 

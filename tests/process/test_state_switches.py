@@ -115,7 +115,7 @@ def test_a_job_that_fails_saves_what_it_has(etcd: OutsideEtcd, tmp_path: Path, c
 
 
 def test_workers_that_stand_still_are_shown_and_restarted(etcd: OutsideEtcd, tmp_path: Path, checkpoints: Path) -> None:
-    options = ("--hang-timeout=2", "--rejoin-timeout=2", "--shutdown-timeout=2")
+    options = ("--hang-timeout=4", "--rejoin-timeout=8", "--shutdown-timeout=2")
     with job(etcd, tmp_path, checkpoints, "--hang-at=20", options=options) as running:
         running.start("a", "b")
         first = running.wait_world(2)
