@@ -191,8 +191,8 @@ class Trainer:
         OPEN.append(self.caller)
 
     def ask(self, op: FrameOp, head: dict[str, Any], parts: Sequence[Any] = (), wait_s: float = WAIT_S) -> Frame:
-        """Send a raw request."""
-        return self.caller.request(op, pack_head(head), parts, deadline_s=wait_s)
+        """Send a raw request. ``wait_s``: the server may answer WAIT after this time."""
+        return self.caller.request(op, pack_head(head), parts, deadline_s=WAIT_S, wait_s=wait_s)
 
     def pull(
         self, table: TableSpec, keys: Sequence[int], dtype: str = "f4", insert: bool = True, **head: Any

@@ -379,8 +379,8 @@ def test_a_peer_that_creeps_is_closed(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_a_peer_that_takes_no_answer_is_closed() -> None:
-    """Others are served meanwhile."""
-    with echo(limits=EndpointLimits(frame_s=0.05, slowest_bytes_per_s=1e12)) as made, introduced(made.tcp)[0] as raw:
+    """Others are served meanwhile. The limit leaves time for the request, which is large as well."""
+    with echo(limits=EndpointLimits(frame_s=3.0, slowest_bytes_per_s=1e12)) as made, introduced(made.tcp)[0] as raw:
         body = bytes(32 << 20)
         raw.sendall(pack(FrameOp.PULL, 5, b"", [memoryview(body)], check=True) + body)
         with contextlib.closing(call(made.tcp, CallerHello(TRAINER, 4))) as other:
