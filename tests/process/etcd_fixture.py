@@ -16,7 +16,7 @@ from edl.adapters.etcd_server import EtcdMember
 from edl.errors import StoreUnavailable
 from tests.process.free_ports import free_endpoints
 
-LIMIT_S = 40.0
+LIMIT_S = 90.0
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -221,7 +221,7 @@ def test_a_member_dies_with_its_launcher_but_not_of_ctrl_c(tmp_path: Path) -> No
         assert etcd.name() == "etcd", "the wrapper has become etcd"
         launcher.kill()
     with contextlib.suppress(psutil.NoSuchProcess):
-        etcd.wait(timeout=5)
+        etcd.wait(timeout=60)
 
     async def body() -> None:
         store = EtcdStore([endpoint], request_timeout_s=0.2)

@@ -36,7 +36,7 @@ from edl.wire.messages import NO_SETTINGS, Member, Settings, World
 from edl.worker.boundary import RoundOver
 
 NODE = NodeId("n")
-LIMIT_S = 30.0
+LIMIT_S = 60.0
 
 
 class Board(Dispatcher):

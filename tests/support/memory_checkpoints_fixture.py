@@ -18,7 +18,7 @@ from edl.types import NodeId
 from edl.wire.local import STATE, Committed
 from edl.wire.messages import Holding, Kept, Source, Version
 
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 SIZE = 100_000
 A, B, C = NodeId("a"), NodeId("b"), NodeId("c")
 

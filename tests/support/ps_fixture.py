@@ -24,7 +24,7 @@ from ps.spec import BUCKETS, Initial, InitMethod, Optimizer, TableSpec, UpdateRu
 from ps.store.store import RowStore
 
 SECRET = "the secret"
-WAIT_S = 20.0
+WAIT_S = 60.0
 """After that a test that waits has failed."""
 SGD = Optimizer(UpdateRule.SGD, lr=1.0)
 PLAIN = TableSpec("plain", 4, SGD, Initial(InitMethod.ZEROS))

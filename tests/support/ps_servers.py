@@ -26,7 +26,7 @@ from ps.server.server import ParameterServer, Setup
 from ps.spec import BUCKETS, Initial, InitMethod, Optimizer, TableSpec, UpdateRule
 
 SECRET = "0123456789abcdef"
-WAIT_S = 30.0
+WAIT_S = 60.0
 COUNTS = TableSpec("counts", 2, Optimizer(UpdateRule.ADD), Initial(InitMethod.ZEROS))
 SGD = TableSpec("sgd", 4, Optimizer(UpdateRule.SGD, lr=1.0), Initial(InitMethod.ZEROS))
 ALL = range(BUCKETS)

@@ -328,7 +328,7 @@ def test_the_wrong_secret_opens_nothing(tmp_path: Path) -> None:
             headers = [(b"authorization", f"Bearer {secret}".encode())] if secret else []
             ticket = Ticket("set", "ipc", 0, ref.file, 0, RECORDS, RECORDS).encode()
             with pytest.raises(fl.FlightUnauthenticatedError, match="wrong secret"):
-                client.do_get(fl.Ticket(ticket), fl.FlightCallOptions(timeout=10, headers=headers))
+                client.do_get(fl.Ticket(ticket), fl.FlightCallOptions(timeout=60, headers=headers))
             client.close()
         pool.update([["r0", "127.0.0.1", servers[0].port, "wrong"]])
         said: list[str] = []
