@@ -232,20 +232,24 @@ def measure_all(common: Common, framework: str, events: list[Event], arguments: 
 @click.option("--framework", type=click.Choice(sorted(PEERS)), default="torch", show_default=True)
 @click.option("--events", "event_names", default=",".join(EVENTS), show_default=True, help="Comma list.")
 @click.option("--megabytes", default=0, help="Parameters of the model, torch only; by default it is tiny.")
+@click.option("--ballast-gigabytes", default=0.0, help="Memory that each worker holds besides, torch only.")
 @common_options(default_runs=5)
-def main(framework: str, event_names: str, megabytes: int, names: str, **rest: Any) -> None:
+def main(
+    framework: str, event_names: str, megabytes: int, ballast_gigabytes: float, names: str, **rest: Any
+) -> None:
     """Measure recovery from faults and the pause for planned changes."""
     unknown = [name for name in event_names.split(",") if name not in EVENTS]
     if unknown:
         raise click.UsageError(f"--events: {', '.join(unknown)} unknown; there are {', '.join(EVENTS)}")
     common = gather(names=names, default_names=PEERS[framework], **rest)
-    if megabytes and framework != "torch":
-        raise click.UsageError(f"--megabytes={megabytes}: only with --framework=torch, not {framework}")
-    arguments = (f"--megabytes={megabytes}",) if megabytes else ()
+    sizes = {"--megabytes": megabytes, "--ballast-gigabytes": ballast_gigabytes}
+    arguments = tuple(f"{option}={value:g}" for option, value in sizes.items() if value)
+    if arguments and framework != "torch":
+        raise click.UsageError(f"{arguments[0]}: only with --framework=torch, not {framework}")
     outcomes = measure_all(common, framework, [EVENTS[name] for name in event_names.split(",")], arguments)
-    title = f"Recovery, {framework}, one worker per node" + (f", {megabytes} MB of parameters" if megabytes else "")
+    title = ", ".join((f"Recovery, {framework}, one worker per node", *arguments))
     report.show(title, outcomes, own=next((one.name for one in common.launchers if not one.is_edl), "edl"))
-    report.write_json(common.json_path, title, outcomes, framework=framework, runs=common.runs, megabytes=megabytes)
+    report.write_json(common.json_path, title, outcomes, framework=framework, runs=common.runs, sizes=arguments)
 
 
 if __name__ == "__main__":

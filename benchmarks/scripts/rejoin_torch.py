@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 import edl.torch as edl
+from benchmarks.scripts.ballast import hold
 from benchmarks.scripts.card import device
 from benchmarks.scripts.sized_model import sized_model
 from benchmarks.scripts.step_writer import StepWriter
@@ -22,12 +23,14 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--pause-ms", type=float, default=10.0, help="sleep per step")
     parser.add_argument("--megabytes", type=int, default=0, help="of parameters; 0: a tiny model")
+    parser.add_argument("--ballast-gigabytes", type=float, default=0.0, help="memory to hold besides")
     return parser.parse_args()
 
 
 args = arguments()
 log = StepWriter(args.workdir)
 torch.set_num_threads(1)
+ballast = hold(args.ballast_gigabytes)
 where = device()
 model = sized_model(args.megabytes).to(where)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from benchmarks.scripts.ballast import hold
 from benchmarks.scripts.card import device
 from benchmarks.scripts.sized_model import sized_model
 from benchmarks.scripts.step_writer import StepWriter
@@ -30,6 +31,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--pause-ms", type=float, default=10.0, help="sleep per step")
     parser.add_argument("--megabytes", type=int, default=0, help="of parameters; 0: a tiny model")
+    parser.add_argument("--ballast-gigabytes", type=float, default=0.0, help="memory to hold besides")
     return parser.parse_args()
 
 
@@ -53,6 +55,7 @@ def main() -> None:
     args = arguments()
     log = StepWriter(args.workdir)
     torch.set_num_threads(1)
+    ballast = hold(args.ballast_gigabytes)
     where = device()
     dist.init_process_group("gloo" if where.type == "cpu" else "cpu:gloo,cuda:nccl")
     rank, world = dist.get_rank(), dist.get_world_size()
@@ -78,7 +81,7 @@ def main() -> None:
         if rank == 0 and step % CHECKPOINT_EVERY == 0:
             save(checkpoint, model, step)
         time.sleep(args.pause_ms / 1000)
-    del parallel
+    del parallel, ballast
     dist.destroy_process_group()
 
 

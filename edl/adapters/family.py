@@ -28,6 +28,16 @@ def descendants(pid: int, families: dict[int, list[int]]) -> list[int]:
     return found
 
 
+def members(group: int) -> list[int]:
+    """Pids of the processes of a process group."""
+    found = []
+    for pid in _processes():
+        with contextlib.suppress(OSError):
+            if os.getpgid(pid) == group:
+                found.append(pid)
+    return found
+
+
 def started_with(variable: str, value: str) -> list[int]:
     """Pids of this user's processes that were started with this variable in their environment."""
     wanted, found = f"{variable}={value}".encode(), []

@@ -139,6 +139,8 @@ class WorkerOrder:
     """Working directory; empty: the fork server's own."""
     cores: tuple[int, ...] = ()
     """CPU cores that the worker is bound to; empty: those of the fork server."""
+    after: tuple[int, ...] = ()
+    """Exiting processes whose memory and devices the worker may need: it waits until they are gone, but not forever."""
 
 
 def write_order(order: WorkerOrder) -> int:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class WorkerExited:
-    """The process has ended and been reaped, and so has its whole process group."""
+    """The process and its whole process group run no more code. The kernel may still have to free what they hold;
+    workers that are started from now on wait for that."""
 
     pid: int
     code: int

@@ -1,6 +1,8 @@
 """The child processes of a fork server: detects their ends and stops, and kills whole process groups.
 
-There are no timers: every change of a child raises SIGCHLD, after which ``watch`` is called.
+Every change of a child raises SIGCHLD, after which ``watch`` is called. Besides, it is called every ``POLL_S`` seconds
+while there are workers: the end of a large one is visible long before SIGCHLD (``edl.worker.exiting``), and the other
+workers should not wait for that.
 """
 
 from __future__ import annotations
@@ -13,10 +15,12 @@ from dataclasses import dataclass
 
 from edl.adapters import family
 from edl.wire.process_events import WorkerExited, WorkerResumed, WorkerSuspended
-from edl.worker import linux
+from edl.worker import exiting, linux
 
 GROUP_TIMEOUT_S = 5.0
 """Seconds for which a worker's end is held back until the rest of its killed group has left the kernel."""
+POLL_S = 0.05
+"""Seconds between two looks for workers that run no more code but cannot be reaped yet."""
 _DESTROY_TIMEOUT_S = 10.0
 """Seconds that ``destroy`` waits until all killed processes are reaped."""
 _WAKES_THE_STOPPED = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
@@ -26,7 +30,7 @@ WorkerChange = WorkerExited | WorkerSuspended | WorkerResumed
 
 @dataclass(slots=True)
 class _Ending:
-    """A worker that has been reaped while members of its group are still exiting."""
+    """A worker that runs no more code, while members of its group may still do."""
 
     code: int
     deadline_s: float
@@ -40,6 +44,8 @@ class ChildProcesses:
         self._helpers: set[int] = set()
         self._ending: dict[int, _Ending] = {}
         self._killed: set[int] = set()
+        self._unreaped: set[int] = set()
+        """Workers that run no more code but still hold memory and devices."""
 
     def add(self, pid: int) -> None:
         """Add a new worker, or a helper that becomes one."""
@@ -57,6 +63,8 @@ class ChildProcesses:
 
     def timeout_s(self) -> float | None:
         """Seconds after which ``watch`` must be called even without an event; None for never."""
+        if self._suspended or self._unreaped:
+            return POLL_S
         if not self._ending:
             return None
         return max(0.0, min(ending.deadline_s for ending in self._ending.values()) - time.monotonic())
@@ -65,6 +73,10 @@ class ChildProcesses:
     def has_workers(self) -> bool:
         """Whether there is a worker that ``kill_workers`` has not killed."""
         return bool(self._suspended.keys() - self._killed)
+
+    def not_gone(self) -> tuple[int, ...]:
+        """The processes of ended workers that still hold memory and devices."""
+        return tuple(sorted({pid for group in self._unreaped for pid in (group, *family.members(group))}))
 
     def kill_workers(self) -> None:
         """Send SIGKILL to all workers and all their descendants, in any session. Standbys survive."""
@@ -90,6 +102,12 @@ class ChildProcesses:
             if info is None:
                 break
             self._reap(info.si_pid, info.si_status if info.si_code == os.CLD_EXITED else -info.si_status)
+        for pid in tuple(self._suspended):
+            code = exiting.exit_code(pid)
+            if code is not None:
+                _kill_group(pid, signal.SIGKILL)
+                self._unreaped.add(pid)
+                self._end(pid, code)
         return changes + self._ended()
 
     def _stops(self, pid: int) -> list[WorkerChange]:
@@ -105,22 +123,29 @@ class ChildProcesses:
 
     def _reap(self, pid: int, code: int) -> None:
         """Kill the rest of a dead child's group and reap the child."""
-        known = pid in self._suspended or pid in self._helpers
+        known = pid in self._suspended or pid in self._helpers or pid in self._unreaped
         if known:
             _kill_group(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         self._helpers.discard(pid)
+        self._unreaped.discard(pid)
+        if pid in self._suspended:
+            self._end(pid, code)
+
+    def _end(self, pid: int, code: int) -> None:
+        """Hold back a worker's end until its killed group runs no more code either."""
+        del self._suspended[pid]
         self._killed.discard(pid)
-        if self._suspended.pop(pid, None) is not None:
-            self._ending[pid] = _Ending(code, time.monotonic() + GROUP_TIMEOUT_S)
+        self._ending[pid] = _Ending(code, time.monotonic() + GROUP_TIMEOUT_S)
 
     def _ended(self) -> list[WorkerChange]:
-        gone: list[WorkerChange] = []
+        ended: list[WorkerChange] = []
         for pid, ending in list(self._ending.items()):
-            if time.monotonic() >= ending.deadline_s or not _group_is_left(pid):
+            stopped = exiting.group_has_stopped(pid) if pid in self._unreaped else not _group_is_left(pid)
+            if stopped or time.monotonic() >= ending.deadline_s:
                 del self._ending[pid]
-                gone.append(WorkerExited(pid, ending.code))
-        return gone
+                ended.append(WorkerExited(pid, ending.code))
+        return ended
 
     def signal(self, pid: int, number: int) -> None:
         """Signal a worker's group; no effect if it has ended. A stopped worker is continued so that it can react."""

@@ -17,7 +17,7 @@ import signal
 import socket
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from edl.config import Standby
 from edl.wire.fork_server import (
@@ -38,6 +38,7 @@ from edl.wire.fork_server import (
     encode,
     helper_command,
     read_order,
+    write_order,
 )
 from edl.wire.process_events import WorkerExited, WorkersStopped
 from edl.worker import bootstrap, linux
@@ -264,6 +265,11 @@ class _ForkServer:
         try:
             memory, stdout, stderr = descriptors
             order = read_order(memory)
+            not_gone = self.child_processes.not_gone()
+            if not_gone:
+                order = replace(order, after=not_gone)
+                descriptors[0] = write_order(order)
+                os.close(memory)
             if self.image is not None and order.kind != "program":
                 pid, record, number = self.learning.fork(order, descriptors) if self.learning else (0, None, -1)
                 pid = pid or linux.fork()
@@ -275,8 +281,11 @@ class _ForkServer:
                     self.learning.watch(pid, order, number)
             else:
                 pid = self._hand_over(descriptors) if order.kind != "program" else 0
+                streams = (stdout, stderr)
                 pid = pid or start(
-                    *(command_line(order), order.environment, order.directory, (stdout, stderr)), cores=order.cores
+                    *(command_line(order), order.environment, order.directory, streams),
+                    cores=order.cores,
+                    after=order.after,
                 )
             self.child_processes.add(pid)
             self._tell(Spawned(request.id, pid))

@@ -11,7 +11,12 @@ import time
 from collections.abc import Collection, Mapping
 
 from edl.wire.fork_server import WorkerOrder, helper_command
-from edl.worker import linux
+from edl.worker import exiting, linux
+
+CANNOT_EXECUTE = 127
+"""Exit status of a process whose program cannot be executed, as in a shell."""
+_GONE_S = 30.0
+"""Seconds that a new worker waits until those before it have given back their memory."""
 
 
 def command_line(order: WorkerOrder) -> list[str]:
@@ -36,13 +41,21 @@ def start(
     streams: tuple[int, int] = (1, 2),
     keep: Collection[int] = (),
     cores: Collection[int] = (),
+    after: Collection[int] = (),
 ) -> int:
-    """Fork and exec; returns the pid once the program runs. Raises ``OSError`` when it cannot be executed."""
+    """Fork and exec; returns the pid once the program runs. Raises ``OSError`` when it cannot be executed.
+
+    ``after``: the program is executed when these exiting processes are gone, and the pid is returned before. If it
+    cannot be executed then, the process writes why to its stderr and ends with status ``CANNOT_EXECUTE``.
+    """
     reading, writing = os.pipe()
     pid = linux.fork()
     if pid == 0:
-        _exec(command, environment, directory, streams, keep, cores, writing)
+        _exec(command, environment, directory, streams, keep, cores, after, writing)
     os.close(writing)
+    if after:
+        os.close(reading)
+        return pid
     with open(reading, "rb") as pipe:
         complaint = pipe.read()
     if complaint:
@@ -58,6 +71,7 @@ def _exec(
     streams: tuple[int, int],
     keep: Collection[int],
     cores: Collection[int],
+    after: Collection[int],
     writing: int,
 ) -> None:
     """In the child. The pipe closes itself if exec succeeds, and carries the error number otherwise."""
@@ -71,11 +85,23 @@ def _exec(
         linux.bind_to(cores)
         if directory:
             os.chdir(directory)
+        _wait_until_gone(after)
         os.execvpe(command[0], command, environment)
     except OSError as error:
-        os.write(writing, str(error.errno).encode())
+        if after:  # nobody reads the pipe
+            os.write(2, f"edl: cannot execute {command[0]}: {error.strerror}\n".encode())
+        else:
+            os.write(writing, str(error.errno).encode())
     finally:
-        os._exit(127)
+        os._exit(CANNOT_EXECUTE)
+
+
+def _wait_until_gone(after: Collection[int]) -> None:
+    left = exiting.wait_until_gone(after, _GONE_S)
+    if left:
+        pids = ", ".join(map(str, sorted(left)))
+        text = f"edl: process {pids} ended {_GONE_S:g} s ago and still holds memory or devices: starting without waiting\n"
+        os.write(2, text.encode())
 
 
 def take_streams(stdout: int, stderr: int) -> None:
@@ -87,7 +113,7 @@ def take_streams(stdout: int, stderr: int) -> None:
 def become(order: WorkerOrder, streams: tuple[int, int], keep: Collection[int] = ()) -> None:
     """Give this warm process the streams, environment and directory of its order, as if by exec.
 
-    ``keep``: descriptors that imported libraries have opened.
+    ``keep``: descriptors that imported libraries have opened. Returns when the processes ``order.after`` are gone.
     """
     take_streams(*streams)
     linux.close_all_but(keep)
@@ -104,3 +130,4 @@ def become(order: WorkerOrder, streams: tuple[int, int], keep: Collection[int] =
     if numpy_random is not None:
         numpy_random.seed()
     importlib.invalidate_caches()
+    _wait_until_gone(order.after)
