@@ -234,9 +234,7 @@ def measure_all(common: Common, framework: str, events: list[Event], arguments: 
 @click.option("--megabytes", default=0, help="Parameters of the model, torch only; by default it is tiny.")
 @click.option("--ballast-gigabytes", default=0.0, help="Memory that each worker holds besides, torch only.")
 @common_options(default_runs=5)
-def main(
-    framework: str, event_names: str, megabytes: int, ballast_gigabytes: float, names: str, **rest: Any
-) -> None:
+def main(framework: str, event_names: str, megabytes: int, ballast_gigabytes: float, names: str, **rest: Any) -> None:
     """Measure recovery from faults and the pause for planned changes."""
     unknown = [name for name in event_names.split(",") if name not in EVENTS]
     if unknown:

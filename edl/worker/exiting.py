@@ -1,7 +1,7 @@
 """Processes that run no more code while the kernel still frees their memory and closes their devices.
 
-That takes about a second for each gigabyte of small pages, and longer for the memory of an accelerator. Only then does a
-parent learn of the end (``waitpid``), and are sockets closed. ``/proc`` shows it from the start: fields and flags are
+That takes up to a second for each gigabyte of small pages, and longer for the memory of an accelerator. Only then does
+a parent learn of the end (``waitpid``), and are sockets closed. ``/proc`` shows it from the start: fields and flags are
 those of proc_pid_stat(5), and ``PF_EXITING`` of ``include/linux/sched.h``.
 """
 

@@ -100,8 +100,8 @@ def _wait_until_gone(after: Collection[int]) -> None:
     left = exiting.wait_until_gone(after, _GONE_S)
     if left:
         pids = ", ".join(map(str, sorted(left)))
-        text = f"edl: process {pids} ended {_GONE_S:g} s ago and still holds memory or devices: starting without waiting\n"
-        os.write(2, text.encode())
+        late = f"edl: process {pids} ended {_GONE_S:g} s ago and still holds memory or devices"
+        os.write(2, f"{late}: starting without waiting\n".encode())
 
 
 def take_streams(stdout: int, stderr: int) -> None:

@@ -70,6 +70,10 @@ async def nothing_comes(bench: Bench) -> None:
         await asyncio.wait_for(anext(bench.processes.events()), 10 * POLL_S)
 
 
+def there(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").exists()
+
+
 def command_line(pid: int) -> str:
     return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
 
@@ -84,7 +88,7 @@ def test_the_end_is_reported_at_once_and_the_successor_waits(tmp_path: Path, sta
                 held.hold(dead)
                 os.kill(dead, signal.SIGKILL)
                 assert await bench.event() == WorkerExited(dead, -signal.SIGKILL)
-                assert Path(f"/proc/{dead}").exists(), "the tracer should have kept it"
+                assert there(dead), "the tracer should have kept it"
                 successor = await bench.spawn("second", DEAD=str(dead))
                 if standby is not Standby.NONE:  # a cold one shows its script only when it starts
                     await until(lambda: "train.py" in command_line(successor), "the successor's title")
@@ -107,7 +111,7 @@ def test_a_program_that_cannot_be_executed_says_so_after_the_wait(tmp_path: Path
                 held.hold(dead)
                 os.kill(dead, signal.SIGKILL)
                 assert await bench.event() == WorkerExited(dead, -signal.SIGKILL)
-                program.unlink()
+                os.remove(program)
                 successor = await bench.spawn("second")
             assert await bench.codes([successor]) == [127]
             assert "cannot execute" in bench.outcome(127, "second").err
@@ -175,7 +179,7 @@ def test_the_end_of_a_large_worker_does_not_wait_for_its_memory(tmp_path: Path) 
                 await bench.text_in("first", "gone")
                 os.kill(dead, signal.SIGKILL)
                 assert await bench.event() == WorkerExited(dead, -signal.SIGKILL)
-                if Path(f"/proc/{dead}/stat").exists():
+                if there(dead):
                     return True
         return False
 
