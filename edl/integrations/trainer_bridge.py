@@ -13,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import extract_model_from_parallel
 from torch.utils.data import DataLoader
 from transformers.trainer import TRAINER_STATE_NAME
@@ -23,6 +22,7 @@ from transformers.utils import logging
 
 import edl.torch as edl
 from edl.errors import StateError
+from edl.integrations.accelerate_world import forget_world
 from edl.integrations.replacing import replacing
 from edl.integrations.step_batches import FixedStepLoader, step_loader
 from edl.integrations.step_boundary import StepBoundary
@@ -188,8 +188,7 @@ def refuse(trainer: Any) -> None:
 def enter_world(trainer: Any, optimizer: Any) -> None:
     """Give a trainer what belongs to this world: devices, ranks, and an ``Accelerator`` on the current group."""
     args = trainer.args
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
+    forget_world()
     vars(args).pop("_setup_devices", None)
     device = args.device  # set up again now
     if args.data_seed is None:

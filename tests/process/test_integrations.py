@@ -19,8 +19,8 @@ from tests.process.test_clients import OFFLINE, installed
 
 TRAINERS = {
     "transformers": ("torch", "accelerate", "transformers"), "lightning": ("torch", "lightning"),
-    "accelerate": ("torch", "accelerate"), "paddle_model": ("paddle",), "fleet": ("paddle",),
-    "torchtitan": ("torch", "datasets", "torchdata", "torchtitan"),
+    "accelerate": ("torch", "accelerate"), "accelerate_fsdp2": ("torch", "accelerate"),
+    "paddle_model": ("paddle",), "fleet": ("paddle",), "torchtitan": ("torch", "datasets", "torchdata", "torchtitan"),
 }  # fmt: skip
 """What is needed by each trainer, whose script is named after it."""
 every_trainer = pytest.mark.parametrize(
