@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import torch
 from accelerate import Accelerator
-from torch.distributed.fsdp import CPUOffloadPolicy
 
 from edl.errors import StateError
+from edl.integrations import fsdp2
 from edl.integrations.accelerate_world import forget_world
 
 Build = Callable[[], Mapping[str, Any]]
@@ -45,7 +45,7 @@ class ShardedLoop:
         built = _checked(self._build())
         accelerator = built["accelerator"]
         if elastic:
-            refuse(accelerator)
+            fsdp2.refuse(accelerator, "EDLLoop")
         model, optimizer = accelerator.prepare(built["model"], built["optimizer"])
         self._made = Sharded(accelerator, model, optimizer, built.get("scheduler"))
         return {name: kept for name, kept in {**built, "model": model}.items() if name != "accelerator"}
@@ -65,30 +65,6 @@ class ShardedLoop:
                 "that build has made: call it once, with the argument of the function that EDLLoop.run calls"
             )
         return made
-
-
-def refuse(accelerator: Any) -> None:
-    """Raise ``StateError`` for an ``Accelerator`` that shards in a way that edl cannot keep, or not at all."""
-    state = accelerator.state
-    plugin = getattr(state, "fsdp_plugin", None)
-    if plugin is None or state.distributed_type.value != "FSDP":
-        raise StateError(
-            f"EDLLoop(build=...) is for models that FSDP2 shards, and this Accelerator does not shard "
-            f"({state.distributed_type.value}): give it FullyShardedDataParallelPlugin(fsdp_version=2), which "
-            "Accelerate uses on GPUs only, or give EDLLoop model and optimizer in place of build"
-        )
-    reasons = {
-        f"fsdp_version={plugin.fsdp_version}: use 2": plugin.fsdp_version != 2,
-        "cpu_offload: set it to False": isinstance(plugin.cpu_offload, CPUOffloadPolicy),
-        "activation_checkpointing: set it to False": plugin.activation_checkpointing,
-        "ignored_modules, whose gradients nobody averages: leave them out": plugin.ignored_modules is not None,
-        "a parallelism_config: leave it out, which shards over the whole world":
-        accelerator.parallelism_config is not None,
-        "torch.compile of Accelerate: leave dynamo_backend out": state.dynamo_plugin.backend.value != "NO",
-        "mixed_precision=fp8: use bf16": accelerator.mixed_precision == "fp8",
-    }  # fmt: skip
-    if found := [reason for reason, applies in reasons.items() if applies]:
-        raise StateError(f"EDLLoop cannot continue a sharded loop with {'; '.join(found)}")
 
 
 def _checked(built: Any) -> Mapping[str, Any]:

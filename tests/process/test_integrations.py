@@ -18,7 +18,8 @@ from tests.process.harness import WORKERS, Job, OutsideEtcd, Seen
 from tests.process.test_clients import OFFLINE, installed
 
 TRAINERS = {
-    "transformers": ("torch", "accelerate", "transformers"), "lightning": ("torch", "lightning"),
+    "transformers": ("torch", "accelerate", "transformers"),
+    "transformers_fsdp2": ("torch", "accelerate", "transformers"), "lightning": ("torch", "lightning"),
     "accelerate": ("torch", "accelerate"), "accelerate_fsdp2": ("torch", "accelerate"),
     "paddle_model": ("paddle",), "fleet": ("paddle",), "torchtitan": ("torch", "datasets", "torchdata", "torchtitan"),
 }  # fmt: skip
