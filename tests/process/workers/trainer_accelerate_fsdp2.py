@@ -39,6 +39,7 @@ def main() -> None:
     per_epoch = -(-options.samples // options.global_batch)
 
     def train(accelerator: Accelerator) -> dict[str, Any]:
+        rows.read = []  # without those of a step that was interrupted
         model, optimizer, batches, scheduler = loop.prepare(accelerator)
         for _ in loop.epochs(options.steps // per_epoch):
             model.train()

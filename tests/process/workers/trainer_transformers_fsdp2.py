@@ -35,6 +35,9 @@ class Log(TrainerCallback):  # type: ignore[misc]
 
     weights: ClassVar[dict[str, Any]] = {}
 
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        Tokens.read = []  # without those of a step that was interrupted
+
     def on_step_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
         trainer_script.log(options, state.global_step, args.process_index, args.world_size, Tokens.read)
         Tokens.read = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import warnings
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -56,18 +57,20 @@ def leave_group() -> None:
     sessions._current = None
 
 
-def trainer(trainers: Any, tmp_path: Path, *, model: Any = None, **options: Any) -> Any:
+def trainer(
+    trainers: Any, tmp_path: Path, *, model: Any = None, model_init: Any = Small, more: Any = (), **options: Any
+) -> Any:
     from transformers import Trainer, TrainingArguments
 
-    callback = trainers.EDLCallback(global_batch=4)
+    callbacks = [trainers.EDLCallback(global_batch=4), *more]
     arguments: dict[str, Any] = {
         "output_dir": str(tmp_path), "use_cpu": True, "report_to": [], "disable_tqdm": True, "save_strategy": "no",
         "dataloader_pin_memory": False, "max_steps": 9, "per_device_train_batch_size": 2,
         "gradient_accumulation_steps": 2, "learning_rate": 0.1, "warmup_steps": 3, "logging_steps": 3,
     }  # fmt: skip
-    given = {"model_init": Small} if model is None else {"model": model}
+    given = {"model_init": model_init} if model is None else {"model": model}
     return Trainer(
-        **given, args=TrainingArguments(**{**arguments, **options}), train_dataset=Lines(), callbacks=[callback]
+        **given, args=TrainingArguments(**{**arguments, **options}), train_dataset=Lines(), callbacks=callbacks
     )
 
 
@@ -105,6 +108,46 @@ def test_the_trainer_saves_the_whole_model(trainers: Any, tmp_path: Path) -> Non
     made.train()
     made.save_model(str(tmp_path / "saved"))
     assert os.listdir(tmp_path / "saved")
+
+
+def test_a_checkpoint_of_the_trainer_is_where_a_new_job_begins(trainers: Any, tmp_path: Path) -> None:
+    whole = trainer(trainers, tmp_path, fsdp=True, save_strategy="steps", save_steps=4)
+    whole.train()
+    leave_group()
+    made = trainer(trainers, tmp_path, fsdp=True)
+    output = made.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    assert output.global_step == 9
+    assert result(made)[0] == pytest.approx(result(whole)[0], rel=1e-5, abs=1e-6)
+
+
+def test_the_model_of_the_last_world_is_freed_before_the_next_is_built(trainers: Any, tmp_path: Path) -> None:
+    from transformers import TrainerCallback
+
+    alive: list[Any] = []
+    counts = []
+
+    class Over(Exception):
+        pass
+
+    class Interrupt(TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            raise Over
+
+    def model_init() -> Any:
+        counts.append(sum(one() is not None for one in alive))
+        made = Small()
+        alive.append(weakref.ref(made))
+        return made
+
+    made = trainer(trainers, tmp_path, fsdp=True, model_init=model_init, more=[Interrupt()])
+    with pytest.raises(Over):
+        made.train()
+    (bridge,) = [one._bridge for one in made.callback_handler.callbacks if isinstance(one, trainers.EDLCallback)]
+    for _ in range(2):
+        bridge.state._session.underway = False  # as in another world
+        with pytest.raises(Over):
+            bridge.run(None, None)
+    assert counts == [0, 0, 0, 0], "the one that the trainer was created with, and one of each world"
 
 
 @pytest.mark.parametrize(
