@@ -6,6 +6,6 @@ from accelerate.state import AcceleratorState, GradientState
 
 
 def forget_world() -> None:
-    """Clear the singletons with rank, size and device, so that the next ``Accelerator`` takes those of its own world."""
+    """Clear the singletons with rank, size and device, so that the next ``Accelerator`` takes those of its world."""
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()

@@ -1,5 +1,5 @@
-"""Model and optimizer under Accelerate's FSDP2: a sharded model belongs to the workers of one world, so a function of the
-script builds it in each, and Accelerate shards it there before edl restores its parts."""
+"""Model and optimizer under Accelerate's FSDP2: a sharded model belongs to the workers of one world, so a function of
+the script builds it in each, and Accelerate shards it there before edl restores its parts."""
 
 from __future__ import annotations
 

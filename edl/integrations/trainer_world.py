@@ -1,4 +1,4 @@
-"""What a ``Trainer`` of Transformers needs in each world: an ``Accelerator`` on the world's group, and its model there."""
+"""What a ``Trainer`` of Transformers needs in each world: an ``Accelerator`` on the world's group, and its model."""
 
 from __future__ import annotations
 

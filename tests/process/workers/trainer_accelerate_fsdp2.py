@@ -1,5 +1,5 @@
-"""A loop with Accelerate in ``EDLLoop`` whose model FSDP2 shards, on the CPU. Writes a line for each step, the samples of
-each step, and the trained model's numbers at the end."""
+"""A loop with Accelerate in ``EDLLoop`` whose model FSDP2 shards, on the CPU. Writes a line for each step, the samples
+of each step, and the trained model's numbers at the end."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Transformers' ``Trainer`` with ``EDLCallback`` and ``fsdp=True``, on the CPU: a small GPT-2 with random weights. Writes
-a line for each step, the samples of each step, and the trained model's numbers at the end."""
+"""Transformers' ``Trainer`` with ``EDLCallback`` and ``fsdp=True``, on the CPU: a small GPT-2 with random weights.
+Writes a line for each step, the samples of each step, and the trained model's numbers at the end."""
 
 from __future__ import annotations
 
@@ -47,12 +47,11 @@ class Log(TrainerCallback):  # type: ignore[misc]
 
 
 def model_init() -> GPT2LMHeadModel:
-    return GPT2LMHeadModel(
-        GPT2Config(
-            vocab_size=32, n_positions=16, n_embd=16, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0,
-            resid_pdrop=options.dropout, embd_pdrop=options.dropout, attn_pdrop=options.dropout,
-        )  # fmt: skip
-    )
+    config = GPT2Config(
+        vocab_size=32, n_positions=16, n_embd=16, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0,
+        resid_pdrop=options.dropout, embd_pdrop=options.dropout, attn_pdrop=options.dropout,
+    )  # fmt: skip
+    return GPT2LMHeadModel(config)
 
 
 def main() -> None:
