@@ -56,7 +56,7 @@ class ShardedLoop:
         return None if self._made is None else self._made.accelerator
 
     def take(self, accelerator: Any) -> Sharded:
-        """What was made for the current world. It is handed out once, so that it ends with the function that uses it.
+        """What was made for the current world. It is returned once, so that it ends with the function that uses it.
         Raises ``StateError`` for another accelerator."""
         made, self._made = self._made, None
         if made is None or made.accelerator is not accelerator:

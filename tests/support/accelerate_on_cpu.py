@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType
@@ -32,7 +33,7 @@ def shard_on_cpu(patch: Patch = setattr) -> None:
     def prepared(self: Any, *arguments: Any) -> Any:
         made = prepare(self, *arguments)
         for model in made:
-            for part in model.modules() if isinstance(model, FSDPModule) else ():
+            for part in model.modules() if isinstance(model, torch.nn.Module) else ():
                 if isinstance(part, FSDPModule):
                     part.set_force_sum_reduction_for_comms(True)
         return made
