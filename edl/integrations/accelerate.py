@@ -13,8 +13,11 @@ try:
     import torch
     from accelerate.data_loader import DataLoaderStateMixin
     from accelerate.scheduler import AcceleratedScheduler
-    from accelerate.state import AcceleratorState, GradientState
+    from accelerate.state import GradientState
     from accelerate.utils import extract_model_from_parallel, send_to_device
+
+    from edl.integrations.accelerate_world import forget_world
+    from edl.integrations.sharded_loop import Build, ShardedLoop
 except ImportError as error:
     raise ImportError(
         f"edl.integrations.accelerate cannot be used here ({error}): pip install 'edl[accelerate]'"
@@ -37,6 +40,8 @@ class EDLLoop:
     """Model, optimizer, scheduler and train loader of a loop with Accelerate, and its position. Create it before the
     ``Accelerator``, with objects that are not prepared; ``run(train)`` calls ``train`` once in each world.
 
+    ``build``: in place of ``model``, ``optimizer`` and ``scheduler``, for FSDP2. It is called in each world and returns
+    them by name, with the world's ``accelerator``; ``train`` is given that.
     ``loader``: a ``DataLoader`` with a sampler of single indices. ``global_batch``: samples of each step over all
     workers, in a world of any size. Without it: the job's ``--global-batch``, or else that of the first world.
     ``seed``: of the order of samples. ``copy_every``: copy the state only after every n-th step. ``save_every``: after
@@ -46,10 +51,14 @@ class EDLLoop:
     Without edl's launcher ``train`` is called once, nothing is kept, and a note on stderr says so.
     """
 
-    def __init__(self, *, model: Any, optimizer: Any, loader: Any, scheduler: Any = None, global_batch: int = 0,
-                 seed: int = 0, copy_every: int = 1, save_every: int = 0, **more: Any) -> None:  # fmt: skip
+    def __init__(self, *, loader: Any, model: Any = None, optimizer: Any = None, scheduler: Any = None,
+                 build: Build | None = None, global_batch: int = 0, seed: int = 0, copy_every: int = 1,
+                 save_every: int = 0, **more: Any) -> None:  # fmt: skip
         """Raises ``StateError`` for a wrong argument, or when the process is in a world already."""
         check_options("EDLLoop", global_batch=global_batch, copy_every=copy_every, save_every=save_every)
+        plain = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+        trained = {name: one for name, one in plain.items() if one is not None}
+        _check_trained(trained, build)
         self.active = is_worker(os.environ)
         """Whether edl's launcher has started this process."""
         if self.active:
@@ -65,25 +74,27 @@ class EDLLoop:
         numbers = edl.RandomState()
         self._boundary = StepBoundary(numbers, save_every)
         self._progress = LoopProgress()
-        scheduled = {} if scheduler is None else {"scheduler": scheduler}
+        self._sharded = None if build is None else ShardedLoop(build)
         self.state = edl.State(
-            copy_every=copy_every, model=model, optimizer=optimizer, loop=self._progress, random=numbers, **scheduled,
-            **more,
+            build=None if self._sharded is None else self._shard, copy_every=copy_every, loop=self._progress,
+            random=numbers, **trained, **more,
         )  # fmt: skip
 
-    def run(self, train: Callable[[], Result]) -> Result:
-        """Call ``train`` in each world, until it returns. It creates an ``Accelerator``, calls ``prepare`` and iterates
-        over ``epochs``."""
+    def run(self, train: Callable[..., Result]) -> Result:
+        """Call ``train`` in each world, until it returns. It creates an ``Accelerator``, or is given that of ``build``,
+        calls ``prepare`` and iterates over ``epochs``."""
         if not self.active:
-            return train()
+            if self._sharded is not None:
+                self._sharded.make(elastic=False)
+            return self._call(train)
 
         @edl.run
         def in_world(_: edl.State) -> Result:
-            AcceleratorState._reset_state(reset_partial_state=True)  # the singletons of the last world
-            GradientState._reset_state()
+            if self._sharded is None:
+                forget_world()
             self._loader = None
             self._boundary.enter(self._progress.step)
-            result = train()
+            result = self._call(train)
             self._progress.finished = True
             self.state.commit()
             return result
@@ -91,28 +102,39 @@ class EDLLoop:
         result: Result = in_world(self.state)
         return result
 
+    def _shard(self, _: Any) -> dict[str, Any]:
+        assert self._sharded is not None, "the caller"  # noqa: S101
+        return self._sharded.make(elastic=True)
+
+    def _call(self, train: Callable[..., Result]) -> Result:
+        return train() if self._sharded is None else train(self._sharded.accelerator)
+
     def prepare(self, accelerator: Any) -> tuple[Any, ...]:
         """Model, optimizer and loader for this world, and the scheduler if there is one, as ``accelerator.prepare``
         returns them. The scheduler makes one step with each of the optimizer, in a world of any size.
 
         Raises ``StateError`` for an ``Accelerator`` whose state or steps edl cannot keep.
         """
-        refuse(accelerator, self._given)
+        refuse(accelerator, self._given, sharded=self._sharded is not None)
         if self.active and accelerator.num_processes != edl.context().world_size:
             raise StateError(
                 f"this Accelerator has {accelerator.num_processes} processes, and the world has "
                 f"{edl.context().world_size}: create it inside of the function that EDLLoop.run calls"
             )
         batches = self._batches(accelerator)
-        # Mixed precision has wrapped forward() in the last world.
-        plain = extract_model_from_parallel(self._model, keep_fp32_wrapper=False, keep_torch_compile=False)
-        model, optimizer = accelerator.prepare(plain, self._optimizer)
+        if self._sharded is None:
+            # Mixed precision has wrapped forward() in the last world.
+            plain = extract_model_from_parallel(self._model, keep_fp32_wrapper=False, keep_torch_compile=False)
+            model, optimizer = accelerator.prepare(plain, self._optimizer)
+            schedule = self._scheduler
+        else:
+            _, model, optimizer, schedule = self._sharded.take(accelerator)
         self._progress.use(accelerator.scaler)
         self._weight_losses(accelerator)
-        if self._scheduler is None:
+        if schedule is None:
             return model, optimizer, batches
         scheduler = AcceleratedScheduler(
-            self._scheduler, [optimizer], step_with_optimizer=accelerator.step_scheduler_with_optimizer,
+            schedule, [optimizer], step_with_optimizer=accelerator.step_scheduler_with_optimizer,
             split_batches=True,  # else it would make as many steps as there are workers
         )  # fmt: skip
         accelerator._schedulers.append(scheduler)
@@ -190,12 +212,22 @@ class _Batches(DataLoaderStateMixin):  # type: ignore[misc]  # the package is no
             self.end()
 
 
-def refuse(accelerator: Any, loader: Any) -> None:
-    """Raise ``StateError`` for what edl cannot keep or divide."""
+def _check_trained(given: dict[str, Any], build: Build | None) -> None:
+    """Raise ``StateError`` unless there is either a model with its optimizer or a function that builds them."""
+    if build is not None and given:
+        raise StateError(f"EDLLoop(build=..., {', '.join(given)}=...): build returns them; leave these out")
+    if build is None and not {"model", "optimizer"} <= given.keys():
+        raise StateError("EDLLoop needs model and optimizer, or for FSDP2 build, a function that returns them")
+
+
+def refuse(accelerator: Any, loader: Any, *, sharded: bool) -> None:
+    """Raise ``StateError`` for what edl cannot keep or divide. ``sharded``: the model was built for FSDP2."""
     kind = accelerator.distributed_type.value
     reasons = {
-        f"{kind}, whose state is distributed: use edl.State(build=...) without Accelerate":
-        kind != "NO" and not kind.startswith("MULTI_"),
+        "FSDP, whose model belongs to one world: use fsdp_version=2, and give EDLLoop a function build in place of "
+        "model and optimizer": kind == "FSDP" and not sharded,
+        f"{kind}, whose state is distributed: use DDP, or FSDP2 with EDLLoop(build=...)":
+        kind not in ("NO", "FSDP") and not kind.startswith("MULTI_"),
         "split_batches=True: batch_size is the size of each worker's batches": accelerator.split_batches,
         "sync_with_dataloader=False: the last step of an epoch may be smaller than the others":
         not accelerator.gradient_state.sync_with_dataloader,

@@ -13,13 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from accelerate.state import AcceleratorState, GradientState
-from accelerate.utils import extract_model_from_parallel
 from torch.utils.data import DataLoader
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import TrainOutput
-from transformers.utils import logging
 
 import edl.torch as edl
 from edl.errors import StateError
@@ -28,6 +25,7 @@ from edl.integrations.step_batches import FixedStepLoader, step_loader
 from edl.integrations.step_boundary import StepBoundary
 from edl.integrations.step_split import StepSplit, split_in_world
 from edl.integrations.trainer_progress import TrainerProgress
+from edl.integrations.trainer_world import enter_world, is_sharded, place, shard
 
 Train = Callable[..., TrainOutput]
 
@@ -42,14 +40,19 @@ class TrainerBridge:
         self._train = train
         self._global_batch = global_batch
         self._accumulation: int = trainer.args.gradient_accumulation_steps
-        optimizer = trainer.create_optimizer()
-        self._optimizer: Any = getattr(optimizer, "optimizer", optimizer)  # without Accelerate's wrapper
+        self._optimizer: Any = None
         self._progress = TrainerProgress(trainer)
         numbers = edl.RandomState()
         self._boundary = StepBoundary(numbers, save_every)
         self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._sharded = is_sharded(trainer.args)
+        trained: dict[str, Any] = {}
+        if not self._sharded:
+            optimizer = trainer.create_optimizer()
+            self._optimizer = getattr(optimizer, "optimizer", optimizer)  # without Accelerate's wrapper
+            trained = {"model": trainer.model, "optimizer": self._optimizer}
         self.state = edl.State(
-            copy_every=copy_every, model=trainer.model, optimizer=self._optimizer, progress=self._progress,
+            build=self._shard if self._sharded else None, copy_every=copy_every, **trained, progress=self._progress,
             random=numbers,
         )  # fmt: skip
 
@@ -65,10 +68,18 @@ class TrainerBridge:
 
     # --- one world ---------------------------------------------------------------------------------------------------
 
+    def _shard(self, _: Any) -> dict[str, Any]:
+        """Called in each world before the state is restored, if the model is sharded."""
+        self._optimizer = None  # its parameters are those of the last world's model
+        model, self._optimizer = shard(self._trainer)
+        return {"model": model, "optimizer": self._optimizer}
+
     def _in_world(self, resume: Any, ignore_keys: Any) -> TrainOutput:
         trainer, progress = self._trainer, self._progress
         self._boundary.enter(0)
-        enter_world(trainer, self._optimizer)
+        if not self._sharded:
+            enter_world(trainer)
+            place(trainer, self._optimizer)
         if progress.output:
             return self._already_finished()
         split = self._split()
@@ -172,7 +183,9 @@ def refuse(trainer: Any) -> None:
     args = trainer.args
     reasons = {
         "DeepSpeed, which has checkpoints of its own": trainer.is_deepspeed_enabled,
-        "FSDP: use edl.State(build=...) in a loop of your own": trainer.is_fsdp_enabled,
+        "FSDP and a model: a sharded model belongs to one world; give Trainer model_init, a function that returns it, "
+        "in place of model": is_sharded(args) and trainer.model_init is None,
+        "FSDP of XLA": bool(args.fsdp) and args.fsdp_config.get("xla", False),
         "a model that is spread over devices or processes": trainer.is_model_parallel
         or getattr(trainer, "is_distributed_loading_by_transformers", False),
         "auto_find_batch_size=True: each worker would find another size": args.auto_find_batch_size,
@@ -183,32 +196,6 @@ def refuse(trainer: Any) -> None:
     }  # fmt: skip
     if found := [reason for reason, applies in reasons.items() if applies]:
         raise StateError(f"EDLCallback cannot continue a Trainer with {'; '.join(found)}")
-
-
-def enter_world(trainer: Any, optimizer: Any) -> None:
-    """Give a trainer what belongs to this world: devices, ranks, and an ``Accelerator`` on the current group."""
-    args = trainer.args
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
-    vars(args).pop("_setup_devices", None)
-    device = args.device  # set up again now
-    if args.data_seed is None:
-        args.data_seed = args.seed  # Accelerate would take the generator's, which differs between ranks
-    if args.accelerator_config.gradient_accumulation_kwargs is not None:
-        args.accelerator_config.gradient_accumulation_kwargs.pop("num_steps", None)  # the trainer puts it there
-    trainer._train_batch_size = args.train_batch_size
-    # Mixed precision has wrapped forward().
-    trainer.model = extract_model_from_parallel(trainer.model, keep_fp32_wrapper=False, keep_torch_compile=False)
-    handle = vars(trainer).pop("neftune_hook_handle", None)
-    if handle is not None:
-        handle.remove()
-    trainer.create_accelerator_and_postprocess()
-    if trainer.place_model_on_device:
-        trainer._move_model_to_device(trainer.model, device)
-    trainer.model_wrapped, trainer.optimizer = trainer.model, optimizer
-    trainer.current_flos = 0
-    vars(trainer).pop("_eval_dataloaders", None)
-    logging.set_verbosity(args.get_process_log_level())
 
 
 def _nothing(*_: Any, **__: Any) -> None:

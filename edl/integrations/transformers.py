@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import inspect
 import os
 from typing import Any
 
@@ -22,6 +24,7 @@ except ImportError as error:
 
 from edl.errors import StateError
 from edl.integrations.placeless import give_up_place, is_worker
+from edl.integrations.replacing import replacing
 from edl.integrations.step_boundary import check_options
 from edl.worker.session import note
 
@@ -70,10 +73,18 @@ class EDLCallback(TrainerCallback):  # type: ignore[misc]  # the package is not 
 
 
 def _intercept() -> None:
-    """Have ``Trainer.train`` of this process called through the trainer's ``EDLCallback``."""
-    original = Trainer.train
+    """Have ``Trainer.train`` of this process called through the trainer's ``EDLCallback``, and trainers created with
+    ``fsdp`` before there is a world."""
+    original, create = Trainer.train, Trainer.__init__
     if getattr(original, "_edl_intercepted", False):
         return
+
+    @functools.wraps(create)
+    def created(self: Any, *arguments: Any, **named: Any) -> None:
+        args = inspect.signature(create).bind(self, *arguments, **named).arguments.get("args")
+        # A trainer with fsdp wants more than one process.
+        with replacing(args, {"fsdp": None}) if args is not None else contextlib.nullcontext():
+            create(self, *arguments, **named)
 
     @functools.wraps(original)
     def train(self: Any, *arguments: Any, **named: Any) -> Any:
@@ -85,4 +96,4 @@ def _intercept() -> None:
         )
 
     train._edl_intercepted = True  # type: ignore[attr-defined]
-    Trainer.train = train
+    Trainer.train, Trainer.__init__ = train, created

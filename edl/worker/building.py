@@ -27,13 +27,15 @@ class Builder:
     def __init__(self, build: Callable[[], Mapping[str, Any]]) -> None:
         self._build = build
         self._names: tuple[str, ...] = ()
-        self._initial: dict[str, Any] | None = None
+        self._initial: _Initial | None = None
 
     def rebuild(self, state: Buildable) -> None:
         """Replace the objects of the last world. Raises ``StateError`` for a result that a state cannot keep."""
         for name in self._names:
             del state._objects[name]
         self._names = ()
+        if self._initial is None:
+            self._initial = _Initial(state)
         state._layouts.clear()
         gc.collect()  # a model refers to itself, and there may be no room for a second one
         built = self._build()
@@ -51,8 +53,20 @@ class Builder:
             self._names = (*self._names, name)
 
     def begin_from_nothing(self, state: Buildable) -> None:
-        """The state begins with new objects: set the values to those with which the script began."""
-        if self._initial is None:
-            self._initial = copy.deepcopy(state._values)
-        else:
-            state._values.update(copy.deepcopy(self._initial))
+        """The state begins with new objects: set the values and the other objects to those with which the script
+        began."""
+        assert self._initial is not None, "only called after rebuild"  # noqa: S101
+        self._initial.restore(state)
+
+
+class _Initial:
+    """What the script gave to its state, before anything was restored or trained."""
+
+    def __init__(self, state: Buildable) -> None:
+        self._values = copy.deepcopy(state._values)
+        self._objects = {name: copy.deepcopy(obj.state_dict()) for name, obj in state._objects.items()}
+
+    def restore(self, state: Buildable) -> None:
+        state._values.update(copy.deepcopy(self._values))
+        for name, kept in self._objects.items():
+            state._objects[name].load_state_dict(copy.deepcopy(kept))

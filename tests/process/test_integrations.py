@@ -18,9 +18,10 @@ from tests.process.harness import WORKERS, Job, OutsideEtcd, Seen
 from tests.process.test_clients import OFFLINE, installed
 
 TRAINERS = {
-    "transformers": ("torch", "accelerate", "transformers"), "lightning": ("torch", "lightning"),
-    "accelerate": ("torch", "accelerate"), "paddle_model": ("paddle",), "fleet": ("paddle",),
-    "torchtitan": ("torch", "datasets", "torchdata", "torchtitan"),
+    "transformers": ("torch", "accelerate", "transformers"),
+    "transformers_fsdp2": ("torch", "accelerate", "transformers"), "lightning": ("torch", "lightning"),
+    "accelerate": ("torch", "accelerate"), "accelerate_fsdp2": ("torch", "accelerate"),
+    "paddle_model": ("paddle",), "fleet": ("paddle",), "torchtitan": ("torch", "datasets", "torchdata", "torchtitan"),
 }  # fmt: skip
 """What is needed by each trainer, whose script is named after it."""
 every_trainer = pytest.mark.parametrize(

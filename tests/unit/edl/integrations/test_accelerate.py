@@ -44,8 +44,7 @@ def loops(monkeypatch: pytest.MonkeyPatch) -> Any:
 def leave_group(module: Any) -> None:
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
-    module.AcceleratorState._reset_state(reset_partial_state=True)
-    module.GradientState._reset_state()
+    module.forget_world()
     sessions._current = None
 
 

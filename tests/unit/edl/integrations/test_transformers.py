@@ -103,11 +103,10 @@ def bridge(trainers: Any, made: Any) -> Any:
 
 
 def leave_group() -> None:
-    from accelerate.state import AcceleratorState, GradientState
+    from edl.integrations.accelerate_world import forget_world
 
     torch.distributed.destroy_process_group()
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
+    forget_world()
 
 
 def test_it_trains_as_the_trainer_alone(

@@ -60,6 +60,44 @@ def test_what_build_makes_is_committed_and_restored(worker: Worker) -> None:
     assert (state.step, state.commits) == (3, 1)
 
 
+class Position:
+    """An object that is given to the state and outlives its worlds, such as a loader."""
+
+    def __init__(self) -> None:
+        self.taken = [0]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"taken": self.taken}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.taken = state["taken"]
+
+
+def test_a_world_that_begins_from_nothing_has_the_given_objects_as_the_script_gave_them(worker: Worker) -> None:
+    position = Position()
+    state = BaseState(FakeFramework(), {"position": position}, build=lambda: {"model": Model(2)})
+    begin(worker, state)
+    for _ in range(2):
+        position.taken[0] = 7  # a step of a world that ended before its first commit
+        begin(worker, state)
+        assert position.taken == [0]
+
+
+def test_a_process_that_came_to_a_restored_world_begins_from_nothing_as_any_other(worker: Worker) -> None:
+    position = Position()
+    state = BaseState(FakeFramework(), {"step": 0, "position": position}, build=lambda: {"model": Model(2)})
+    begin(worker, state)
+    state.step, position.taken[0] = 3, 3
+    state.commit()
+    worker.settle()
+
+    late = BaseState(FakeFramework(), {"step": 0, "position": (other := Position())}, build=lambda: {"model": Model(2)})
+    begin(worker, late, restore_era=1, restore_commit=1)
+    assert (late.step, other.taken) == (3, [3])
+    begin(worker, late)  # all parts are lost
+    assert (late.step, other.taken) == (0, [0])
+
+
 @pytest.mark.parametrize(
     ("result", "said"),
     [
