@@ -9,7 +9,7 @@ import os
 import secrets
 import signal
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from edl.errors import CheckpointError
 from edl.sync_dir.index import FileRecord
@@ -22,6 +22,8 @@ BEFORE = ".edl-before"
 """Ending of files that were there before the job and had to make way for others; they are not copied."""
 MOST_FILES = 20_000
 """Most files in all directories together: each scan looks at all of them."""
+QUIET_S = 3.0
+"""Seconds without a change after which a file counts as closed, where the file system has no leases."""
 READABLE = 0o400
 
 
@@ -76,6 +78,22 @@ class SyncedTree:
     def shared_with(self, node: NodeId, life: str) -> frozenset[int]:
         """Numbers of the directories that are the same ones on another node: its own file is here too."""
         return frozenset(number for number, root in enumerate(self._roots) if self._signed(root, node) == life)
+
+    def names(self, numbers: Collection[int]) -> list[str]:
+        """Paths of these directories."""
+        return [self._roots[number] for number in sorted(numbers)]
+
+    def check_space(self, records: Collection[FileRecord]) -> None:
+        """Raise ``CheckpointError`` if the disk has no space for these files besides what it holds."""
+        for number, root in enumerate(self._roots):
+            needed = sum(record.size for record in records if record.path.startswith(f"{number}/"))
+            found = os.statvfs(root)
+            free = found.f_bavail * found.f_frsize
+            if needed > free:
+                raise CheckpointError(
+                    f"no space for {needed} bytes in {root}: {free} are free. Training continues, but this node has no "
+                    "copy of the newest files; make space"
+                )
 
     def _signed(self, root: str, node: NodeId) -> str:
         with contextlib.suppress(OSError), open(self._sign(root, node)) as file:
@@ -132,15 +150,15 @@ class SyncedTree:
             return None
         return stamp_of(found) if stat.S_ISREG(found.st_mode) else FileStamp(found.st_ino, -1, 0, 0)
 
-    def in_use(self, path: str) -> bool:
-        """Whether any process on this host has the file open for writing. False where the file system cannot tell: then
-        only unchanged scans show that a file is finished.
+    def in_use(self, path: str, stamp: FileStamp) -> bool:
+        """Whether any process on this host has the file open for writing. Where the file system cannot tell: whether it
+        has changed in the last ``QUIET_S`` seconds.
 
         The kernel grants a read lease only on a file that nobody writes. It is given back at once. A process that opens
         the file for writing meanwhile waits for that, and the signal about it is one that is ignored by default.
         """
         if not self._leases:
-            return False
+            return self._now_ns() - stamp.ctime_ns < QUIET_S * 1e9
         try:
             descriptor = os.open(self.locate(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
@@ -153,6 +171,7 @@ class SyncedTree:
             if error.errno == errno.EAGAIN:
                 return True
             self._leases = error.errno == errno.EACCES  # another user's file; else the file system has no leases
+            return self._now_ns() - stamp.ctime_ns < QUIET_S * 1e9
         finally:
             os.close(descriptor)
         return False
@@ -183,7 +202,7 @@ class SyncedTree:
         """Raise ``LocalChange`` if the file here is not the known one."""
         found = self.stamp(path)
         same = found is None if known is None else known.same_file(found)
-        if not same or (found is not None and self.in_use(path)):
+        if not same or (found is not None and self.in_use(path, found)):
             raise LocalChange(path)
 
     def put(self, record: FileRecord, staged: str) -> FileStamp:
