@@ -198,8 +198,8 @@ def call(
     limits: CopyLimits,
     live: Callable[[socket.socket], contextlib.AbstractContextManager[None]] = lambda _: contextlib.nullcontext(),
 ) -> Iterator[CopyConnection]:
-    """A connection to a node that has proved to belong to this job; ``live`` is entered while it is open. Failures in the
-    block become ``CheckpointError``."""
+    """A connection to a node that has proved to belong to this job; ``live`` is entered while it is open. Failures in
+    the block become ``CheckpointError``."""
     try:
         with socket.create_connection((host, port), limits.connect_s) as connection, live(connection):
             line = CopyConnection(connection, clock, limits)

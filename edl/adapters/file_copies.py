@@ -1,8 +1,8 @@
 """Requests for the files of synchronised directories, served on the port for copies of snapshots (``copies``).
 
-``changes`` is answered with a frame and a list; ``file`` with ``go`` and the size, the bytes, and ``whole`` with their
-CRC-32, or with ``gone`` instead of either: the file has changed meanwhile. Files are sent in small pieces, so that neither
-side holds more than one of them in memory.
+``changes`` is answered with a frame and a list; ``file`` with the size, the bytes, and ``whole`` with their CRC-32, or
+with ``gone`` instead of either: the file has changed meanwhile. Files are sent in small pieces, so that neither side
+holds more than one of them in memory.
 """
 
 from __future__ import annotations

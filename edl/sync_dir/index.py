@@ -1,8 +1,8 @@
 """The versions of the files that one node knows, in the order in which it got them.
 
 Each node numbers its changes. Another node asks for the changes after the last one that it has, fetches the files, and
-shows all of them at once: so it always shows an earlier moment of that node. By path, the highest version wins, whatever
-the order of arrival. Clocks of different hosts are compared only for files that are older than the job.
+shows all of them at once: so it always shows an earlier moment of that node. By path, the highest version wins,
+whatever the order of arrival. Clocks of different hosts are compared only for files that are older than the job.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Keeps a node's synchronised directories alike with those of the other nodes, in threads of low priority.
 
-One thread scans the directories. For each other node, one thread asks for changes, fetches the files, and enters all of them
-at once. A slow node therefore delays only what comes from it.
+One thread scans the directories. For each other node, one thread asks for changes, fetches the files, and enters all
+of them at once. A slow node therefore delays only what comes from it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import dataclasses
 import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from edl.checkpoint.memory.background import lower_priority
@@ -49,7 +49,7 @@ class _Peer:
     """Another node, as its thread sees it."""
 
     address: PeerAddress
-    progress: PeerProgress = PeerProgress()
+    progress: PeerProgress = field(default_factory=PeerProgress)
     life: str = ""
     arrived_bytes: int = 0
     asked: int = 0
@@ -170,8 +170,8 @@ class DirectorySync:
                 self._changed.wait_for(lambda: peer.gone or self._closed, URGENT_PAUSE_S if self._urgent else PAUSE_S)
 
     def _tell(self, peer: _Peer, failure: str, *, certain: bool) -> None:
-        """Log that files cannot be copied, once, and the end of it. ``certain``: it is more than a wait for a file that is
-        being written."""
+        """Log that files cannot be copied, once, and the end of it. ``certain``: it is more than a wait for a file that
+        is being written."""
         now_s = self._clock.now_s()
         if not failure:
             peer.failing_since_s = None
@@ -210,10 +210,8 @@ class DirectorySync:
     def _meet_life(self, peer: _Peer, life: str) -> None:
         peer.life, peer.shared = life, self._tree.shared_with(peer.address.node, life)
         if peer.shared:
-            self._log(
-                f"--sync-dir: {', '.join(self._tree.names(peer.shared))} is shared with node {peer.address.node} already: "
-                "nothing is copied between the two"
-            )
+            names = ", ".join(self._tree.names(peer.shared))
+            self._log(f"--sync-dir: {names} is shared with node {peer.address.node} anyway: nothing is copied there")
 
     def _enter(self, peer: _Peer, records: list[FileRecord]) -> str:
         with self._fetching(self._replica.missing(records, peer.shared)) as wanted, contextlib.ExitStack() as cleanup:

@@ -1,8 +1,8 @@
 """Decides from two successive scans of a directory which files count as written, and in which order.
 
-A scan takes a while, so it shows no single moment: a file that it reads early may change before it reads another one. Hence
-a file counts as written when it is the same in two scans and no process has it open for writing; and it counts only with
-all files that were finished before it. What is taken from two scans together is then a moment of the directory.
+A scan takes a while, so it shows no single moment: a file that it reads early may change before it reads another one.
+Hence a file counts as written when it is the same in two scans and no process has it open for writing; and it counts
+only with all files that were finished before it. What two scans yield is then a moment of the directory.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def settle(
 ) -> tuple[list[Settled], bool]:
     """The changes to ``known`` that count, in the order in which they were made, and whether others are about to count.
 
-    ``in_use``: changed files that some process has open for writing after the scan ``now``. They are not finished: their
-    place in the order comes when they are closed.
+    ``in_use``: changed files that some process has open for writing after the scan ``now``. They are not finished:
+    their place in the order comes when they are closed.
     """
     changes: list[tuple[int, bool, Settled, bool]] = []
     for path in changed_files(known, now):

@@ -58,7 +58,7 @@ class SyncedTree:
                     file.write(self._life)
             except OSError as error:
                 raise CheckpointError(
-                    f"--sync-dir={root}: cannot write there: {error.strerror}. Make it a folder that this user can write"
+                    f"--sync-dir={root}: cannot write there: {error.strerror}. Give this user a folder to write to"
                 ) from error
 
     def close(self) -> None:
@@ -192,7 +192,7 @@ class SyncedTree:
     # --- replacing ---------------------------------------------------------------------------------------------------
 
     def stage(self, path: str) -> str:
-        """A path for the content of a file until it is put in its place, on the same file system. Raises ``OSError``."""
+        """A path for a file's content until it is put in its place, on the same file system. Raises ``OSError``."""
         self.locate(path)
         folder = self._staging(self._roots[int(path.partition("/")[0])])
         os.makedirs(folder, exist_ok=True)

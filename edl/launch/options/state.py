@@ -107,7 +107,7 @@ STATE = (
         check=finite_seconds,
         metavar="SECONDS",
         help=(
-            "Seconds without progress after which a node gives up waiting for the newest files of `--sync-dir`, and its "
+            "Seconds without progress after which a node no longer waits for the newest files of `--sync-dir`: its "
             "workers fail instead of starting with older ones."
         ),
     ),
