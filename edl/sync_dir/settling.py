@@ -7,6 +7,7 @@ only with all files that were finished before it. What two scans yield is then a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
@@ -40,8 +41,9 @@ class TreeScan:
     """The files of a directory, read one after another."""
 
     files: Mapping[str, FileStamp] = field(default_factory=dict)
+    begun_ns: int = 0
+    """Begin and end of the scan, by the clock of ``ctime_ns``."""
     ended_ns: int = 0
-    """End of the scan, by the clock of ``ctime_ns``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,20 +67,42 @@ def settle(
     ``in_use``: changed files that some process has open for writing after the scan ``now``. They are not finished:
     their place in the order comes when they are closed.
     """
-    changes: list[tuple[int, bool, Settled, bool]] = []
+    changes: list[_Change] = []
     for path in changed_files(known, now):
         if path not in in_use:
             stamp = now.files[path]
-            changes.append((stamp.ctime_ns, False, Settled(path, stamp), before.files.get(path) == stamp))
+            settled = before.files.get(path) == stamp
+            changes.append(_Change(Settled(path, stamp), stamp.ctime_ns, stamp.ctime_ns, settled))
     for path in known:
         if path not in now.files:
-            # When it was removed is not known, but not later than the end of the first scan without it.
             gone = path not in before.files
-            changes.append((before.ended_ns if gone else now.ended_ns, True, Settled(path, None), gone))
-    changes.sort(key=lambda change: (change[0], change[1], change[2].path))
-    certain: list[Settled] = []
-    for _, _, change, settled in changes:
-        if not settled:
-            return certain, True
-        certain.append(change)
-    return certain, False
+            span = (0, before.ended_ns) if gone else (before.begun_ns, now.ended_ns)
+            changes.append(_Change(Settled(path, None), *span, gone))
+    limit = _first_uncertain(changes)
+    certain = sorted(
+        (one for one in changes if one.settled and one.latest_ns < limit),
+        key=lambda one: (one.latest_ns, one.what.stamp is None, one.what.path),
+    )
+    return [one.what for one in certain], len(certain) < len(changes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """A difference between what is known and a scan."""
+
+    what: Settled
+    earliest_ns: int
+    """When it was made: a file says it itself, a removal only says between which scans."""
+    latest_ns: int
+    settled: bool
+
+
+def _first_uncertain(changes: Collection[_Change]) -> float:
+    """The time before which all changes can count: each that does not count was certainly made later."""
+    limit = math.inf
+    while True:
+        waiting = [one.earliest_ns for one in changes if not one.settled or one.latest_ns >= limit]
+        earlier = min(waiting, default=math.inf)
+        if earlier >= limit:
+            return limit
+        limit = earlier

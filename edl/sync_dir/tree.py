@@ -24,6 +24,8 @@ MOST_FILES = 20_000
 """Most files in all directories together: each scan looks at all of them."""
 QUIET_S = 3.0
 """Seconds without a change after which a file counts as closed, where the file system has no leases."""
+TICK_NS = 20_000_000
+"""Most nanoseconds by which the kernel's times of files are behind its clock."""
 READABLE = 0o400
 
 
@@ -111,6 +113,7 @@ class SyncedTree:
     def scan(self) -> TreeScan:
         """Look at every file. Raises ``CheckpointError`` if there are too many, ``OSError`` if a directory is gone."""
         files: dict[str, FileStamp] = {}
+        begun_ns = self._now_ns() - TICK_NS
         for number, root in enumerate(self._roots):
             for path, entry in self._walk(root, str(number)):
                 with contextlib.suppress(FileNotFoundError):
@@ -119,7 +122,7 @@ class SyncedTree:
                     raise CheckpointError(
                         f"--sync-dir={root}: more than {MOST_FILES} files. Name the folder of the checkpoints only"
                     )
-        return TreeScan(files, self._now_ns())
+        return TreeScan(files, begun_ns, self._now_ns())
 
     def _walk(self, folder: str, name: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
         top = "/" not in name
