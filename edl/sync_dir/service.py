@@ -262,7 +262,8 @@ class DirectorySync:
     def _keep_looking(self) -> None:
         while not self._closed:
             begun_s = self._clock.now_s()
-            self._look()
+            if self._look():
+                self._look()  # at once: what is overwritten again and again stands still only briefly
             took_s = self._clock.now_s() - begun_s
             with self._changed:
                 self._changed.notify_all()

@@ -40,7 +40,7 @@ def main() -> None:
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
             save(step, options.size)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-        time.sleep(0.1)
+        time.sleep(0.3)
 
 
 def saved(step: int, size: int) -> bytes:
