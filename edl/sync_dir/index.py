@@ -19,9 +19,10 @@ class FileVersion:
     """A version of one path; a larger one replaces a smaller one."""
 
     counter: int
-    """Higher than that of every version that the writing node knew; 0: the file is older than its node's launcher."""
+    """Higher than that of every version that the writing node knew. 0: the file is older than its node's launcher; 1: it
+    was so when the job's workers first started."""
     mtime_ns: int
-    """With counter 0 the time of the last change by the clock of its host, else 0."""
+    """Of these old files the time of the last change by the clock of its host, else 0."""
     node: NodeId
     """The node that wrote it; decides between versions that did not know each other."""
 
@@ -50,7 +51,7 @@ class FileIndex:
 
     def __init__(self, node: NodeId) -> None:
         self._node = node
-        self._counter = 0
+        self._counter = 1
         self._records: dict[str, tuple[int, FileRecord]] = {}
         """By path, in the order of their numbers."""
         self.head = 0
@@ -75,6 +76,14 @@ class FileIndex:
     def removed(self, path: str) -> FileRecord:
         """Enter the removal of a known file on this node. Raises ``KeyError``."""
         return self._enter(dataclasses.replace(self._records[path][1], version=self._next(), removed=True))
+
+    def adopt(self) -> None:
+        """The workers start: what is here are the job's files, and win over what newcomers bring. All members hold the
+        same records, so they all get the same versions again."""
+        for _, record in list(self._records.values()):
+            version = record.version
+            if version.counter == 0:
+                self._enter(dataclasses.replace(record, version=dataclasses.replace(version, counter=1)))
 
     def wants(self, record: FileRecord) -> bool:
         """Whether another node's record is newer than what is here."""

@@ -15,7 +15,7 @@ from edl.types import NodeId
 
 
 @dataclass(frozen=True, slots=True)
-class OpenFile:
+class LentVersion:
     """A file that is being sent to another node."""
 
     descriptor: int
@@ -44,12 +44,15 @@ class NodeReplica:
         self._known: dict[str, FileStamp] = {}
         """Files as they are in the index."""
         self._before = TreeScan()
+        self._strangers: set[str] = set()
+        """Files that were here before the launcher, until workers start."""
 
     def open(self) -> None:
         """Enter the files that are here already. Raises ``CheckpointError``."""
         with self._disk:
             self._before = self._tree.scan()
             self._look(old=True)
+            self._strangers = set(self._known)
 
     def look(self) -> bool:
         """Scan once and enter what has changed here; returns whether files are about to count as written. Raises
@@ -71,8 +74,15 @@ class NodeReplica:
                 self._known[change.path] = stamp
                 enter = self._index.found if old else self._index.wrote
                 enter(change.path, stamp.size, stamp.mtime_ns, stamp.mode)
+        self._strangers.difference_update(change.path for change in changes if not old)
         self._before = now
         return more
+
+    def adopt(self) -> None:
+        """The workers start: what is here are the job's files."""
+        with self._disk, self._index_lock:
+            self._index.adopt()
+            self._strangers.clear()
 
     # --- for other nodes ---------------------------------------------------------------------------------------------
 
@@ -92,7 +102,7 @@ class NodeReplica:
             return self._index.total()
 
     @contextlib.contextmanager
-    def opened(self, record: FileRecord) -> Iterator[OpenFile | None]:
+    def opened(self, record: FileRecord) -> Iterator[LentVersion | None]:
         """A file in this version; None if it is not here any more."""
         with self._disk, self._index_lock:
             here, stamp = self._index.get(record.path), self._known.get(record.path)
@@ -105,7 +115,7 @@ class NodeReplica:
             yield None
             return
         try:
-            file = OpenFile(descriptor, stamp)
+            file = LentVersion(descriptor, stamp)
             yield file if file.unchanged() else None
         finally:
             os.close(descriptor)
@@ -151,11 +161,11 @@ class NodeReplica:
         path, here = record.path, self._index.get(record.path)
         if here is not None and here.same_content(record):
             return
-        stranger = here is not None and not here.removed and here.version.counter == 0
-        if stranger and here is not None and (here.size, here.mtime_ns) != (record.size, record.mtime_ns):
+        if path in self._strangers and here and (here.size, here.mtime_ns) != (record.size, record.mtime_ns):
             self._tree.move_aside(path)
         elif record.removed:
             self._tree.remove(path)
+        self._strangers.discard(path)
         if record.removed:
             self._known.pop(path, None)
         else:

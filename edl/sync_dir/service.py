@@ -52,8 +52,8 @@ class _Peer:
     progress: PeerProgress = field(default_factory=PeerProgress)
     life: str = ""
     arrived_bytes: int = 0
-    asked: int = 0
-    """Number of requests that it has answered."""
+    answered: int = 0
+    """Number of its last answer among all answers of other nodes; 0: it has not answered yet."""
     has: int = 0
     """Number of this node's newest change that it has."""
     shared: frozenset[int] = frozenset()
@@ -88,7 +88,7 @@ class DirectorySync:
         self._peers: dict[NodeId, _Peer] = {}
         self._fetched: set[FileRecord] = set()
         """Being fetched right now, each from one node."""
-        self._settled = self._alike = self._arrived_bytes = 0
+        self._settled = self._alike = self._arrived_bytes = self._answers = 0
         self._urgent = 0
         """Number of calls that wait."""
         self._trouble = ""
@@ -167,7 +167,13 @@ class DirectorySync:
                 peer.progress = dataclasses.replace(peer.progress, failure=failure)
                 self._changed.notify_all()
                 self._tell(peer, failure, certain=bool(error))
-                self._changed.wait_for(lambda: peer.gone or self._closed, URGENT_PAUSE_S if self._urgent else PAUSE_S)
+                self._pause(peer)
+
+    def _pause(self, peer: _Peer) -> None:
+        """Wait until the node is to be asked again."""
+        urgent = self._urgent > 0
+        pause_s = URGENT_PAUSE_S if urgent else PAUSE_S
+        self._changed.wait_for(lambda: peer.gone or self._closed or (not urgent and self._urgent > 0), pause_s)
 
     def _tell(self, peer: _Peer, failure: str, *, certain: bool) -> None:
         """Log that files cannot be copied, once, and the end of it. ``certain``: it is more than a wait for a file that
@@ -182,7 +188,7 @@ class DirectorySync:
         if peer.failing_since_s is None:
             peer.failing_since_s = now_s
         late = certain or now_s - peer.failing_since_s >= WARN_S
-        if late and not peer.warned and peer.progress.entered < peer.progress.head:
+        if late and not peer.warned and peer.answered and peer.progress.entered < peer.progress.head:
             peer.warned = True
             self._log(f"--sync-dir: cannot copy files from node {peer.address.node} yet: {failure}")
 
@@ -196,7 +202,8 @@ class DirectorySync:
             entered = 0
             self._meet_life(peer, report.life)
         with self._changed:
-            peer.arrived_bytes, peer.asked = report.arrived_bytes, peer.asked + 1
+            self._answers += 1
+            peer.arrived_bytes, peer.answered = report.arrived_bytes, self._answers
             peer.progress = PeerProgress(report.settled, report.alike, report.head, entered)
             self._changed.notify_all()
         if entered == report.head:
@@ -303,8 +310,8 @@ class DirectorySync:
                 return
             with self._changed:
                 self._settled = max(self._settled, number)
-                asked = {node: peer.asked for node, peer in self._peers.items() if node not in others}
-            self._wait(lambda: bool(self._late(asked)), SPARE_S, cancelled)
+                spares, answers = self._peers.keys() - others, self._answers
+            self._wait(lambda: bool(self._late(spares, answers)), SPARE_S, cancelled)
             if self._wait(lambda: bool(lacking(number, others, self._progress())), limit_s, cancelled):
                 raise self._error(lacking(number, others, self._progress()), "could not be fetched", limit_s)
             if cancelled.is_set():
@@ -313,13 +320,15 @@ class DirectorySync:
                 self._alike = max(self._alike, number)
             if self._wait(lambda: bool(behind(number, others, self._progress())), limit_s, cancelled):
                 raise self._error(behind(number, others, self._progress()), "have not reached all nodes", limit_s)
+            if not cancelled.is_set():
+                self._replica.adopt()
 
     def caught_up(self, limit_s: float, cancelled: threading.Event) -> None:
         """Wait until this node has what the others had when it was called, or nothing has arrived for ``limit_s``."""
         with self._waiting():
             with self._changed:
-                asked = {node: peer.asked for node, peer in self._peers.items()}
-            self._wait(lambda: bool(self._late(asked)), limit_s, cancelled)
+                nodes, answers = set(self._peers), self._answers
+            self._wait(lambda: bool(self._late(nodes, answers)), limit_s, cancelled)
 
     def passed_on(self, limit_s: float, cancelled: threading.Event) -> str:
         """Before leaving: wait until the other nodes have all that is here, and the reverse. Returns who does not;
@@ -329,22 +338,22 @@ class DirectorySync:
                 self._flush(cancelled)
             head = self._replica.head
             with self._changed:
-                asked = {node: peer.asked for node, peer in self._peers.items()}
+                nodes, answers = set(self._peers), self._answers
 
             def without() -> list[NodeId]:
                 late = [node for node, peer in self._peers.items() if peer.has < head]
-                return sorted({*late, *self._late(asked)})
+                return sorted({*late, *self._late(nodes, answers)})
 
             self._wait(lambda: bool(without()), limit_s, cancelled)
             with self._changed:
                 return ", ".join(without())
 
-    def _late(self, asked: Mapping[NodeId, int]) -> list[NodeId]:
-        """Those of these nodes that live, and whose files are not here as of a request after the given one."""
+    def _late(self, nodes: Collection[NodeId], answers: int) -> list[NodeId]:
+        """Those of these nodes that live, and whose files are not here as of an answer after so many."""
         found = []
-        for node, number in asked.items():
+        for node in nodes:
             peer = self._peers.get(node)
-            if peer is not None and (peer.asked <= number or peer.progress.entered < peer.progress.head):
+            if peer is not None and (peer.answered <= answers or peer.progress.entered < peer.progress.head):
                 found.append(node)
         return found
 

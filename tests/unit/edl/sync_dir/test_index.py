@@ -39,6 +39,17 @@ def test_of_files_that_were_there_before_the_one_changed_last_wins() -> None:
     assert not b.wants(older)
 
 
+def test_old_files_that_workers_have_started_with_win_over_a_newcomers() -> None:
+    a, b = FileIndex(A), FileIndex(B)
+    b.learn(a.found("0/f", 1, 10, 0o644))
+    for index in (a, b):
+        index.adopt()
+    assert a.get("0/f") == b.get("0/f")
+    newcomer = FileIndex(NodeId("c")).found("0/f", 1, 99, 0o644)
+    assert not a.wants(newcomer)
+    assert a.wrote("0/f", 2, 5, 0o644).version > FileVersion(1, 99, B)
+
+
 def test_a_removal_is_a_version() -> None:
     a, b = FileIndex(A), FileIndex(B)
     b.learn(a.wrote("0/f", 1, 5, 0o644))
