@@ -19,8 +19,8 @@ class FileVersion:
     """A version of one path; a larger one replaces a smaller one."""
 
     counter: int
-    """Higher than that of every version that the writing node knew. 0: the file is older than its node's launcher; 1: it
-    was so when the job's workers first started."""
+    """Higher than that of every version that the writing node knew. 0: the file is older than its node's launcher; 1:
+    the first workers have started with it."""
     mtime_ns: int
     """Of these old files the time of the last change by the clock of its host, else 0."""
     node: NodeId
