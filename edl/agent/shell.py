@@ -446,14 +446,18 @@ class AgentShell:
     async def _warm(self) -> None:
         try:
             warming, self._warming = self._warming, None
-            looks = [self._deps.checkpoints.look()]
-            if self._deps.synced is not None:
-                looks.append(self._deps.synced.caught_up())
-            warmed, *_ = await asyncio.gather(warming or self._deps.processes.warm(), *looks)
+            warmed, _, _ = await asyncio.gather(
+                warming or self._deps.processes.warm(), self._deps.checkpoints.look(), self._catch_up()
+            )
             self._deps.log(warmed)
             self.post(ev.ForkServerReady())
         except EdlError as error:
             self.post(ev.Fatal(Outcome(int(error.exit_code), str(error))))
+
+    async def _catch_up(self) -> None:
+        """Fetch what the other nodes have written so far, while they train."""
+        if self._deps.synced is not None:
+            await self._deps.synced.caught_up()
 
     async def _register(self) -> None:
         while True:

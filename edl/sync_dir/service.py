@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -123,8 +124,8 @@ class DirectorySync:
                     del self._peers[node]
             for node, address in wanted.items():
                 if node not in self._peers:
-                    peer = self._peers[node] = _Peer(address)
-                    self._begin(f"edl-sync-{node}", lambda peer=peer: self._follow(peer))
+                    self._peers[node] = _Peer(address)
+                    self._begin(f"edl-sync-{node}", functools.partial(self._follow, self._peers[node]))
             self._changed.notify_all()
 
     def _begin(self, name: str, work: Callable[[], None]) -> None:

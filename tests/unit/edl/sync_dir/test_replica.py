@@ -289,5 +289,6 @@ def test_nothing_of_edl_stays_in_the_directory(make: Make) -> None:
     a.open(), b.open()
     meet(a, b)
     assert alike(1, a, b) == []
-    a.close(), b.close()
+    for node in (a, b):
+        node.close()
     assert [path.name for node in (a, b) for path in node.out.iterdir()] == ["x", "x"]
