@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable
 from typing import TypeVar
@@ -41,7 +42,8 @@ class SyncedDirs:
         loop, clock = asyncio.get_running_loop(), SystemClock()
 
         def say(text: str) -> None:
-            loop.call_soon_threadsafe(log, text)
+            with contextlib.suppress(RuntimeError):  # the loop is closed: this launcher ends
+                loop.call_soon_threadsafe(log, text)
 
         self._settings = settings
         self._log = log
