@@ -15,6 +15,8 @@ from edl.adapters.copies import TcpCopies
 from edl.adapters.copy_connection import CopyLimits
 from edl.adapters.file_copies import TcpFileCopies
 from edl.errors import CheckpointError
+from edl.sync_dir.index import FileRecord, FileVersion
+from edl.sync_dir.replica import NodeReplica
 from edl.sync_dir.service import DirectorySync, PeerAddress
 from edl.sync_dir.tree import SyncedTree
 from edl.types import NodeId
@@ -292,3 +294,40 @@ def test_nothing_of_edl_stays_in_the_directory(make: Make) -> None:
     for node in (a, b):
         node.close()
     assert [path.name for node in (a, b) for path in node.out.iterdir()] == ["x", "x"]
+
+
+# --- one replica -----------------------------------------------------------------------------------------------------
+
+
+def test_what_has_just_been_written_here_is_not_overwritten_before_it_counts(make: Make) -> None:
+    a = make("a")
+    a.write("x", "known")
+    a.tree.open()
+    replica = NodeReplica(a.name, a.tree)
+    replica.open()
+    a.write("x", "written a moment ago")
+    theirs = FileRecord("0/x", FileVersion(9, 0, NodeId("b")), 6, 10**18, 0o644)
+    staged = a.tree.stage("0/x")
+    Path(staged).write_text("theirs")
+    assert "is being changed here" in replica.enter([theirs], {theirs: staged})
+    assert a.files() == {"x": "written a moment ago"}
+    assert [replica.look(), replica.look()] == [True, False]
+    assert replica.enter([theirs], {theirs: staged}) == ""  # both count now, and theirs has the higher counter
+    assert a.files()["x"] == "theirs"
+
+
+def test_a_file_that_changes_while_it_is_sent_is_not_passed_off_as_its_version(make: Make) -> None:
+    a = make("a")
+    a.write("x", "first")
+    a.tree.open()
+    replica = NodeReplica(a.name, a.tree)
+    replica.open()
+    (record,) = replica.since(0)[1]
+    with replica.opened(record) as lent:
+        assert lent is not None
+        assert lent.unchanged()
+        with (a.out / "x").open("a") as file:
+            file.write(" and more")
+        assert not lent.unchanged()
+    with replica.opened(record) as again:
+        assert again is None
