@@ -8,7 +8,6 @@ whatever the order of arrival. Clocks of different hosts are compared only for f
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from edl.types import NodeId
@@ -57,9 +56,6 @@ class FileIndex:
         self.head = 0
         """Number of the newest change."""
 
-    def __len__(self) -> int:
-        return len(self._records)
-
     def get(self, path: str) -> FileRecord | None:
         """The newest version of a path here, which may be its removal; None if the path was never there."""
         found = self._records.get(path)
@@ -105,10 +101,9 @@ class FileIndex:
             newer.append(record)
         return newer[::-1]
 
-    def total(self, records: Iterable[FileRecord] | None = None) -> tuple[int, int]:
-        """Number and size in bytes of the files among these records; None: of all."""
-        chosen = (record for _, record in self._records.values()) if records is None else records
-        sizes = [record.size for record in chosen if not record.removed]
+    def total(self) -> tuple[int, int]:
+        """Number of files, and their size in bytes."""
+        sizes = [record.size for _, record in self._records.values() if not record.removed]
         return len(sizes), sum(sizes)
 
     def _next(self) -> FileVersion:

@@ -32,7 +32,7 @@ URGENT_PAUSE_S = 0.05
 """The same while workers wait."""
 WARN_S = 60.0
 """Seconds that a file may be in the middle of being written before the log says that its copy waits."""
-SPARE_S = 10.0
+SPARE_S = 3.0
 """Seconds without progress after which workers wait no longer for a node that is not in their world."""
 
 
@@ -60,6 +60,8 @@ class _Peer:
     shared: frozenset[int] = frozenset()
     """Directories that are the same ones there."""
     gone: bool = False
+    refused: bool = False
+    """Its port refuses connections: its launcher is dead, although the store may not know it yet."""
     failing_since_s: float | None = None
     warned: bool = False
 
@@ -159,12 +161,14 @@ class DirectorySync:
 
     def _follow(self, peer: _Peer) -> None:
         while not (peer.gone or self._closed):
-            error = ""
+            error, refused = "", False
             try:
                 failure = self._ask(peer)
             except (EdlError, OSError) as caught:
                 failure = error = str(caught)
+                refused = isinstance(caught.__cause__, ConnectionRefusedError)
             with self._changed:
+                peer.refused = refused
                 peer.progress = dataclasses.replace(peer.progress, failure=failure)
                 self._changed.notify_all()
                 self._tell(peer, failure, certain=bool(error))
@@ -342,7 +346,7 @@ class DirectorySync:
                 nodes, answers = set(self._peers), self._answers
 
             def without() -> list[NodeId]:
-                late = [node for node, peer in self._peers.items() if peer.has < head]
+                late = [node for node, peer in self._peers.items() if peer.has < head and not peer.refused]
                 return sorted({*late, *self._late(nodes, answers)})
 
             self._wait(lambda: bool(without()), limit_s, cancelled)
@@ -354,7 +358,9 @@ class DirectorySync:
         found = []
         for node in nodes:
             peer = self._peers.get(node)
-            if peer is not None and (peer.answered <= answers or peer.progress.entered < peer.progress.head):
+            if peer is None or peer.refused:
+                continue
+            if peer.answered <= answers or peer.progress.entered < peer.progress.head:
                 found.append(node)
         return found
 

@@ -221,6 +221,17 @@ def test_a_lost_nodes_files_spread_from_whoever_has_them(make: Make) -> None:
     assert c.files() == {"x": "of a"}
 
 
+def test_a_dead_launcher_that_the_store_still_lists_is_not_waited_for(make: Make) -> None:
+    a, b = make("a"), make("b")
+    a.open(), b.open()
+    meet(a, b)
+    assert alike(1, a, b) == []
+    b.close()
+    a.write("x", "x")
+    a.sync.alike(2, [a.name], LIMIT_S, NEVER)
+    assert a.sync.passed_on(LIMIT_S, NEVER) == ""
+
+
 def test_one_folder_seen_by_two_nodes_is_left_alone(tmp_path: Path, make: Make) -> None:
     a, b = make("a"), make("b")
     a.write("x", "x")
