@@ -365,6 +365,8 @@ class JobSpec:
     slots: SlotRules = field(default_factory=SlotRules)
     replicas: Replicas = field(default_factory=Replicas)
     verify: VerifyRules = field(default_factory=VerifyRules)
+    sync_dirs: tuple[str, ...] = ()
+    """The script's own directories that are kept alike on all nodes, as given (``--sync-dir``)."""
 
     @property
     def size_owner(self) -> str:

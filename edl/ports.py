@@ -7,9 +7,10 @@ Times are float seconds. Everything that waits is a coroutine and may be cancell
 from __future__ import annotations
 
 import enum
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from edl.types import FencingToken, NodeId
 from edl.wire.messages import NO_STATE, Holding, Version
@@ -533,4 +534,53 @@ class CheckpointStorage(Protocol):
 
     def verify(self, version: Version) -> None:
         """Read a whole checkpoint and compare its checksums. Raises ``CheckpointError``."""
+        ...
+
+
+# --- synchronised directories -----------------------------------------------------------------------------------------
+
+
+class LentFile(Protocol):
+    """A file that is being sent."""
+
+    @property
+    def descriptor(self) -> int:
+        """Open for reading, at offset 0."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Size in bytes."""
+        ...
+
+    def unchanged(self) -> bool:
+        """Whether nobody has written to it since it was opened."""
+        ...
+
+
+class FileSource(Protocol):
+    """What a node serves of its synchronised directories. Called from several threads."""
+
+    def report(self, request: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
+        """The answer to a request for changes: a short frame, and the changes. Raises ``ProtocolError``."""
+        ...
+
+    def lend(self, request: Mapping[str, Any]) -> AbstractContextManager[LentFile | None]:
+        """The requested file in the requested version; None if it is not here any more. Raises ``ProtocolError``."""
+        ...
+
+
+class FileCopies(Protocol):
+    """Requests to the ``FileSource`` of another node. Calls block, and raise ``CheckpointError`` when they fail."""
+
+    def changes(self, host: str, port: int, request: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
+        """Ask for changes; returns what ``FileSource.report`` has returned there."""
+        ...
+
+    def fetch(
+        self, host: str, port: int, request: Mapping[str, Any], descriptor: int, arrived: Callable[[int], None]
+    ) -> bool:
+        """Write a file of another node to a descriptor; ``arrived`` is called with the number of bytes of each piece.
+        Returns False if that node has it no longer in this version. Raises also ``OSError``, if it cannot be written
+        here."""
         ...

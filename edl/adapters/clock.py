@@ -16,3 +16,8 @@ class SystemClock:
 def wall_clock_s() -> float:
     """Seconds since 1970, for display only: never compared between hosts, and never an input of a decision."""
     return time.time()
+
+
+def wall_clock_ns() -> int:
+    """Nanoseconds since 1970, comparable with the times that this host gives to its files."""
+    return time.time_ns()

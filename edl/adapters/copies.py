@@ -25,9 +25,10 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from edl.adapters.copy_connection import CopyConnection, CopyLimits, admit, introduce, short
+from edl.adapters.copy_connection import CopyConnection, CopyLimits, admit, call, short
+from edl.adapters.file_copies import CHANGES, FILE, give_changes, give_file
 from edl.errors import CheckpointError, PortInUse, ProtocolError
-from edl.ports import Arrival, Clock, Label, Lent, Piece, SnapshotPool
+from edl.ports import Arrival, Clock, FileSource, Label, Lent, Piece, SnapshotPool
 from edl.types import NodeId
 from edl.wire.address import address
 from edl.wire.messages import Holding, Version
@@ -53,9 +54,12 @@ class TcpCopies:
         limits: CopyLimits | None = None,
         *,
         rate_bytes_per_s: int = 0,
+        files: FileSource | None = None,
     ) -> None:
         """``rate_bytes_per_s`` limits the copies that this node sends (``put``), 0: no limit. Replies to ``get`` are
-        never limited, because the other node needs them at once."""
+        never limited, because the other node needs them at once. ``files``: what is served of synchronised
+        directories."""
+        self._files = files
         self._rate = rate_bytes_per_s
         self._ended = threading.Event()
         self._node = node
@@ -157,18 +161,10 @@ class TcpCopies:
 
     # --- client ------------------------------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def _call(self, host: str, port: int) -> Iterator[CopyConnection]:
+    def _call(self, host: str, port: int) -> contextlib.AbstractContextManager[CopyConnection]:
         """A connection to a node that has proved to belong to this job. Failures in the block become
         ``CheckpointError``."""
-        try:
-            with socket.create_connection((host, port), self._limits.connect_s) as connection, self._live(connection):
-                line = CopyConnection(connection, self._clock, self._limits)
-                introduce(line, self._token())
-                yield line
-        except (OSError, ProtocolError) as error:
-            reason = "no answer in time" if isinstance(error, TimeoutError) else str(error)
-            raise CheckpointError(f"{address(host, port)}: {reason}") from error
+        return call(host, port, self._token(), self._clock, self._limits, self._live)
 
     @contextlib.contextmanager
     def _live(self, connection: socket.socket) -> Iterator[None]:
@@ -227,6 +223,11 @@ class TcpCopies:
                         self._give_header(line, snapshot_pool, request)
                     case "read":
                         self._give_ranges(line, snapshot_pool, request)
+                    case kind if kind == CHANGES and self._files is not None:
+                        give_changes(line, self._files, request)
+                    case kind if kind == FILE and self._files is not None:
+                        _lower_priority()
+                        give_file(line, self._files, request)
                     case other:
                         raise ProtocolError(f"unknown request {other!r}")
         except (OSError, ProtocolError, CheckpointError) as error:

@@ -6,6 +6,7 @@ over both sides' nonces; the token itself is never sent.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -13,13 +14,14 @@ import socket
 import struct
 import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from edl.errors import CheckpointError, ProtocolError
 from edl.ports import Clock
 from edl.wire import proof
+from edl.wire.address import address
 
 T = TypeVar("T")
 
@@ -185,6 +187,27 @@ class CopyConnection:
         if left_s <= 0:
             raise TimeoutError("the transfer exceeded its time limit")
         return min(left_s, self._limits.silence_s)
+
+
+@contextlib.contextmanager
+def call(
+    host: str,
+    port: int,
+    token: str,
+    clock: Clock,
+    limits: CopyLimits,
+    live: Callable[[socket.socket], contextlib.AbstractContextManager[None]] = lambda _: contextlib.nullcontext(),
+) -> Iterator[CopyConnection]:
+    """A connection to a node that has proved to belong to this job; ``live`` is entered while it is open. Failures in
+    the block become ``CheckpointError``."""
+    try:
+        with socket.create_connection((host, port), limits.connect_s) as connection, live(connection):
+            line = CopyConnection(connection, clock, limits)
+            introduce(line, token)
+            yield line
+    except (OSError, ProtocolError) as error:
+        reason = "no answer in time" if isinstance(error, TimeoutError) else str(error)
+        raise CheckpointError(f"{address(host, port)}: {reason}") from error
 
 
 def introduce(line: CopyConnection, token: str) -> None:

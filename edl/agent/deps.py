@@ -211,6 +211,18 @@ class NodeCheckpoints(Protocol):
         ...
 
 
+class SyncedFiles(Protocol):
+    """The script's directories that are kept alike on all nodes. See ``edl.launch.synced_dirs``."""
+
+    async def caught_up(self) -> None:
+        """Fetch what the other nodes have, as far as they send it."""
+        ...
+
+    async def alike(self, world: World) -> None:
+        """Wait until all members of a world that is about to start have the same files. Raises ``CheckpointError``."""
+        ...
+
+
 class MasterStream(Protocol):
     """An agent's connection to a Master."""
 
@@ -252,5 +264,7 @@ class AgentDeps:
     """Most seconds that the end of the job waits until saved commits are written."""
     switches: SwitchFiles | None = None
     """The request files for a checkpoint in the checkpoint directory, if there is one."""
+    synced: SyncedFiles | None = None
+    """Directories whose newest files workers wait for; None: there are none."""
     decided: Callable[[AgentState, ev.Event | None, ev.Decision], None] = lambda before, event, decision: None
     """Observes each decision before it is carried out; the event is None for the first one."""

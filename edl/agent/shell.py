@@ -11,6 +11,7 @@ from typing import Any
 
 from edl.agent.deps import AgentDeps, MasterStream
 from edl.agent.entitlement import Entitlement
+from edl.agent.held_starts import FilesAlike, HeldStarts
 from edl.agent.machine import events as ev
 from edl.agent.machine.leaving import saving_time_s
 from edl.agent.machine.machine import begin, step
@@ -55,7 +56,7 @@ class AgentShell:
     def __init__(self, deps: AgentDeps, state: AgentState) -> None:
         self._deps = deps
         self._state = state
-        self._events: asyncio.Queue[ev.Event] = asyncio.Queue()
+        self._events: asyncio.Queue[ev.Event | FilesAlike] = asyncio.Queue()
         self._ports = deps.ports
         self._ports_good_for: tuple[MasterStream | None, Round] | None = None
         self._stream: MasterStream | None = None
@@ -79,6 +80,9 @@ class AgentShell:
         self._saving_last = False
         """The newest commit is being written before the launcher exits."""
         self._warming: Awaitable[str] | None = deps.warming
+        self._held = (
+            HeldStarts(deps.synced, self._events.put_nowait, self._task_failed) if deps.synced is not None else None
+        )
 
     @property
     def state(self) -> AgentState:
@@ -114,6 +118,9 @@ class AgentShell:
             await self._carry_out(None, begin(self._state))
             while self._outcome is None:
                 event = await self._events.get()
+                if isinstance(event, FilesAlike):
+                    await self._start_held(event.world)
+                    continue
                 await self._carry_out(event, step(self._state, event, self._deps.clock.now_s()))
                 if isinstance(event, ev.LeaseGone):
                     self._entitlement.acted()
@@ -192,6 +199,11 @@ class AgentShell:
         if why:
             self._deps.log(f"{why}: no longer waiting for the workers to start")
 
+    async def _start_held(self, world: World) -> None:
+        slots = self._held.released(world) if self._held is not None else ()
+        if slots:
+            await self._start(self._deps.workers.start(world, slots))
+
     async def _flush_saves(self, round: Round) -> None:
         """Wait until the saves of this round's workers are written, at most ``--save-timeout``."""
         checkpoints, limit_s = self._deps.checkpoints, self._deps.save_timeout_s
@@ -209,7 +221,8 @@ class AgentShell:
         match effect:
             case ev.Start(world, slots):
                 self._enter(world)
-                await self._start(workers.start(world, slots))
+                if self._held is None or not self._held.hold(slots):
+                    await self._start(workers.start(world, slots))
             case ev.GivePlace(world, slots):
                 self._enter(world)
                 for slot in slots:
@@ -217,6 +230,8 @@ class AgentShell:
             case ev.StartAhead(slots, born):
                 await self._start(workers.start_ahead(born, slots, self._state.uses))
             case ev.SignalWorkers(number, slots):
+                if self._held is not None:
+                    self._held.signal(number, slots)
                 await workers.signal(number, slots)
             case ev.TellWorkers(message, slots):
                 self._worker_server.tell(message, slots)
@@ -266,6 +281,8 @@ class AgentShell:
         self._ports.use()
         self._worker_server.newest = None  # the world may begin from an earlier commit
         self._deps.checkpoints.enter(world)
+        if self._held is not None:
+            self._held.enter(world)
 
     def _announce(self) -> None:
         if self._deps.checkpoints.busy:
@@ -429,11 +446,18 @@ class AgentShell:
     async def _warm(self) -> None:
         try:
             warming, self._warming = self._warming, None
-            warmed, _ = await asyncio.gather(warming or self._deps.processes.warm(), self._deps.checkpoints.look())
+            warmed, _, _ = await asyncio.gather(
+                warming or self._deps.processes.warm(), self._deps.checkpoints.look(), self._catch_up()
+            )
             self._deps.log(warmed)
             self.post(ev.ForkServerReady())
         except EdlError as error:
             self.post(ev.Fatal(Outcome(int(error.exit_code), str(error))))
+
+    async def _catch_up(self) -> None:
+        """Fetch what the other nodes have written so far, while they train."""
+        if self._deps.synced is not None:
+            await self._deps.synced.caught_up()
 
     async def _register(self) -> None:
         while True:
@@ -463,3 +487,5 @@ class AgentShell:
         self._ports.release()
         self._worker_server.close()
         self._background.drop()
+        if self._held is not None:
+            self._held.drop()

@@ -54,6 +54,7 @@ from edl.launch.settings import (
 from edl.launch.slot_options import slots_from, with_spares
 from edl.launch.spelling import Spelling, one_spelling
 from edl.launch.store_options import endpoints_from, job_and_store, store_from
+from edl.launch.sync_options import sync_from
 from edl.launch.torchrun_options import OWN_ROLES, workers_from
 from edl.launch.torchrun_table import NAMES
 from edl.types import JobId, NodeId
@@ -99,7 +100,7 @@ def _launch_settings(resolved: ResolvedOptions, sizes: Sizes, invocation: Invoca
     job, store = job_and_store(options, sizes.nodes, state.checkpoint_dir)
     spec = _spec(options, job, sizes, here.workers, scheduler, replicas)
     node = _node(options, sizes.nodes, scheduler, env)
-    http, leave = http_from(options), leave_from(options)
+    http, leave, sync = http_from(options), leave_from(options), sync_from(options, spec)
     command = invocation.command or worker_command(
         options["module"], options["no_python"], resolved.script, resolved.arguments
     )
@@ -116,6 +117,7 @@ def _launch_settings(resolved: ResolvedOptions, sizes: Sizes, invocation: Invoca
         spare_slots=here.spare,
         node=node,
         state=state,
+        sync=sync,
         readers=_readers(options, spec.data),
         servers=sizes.servers,
         http=http,
@@ -171,6 +173,7 @@ def _spec(
         slots=record(SlotRules, options),
         replicas=replicas,
         verify=record(VerifyRules, options),
+        sync_dirs=tuple(options["sync_dir"]),
     )
 
 

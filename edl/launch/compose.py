@@ -21,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import secrets
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -74,6 +75,7 @@ from edl.wire.keys import JobKeys
 from edl.wire.messages import NodeInfo
 
 if TYPE_CHECKING:
+    from edl.launch.synced_dirs import SyncedDirs
     from edl.web.front import Web
 
 # Modules that only some jobs need are imported where they are used, because most of a launcher's start is imports.
@@ -186,6 +188,8 @@ class _NodeDeps:
     info: NodeInfo = field(init=False)
     checkpoint_manager: CheckpointManager = field(init=False)
     reports: CheckpointReports = field(default_factory=CheckpointReports)
+    synced: SyncedDirs | None = None
+    """The synchronised directories; None without ``--sync-dir``."""
 
 
 async def _join(
@@ -195,8 +199,10 @@ async def _join(
     previous launcher belonged to a job that has just ended."""
     registration = deps.registration
     await retried(registration.agree, settings)
+    deps.synced = await _synced_dirs(settings, deps, cleanup, log)
+    source = deps.synced.sync if deps.synced is not None else None
     memory, deps.checkpoint_manager = await open_checkpoints(
-        settings, deps.files, lambda: registration.token, deps.reports, log
+        settings, deps.files, lambda: registration.token, deps.reports, log, source
     )
     cleanup.push_async_callback(memory.close)
     lease_ttl_s, identity = settings.spec.timeouts.lease_ttl_s, identity_for(settings.store)
@@ -225,6 +231,23 @@ async def _join(
     except EdlError:
         await deps.server.stop()
         raise
+    if deps.synced is not None:
+        deps.synced.begin(deps.opened.store, JobKeys(settings.spec.job))
+        deps.beside.append(deps.synced)
+
+
+async def _synced_dirs(
+    settings: LaunchSettings, deps: _NodeDeps, cleanup: contextlib.AsyncExitStack, log: Callable[[str], None]
+) -> SyncedDirs | None:
+    """The synchronised directories; None without ``--sync-dir``. Raises ``CheckpointError``."""
+    if not settings.sync.roots:
+        return None
+    from edl.launch.synced_dirs import SyncedDirs
+
+    synced = SyncedDirs(settings.sync, settings.node.name, secrets.token_hex(8), lambda: deps.registration.token, log)
+    cleanup.callback(synced.sync.close)
+    await synced.open()
+    return synced
 
 
 def _web(settings: LaunchSettings, deps: _NodeDeps, log: Callable[[str], None]) -> Web | None:
@@ -405,6 +428,7 @@ def _agent(
             activity=activity,
             switches=deps.switches,
             save_timeout_s=settings.state.save_timeout_s,
+            synced=deps.synced,
         ),
         AgentState(
             deps.info,

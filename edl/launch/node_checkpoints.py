@@ -15,7 +15,7 @@ from edl.checkpoint.manager import CheckpointManager
 from edl.checkpoint.memory.memory_checkpoints import MemoryCheckpoints
 from edl.checkpoint.memory.memory_files import available_bytes
 from edl.launch.settings import LaunchSettings
-from edl.ports import Files
+from edl.ports import Files, FileSource
 from edl.wire.messages import Kept
 
 
@@ -37,9 +37,11 @@ async def open_checkpoints(
     token: Callable[[], str],
     reports: CheckpointReports,
     log: Callable[[str], None],
+    source: FileSource | None = None,
 ) -> tuple[MemoryCheckpoints, CheckpointManager]:
     """Build the in-memory checkpoints of this launcher and the agent's interface to them. ``files``: the checkpoint
-    directory; None if there is none. ``token``: returns the job's token. Raises ``CheckpointError`` if the directory
+    directory; None if there is none. ``token``: returns the job's token. ``source``: what is served of synchronised
+    directories. Raises ``CheckpointError`` if the directory
     cannot be used."""
     wanted, checkpoint_storage = settings.state, None
     if files is not None:
@@ -57,7 +59,7 @@ async def open_checkpoints(
         node,
         settings.spec.job,
         limit_bytes=wanted.memory_bytes or available_bytes() // 2,
-        copies=TcpCopies(node, token, SystemClock(), rate_bytes_per_s=wanted.copy_rate),
+        copies=TcpCopies(node, token, SystemClock(), rate_bytes_per_s=wanted.copy_rate, files=source),
         checkpoint_storage=checkpoint_storage,
         on_kept=lambda outcome: reports.kept(outcome),
         on_room=lambda why: reports.room(why),

@@ -91,6 +91,16 @@ class StateSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class SyncSettings:
+    """The script's directories that are kept alike on all nodes."""
+
+    roots: tuple[str, ...] = ()
+    """Absolute paths; empty: none."""
+    timeout_s: float = 600.0
+    """Seconds without progress after which workers no longer wait for the newest files, and fail."""
+
+
+@dataclass(frozen=True, slots=True)
 class ServerSettings:
     """The pservers of one launcher."""
 
@@ -227,6 +237,7 @@ class LaunchSettings:
     node: NodeSettings
     logs: LogPlan
     state: StateSettings
+    sync: SyncSettings = SyncSettings()
     readers: ReaderPool = ReaderPool()
     """Remote readers that run beside the workers."""
     servers: ServerSettings = ServerSettings()

@@ -67,6 +67,7 @@ def _of_several_options(spec: JobSpec) -> dict[str, str]:
     return {
         "--nnodes": f"{spec.nodes.minimum}:{spec.nodes.maximum}",
         "--data": " ".join(sorted(one.text for one in spec.data)) or NONE,
+        "--sync-dir": " ".join(spec.sync_dirs) or NONE,
         "--run-mode": "ps" if spec.servers or spec.script_servers else "collective",
         "--pservers": "script" if spec.script_servers else "edl",
         "--autoscale": "throughput" if spec.autoscale.enabled else "off",

@@ -6,7 +6,7 @@ from edl.config import VerifyRules
 from edl.launch.naming import checkpoint_folder
 from edl.launch.options.option import Option, Section, Setting
 from edl.launch.options.parsing import at_least, between, bytes_from, finite_seconds
-from edl.launch.settings import NodeSettings, ReaderPool, StateSettings
+from edl.launch.settings import NodeSettings, ReaderPool, StateSettings, SyncSettings
 
 SLOWEST_COPY = 2 << 20
 """Lower bound of ``--copy-rate`` in bytes per second: slower copies are cancelled."""
@@ -90,6 +90,26 @@ STATE = (
         check=copies_in_time,
         metavar="BYTES",
         help=("Limit on the bytes per second that this node sends for copies, such as `200M`. 0: no limit."),
+    ),
+    Option(
+        "--sync-dir",
+        metavar="DIR",
+        repeated=True,
+        help=(
+            "Keep this directory of the script [alike on all nodes](sync-dir.md), without a shared file system. "
+            "Relative to where the launcher runs. May be given several times; the same on every node. In the variable, "
+            "separate directories with spaces."
+        ),
+    ),
+    Option(
+        "--sync-timeout",
+        setting=Setting(SyncSettings, "timeout_s"),
+        check=finite_seconds,
+        metavar="SECONDS",
+        help=(
+            "Seconds without progress after which a node no longer waits for the newest files of `--sync-dir`: its "
+            "workers fail instead of starting with older ones."
+        ),
     ),
     Option(
         "--data",

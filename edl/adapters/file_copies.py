@@ -1,0 +1,111 @@
+"""Requests for the files of synchronised directories, served on the port for copies of snapshots (``copies``).
+
+``changes`` is answered with a frame and a list; ``file`` with the size, the bytes, and ``whole`` with their CRC-32, or
+with ``gone`` instead of either: the file has changed meanwhile. Files are sent in small pieces, so that neither side
+holds more than one of them in memory.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from edl.adapters.copy_connection import CopyConnection, CopyLimits, call, short
+from edl.errors import CheckpointError, ProtocolError
+from edl.ports import Clock, FileSource
+
+CHANGES = "changes"
+FILE = "file"
+_PIECE_BYTES = 256 * 1024
+_PIECE_S = 30.0
+"""Seconds that a piece may take."""
+_LONGEST_LIST = 64 * 1024 * 1024
+
+
+class TcpFileCopies:
+    """Implements ``edl.ports.FileCopies``."""
+
+    def __init__(self, token: Callable[[], str], clock: Clock, limits: CopyLimits | None = None) -> None:
+        self._token = token
+        self._clock = clock
+        self._limits = limits or CopyLimits()
+
+    def changes(self, host: str, port: int, request: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
+        """See ``FileCopies``."""
+        with call(host, port, self._token(), self._clock, self._limits) as line:
+            line.send_frame({**request, "op": CHANGES})
+            answer = line.receive_answer()
+            size = _size(answer)
+            if size > _LONGEST_LIST:
+                raise ProtocolError(f"a list of {size} bytes is too long")
+            line.within(line.time_for(size))
+            return answer, line.read(size)
+
+    def fetch(
+        self, host: str, port: int, request: Mapping[str, Any], descriptor: int, arrived: Callable[[int], None]
+    ) -> bool:
+        """See ``FileCopies``."""
+        with call(host, port, self._token(), self._clock, self._limits) as line:
+            line.send_frame({**request, "op": FILE})
+            answer = line.receive_answer()
+            if "gone" in answer:
+                return False
+            left, crc32 = _size(answer), 0
+            while left:
+                line.within(_PIECE_S)
+                piece = line.read(min(left, _PIECE_BYTES))
+                crc32 = zlib.crc32(piece, crc32)
+                _write(descriptor, piece)
+                left -= len(piece)
+                arrived(len(piece))
+            answer = line.receive_answer()
+            if "gone" in answer:
+                return False
+            if answer.get("whole") != crc32:
+                raise CheckpointError(f"a file was damaged in transit: checksum {crc32} instead of {short(answer)}")
+            return True
+
+
+def give_changes(line: CopyConnection, files: FileSource, request: Mapping[str, Any]) -> None:
+    """Serve one request for changes."""
+    frame, body = files.report(request)
+    line.send_frame({**frame, "size": len(body)})
+    line.within(line.time_for(len(body)))
+    line.write(body)
+
+
+def give_file(line: CopyConnection, files: FileSource, request: Mapping[str, Any]) -> None:
+    """Serve one request for a file."""
+    with files.lend(request) as lent:
+        if lent is None:
+            line.send_frame({"gone": True})
+            return
+        line.send_frame({"size": lent.size})
+        left, crc32 = lent.size, 0
+        while left:
+            piece = os.read(lent.descriptor, min(left, _PIECE_BYTES))
+            if not piece:
+                raise ProtocolError(f"the file has become shorter by {left} bytes while it was sent")
+            crc32 = zlib.crc32(piece, crc32)
+            line.within(_PIECE_S)
+            line.write(piece)
+            left -= len(piece)
+        line.send_frame({"whole": crc32} if lent.unchanged() else {"gone": True})
+
+
+def _write(descriptor: int, piece: bytes) -> None:
+    view = memoryview(piece)
+    try:
+        while view:
+            view = view[os.write(descriptor, view) :]
+    except OSError as error:
+        raise CheckpointError(f"cannot write here: {error.strerror}") from error
+
+
+def _size(frame: Mapping[str, Any]) -> int:
+    value = frame.get("size")
+    if type(value) is not int or value < 0:
+        raise ProtocolError(f"size is {short(value)}")
+    return value

@@ -1,0 +1,127 @@
+"""The synchronised directories of one launcher: connects ``DirectorySync`` to the store, the agent and the launcher."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from edl.adapters.clock import SystemClock, wall_clock_ns
+from edl.adapters.file_copies import TcpFileCopies
+from edl.checkpoint.memory.background import in_thread
+from edl.errors import ProtocolError, StoreError
+from edl.launch.settings import SyncSettings
+from edl.ports import Store
+from edl.sync_dir.service import DirectorySync, PeerAddress
+from edl.sync_dir.tree import SyncedTree
+from edl.tasks import BackgroundTasks
+from edl.types import NodeId
+from edl.wire import plain
+from edl.wire.keys import JobKeys
+from edl.wire.messages import NodeInfo, World
+
+T = TypeVar("T")
+
+AGAIN_S = 1.0
+"""Pause in seconds before the store is read again after an error."""
+LEAVE_S = 15.0
+"""Seconds without progress after which a leaving launcher waits no longer for the others to fetch its files."""
+JOIN_S = 15.0
+"""The same for a joining one, which waits again before its workers start."""
+
+
+class SyncedDirs:
+    """Implements ``SyncedFiles`` of the agent and ``Beside`` of the launcher. Call all methods on the event loop."""
+
+    def __init__(
+        self, settings: SyncSettings, node: NodeId, life: str, token: Callable[[], str], log: Callable[[str], None]
+    ) -> None:
+        """``life``: identifies this launcher. ``token``: returns the job's token."""
+        loop, clock = asyncio.get_running_loop(), SystemClock()
+
+        def say(text: str) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: this launcher ends
+                loop.call_soon_threadsafe(log, text)
+
+        self._settings = settings
+        self._log = log
+        self._clock = clock
+        tree = SyncedTree(settings.roots, node, life, wall_clock_ns, say)
+        self.sync = DirectorySync(node, life, tree, TcpFileCopies(token, clock), clock, say)
+        self._tasks = BackgroundTasks()
+        self._met = asyncio.Event()
+        """The other nodes are known."""
+        self._signals = 0
+        self._leaving = threading.Event()
+        """Set when a second signal ends the wait for other nodes."""
+
+    async def open(self) -> None:
+        """Look at what is there. Raises ``CheckpointError`` if a directory cannot be used."""
+        await in_thread("edl-sync-open", self.sync.open)
+        count, size = self.sync.total
+        where = ", ".join(self._settings.roots)
+        self._log(f"--sync-dir: {where} ({_files(count, size)}) is kept alike on all nodes")
+
+    def begin(self, store: Store, keys: JobKeys) -> None:
+        """Begin to copy: this node is registered, and finds the others in the store."""
+        self._tasks.begin(self._watch(store, keys))
+
+    async def _watch(self, store: Store, keys: JobKeys) -> None:
+        while True:
+            try:
+                snapshot = await store.read(keys.nodes)
+                self.sync.meet([_address(entry.value) for entry in snapshot.entries])
+                self._met.set()
+                async for _ in store.watch(keys.nodes, snapshot.revision):
+                    break  # nodes come and go rarely: read them all again
+            except (StoreError, ProtocolError):
+                await asyncio.sleep(AGAIN_S)
+
+    async def caught_up(self) -> None:
+        """Fetch what the other nodes have, before this node takes part: they train meanwhile."""
+        await self._met.wait()
+        await self._blocking(lambda cancelled: self.sync.caught_up(JOIN_S, cancelled))
+
+    async def alike(self, world: World) -> None:
+        """Wait until all members of a world have the same files. Raises ``CheckpointError``."""
+        members, limit_s = [member.node for member in world.members], self._settings.timeout_s
+        begun_s = self._clock.now_s()
+        await self._blocking(lambda cancelled: self.sync.alike(world.round, members, limit_s, cancelled))
+        took_s, (count, size) = self._clock.now_s() - begun_s, self.sync.total
+        if len(members) > 1:
+            self._log(f"--sync-dir: {_files(count, size)} alike on {len(members)} nodes, after {took_s:.1f} s")
+
+    async def _blocking(self, work: Callable[[threading.Event], T]) -> T:
+        cancelled = threading.Event()
+        try:
+            return await in_thread("edl-sync-wait", lambda: work(cancelled))
+        finally:
+            cancelled.set()
+
+    def interrupt(self) -> None:
+        """See ``Beside``."""
+        self._signals += 1
+        if self._signals > 1:
+            self._leaving.set()
+
+    async def leave(self) -> None:
+        """Stop, once the other nodes have the newest files from here."""
+        without = await in_thread("edl-sync-leave", lambda: self.sync.passed_on(LEAVE_S, self._leaving))
+        if without:
+            self._log(f"--sync-dir: not all files have been exchanged with {without}")
+        self._tasks.drop()
+        await in_thread("edl-sync-close", self.sync.close)
+
+
+def _address(value: bytes) -> PeerAddress:
+    info = plain.loads(NodeInfo, value)
+    return PeerAddress(info.node, info.host, info.state_port)
+
+
+def _files(count: int, size: int) -> str:
+    unit = next(unit for unit in (1, 1_000, 1_000_000, 1_000_000_000) if size < 1000 * unit or unit == 1_000_000_000)
+    text = {1: "bytes", 1_000: "kB", 1_000_000: "MB", 1_000_000_000: "GB"}[unit]
+    amount = f"{size / unit:.1f}" if unit > 1 else str(size)
+    return f"{count} file{'s' if count != 1 else ''}, {amount} {text}"

@@ -1,0 +1,39 @@
+"""When the workers of a round may start: all members have the same files."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from edl.types import NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class PeerProgress:
+    """What this node knows of another one."""
+
+    settled: int = 0
+    """Newest round for which all that the node's earlier workers wrote is known to have a number."""
+    alike: int = 0
+    """Newest round for which the node has the files of all members."""
+    head: int = 0
+    """Number of its newest change, of the same report."""
+    entered: int = 0
+    """Number of its newest change that has been entered here."""
+    failure: str = ""
+    """Why its files could not be fetched in the last attempt; empty: they could, or nothing has failed yet."""
+
+
+def lacking(number: int, members: Collection[NodeId], peers: Mapping[NodeId, PeerProgress]) -> list[NodeId]:
+    """Other members of round ``number`` whose files are not all here, or not known to be."""
+    found = []
+    for node in sorted(members):
+        peer = peers.get(node, PeerProgress())
+        if peer.settled < number or peer.entered < peer.head:
+            found.append(node)
+    return found
+
+
+def behind(number: int, members: Collection[NodeId], peers: Mapping[NodeId, PeerProgress]) -> list[NodeId]:
+    """Other members that do not have the files of all members yet, as far as is known here."""
+    return [node for node in sorted(members) if peers.get(node, PeerProgress()).alike < number]

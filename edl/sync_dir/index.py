@@ -1,0 +1,117 @@
+"""The versions of the files that one node knows, in the order in which it got them.
+
+Each node numbers its changes. Another node asks for the changes after the last one that it has, fetches the files, and
+shows all of them at once: so it always shows an earlier moment of that node. By path, the highest version wins,
+whatever the order of arrival. Clocks of different hosts are compared only for files that are older than the job.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from edl.types import NodeId
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class FileVersion:
+    """A version of one path; a larger one replaces a smaller one."""
+
+    counter: int
+    """Higher than that of every version that the writing node knew. 0: the file is older than its node's launcher; 1:
+    the first workers have started with it."""
+    mtime_ns: int
+    """Of these old files the time of the last change by the clock of its host, else 0."""
+    node: NodeId
+    """The node that wrote it; decides between versions that did not know each other."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileRecord:
+    """A file in one version."""
+
+    path: str
+    """Number of its directory, then the path in it, with ``/`` between the parts."""
+    version: FileVersion
+    size: int
+    mtime_ns: int
+    mode: int
+    """Permission bits."""
+    removed: bool = False
+    """In this version there is no file; size and time are those of the last one that its node knew."""
+
+    def same_content(self, other: FileRecord) -> bool:
+        """Whether both describe the same bytes: copies keep the time of the last change."""
+        return (self.size, self.mtime_ns, self.removed) == (other.size, other.mtime_ns, other.removed)
+
+
+class FileIndex:
+    """What one node has. Changes are numbered from 1 in the order in which the node made or got them."""
+
+    def __init__(self, node: NodeId) -> None:
+        self._node = node
+        self._counter = 1
+        self._records: dict[str, tuple[int, FileRecord]] = {}
+        """By path, in the order of their numbers."""
+        self.head = 0
+        """Number of the newest change."""
+
+    def get(self, path: str) -> FileRecord | None:
+        """The newest version of a path here, which may be its removal; None if the path was never there."""
+        found = self._records.get(path)
+        return None if found is None else found[1]
+
+    def found(self, path: str, size: int, mtime_ns: int, mode: int) -> FileRecord:
+        """Enter a file that was here before the launcher."""
+        return self._enter(FileRecord(path, FileVersion(0, mtime_ns, self._node), size, mtime_ns, mode))
+
+    def wrote(self, path: str, size: int, mtime_ns: int, mode: int) -> FileRecord:
+        """Enter a file that was written on this node."""
+        return self._enter(FileRecord(path, self._next(), size, mtime_ns, mode))
+
+    def removed(self, path: str) -> FileRecord:
+        """Enter the removal of a known file on this node. Raises ``KeyError``."""
+        return self._enter(dataclasses.replace(self._records[path][1], version=self._next(), removed=True))
+
+    def adopt(self) -> None:
+        """The workers start: what is here are the job's files, and win over what newcomers bring. All members hold the
+        same records, so they all get the same versions again."""
+        for _, record in list(self._records.values()):
+            version = record.version
+            if version.counter == 0:
+                self._enter(dataclasses.replace(record, version=dataclasses.replace(version, counter=1)))
+
+    def wants(self, record: FileRecord) -> bool:
+        """Whether another node's record is newer than what is here."""
+        here = self.get(record.path)
+        return here is None or record.version > here.version
+
+    def learn(self, record: FileRecord) -> None:
+        """Enter a version that has been fetched from another node. An older one is ignored."""
+        self._counter = max(self._counter, record.version.counter)
+        if self.wants(record):
+            self._enter(record)
+
+    def since(self, number: int) -> list[FileRecord]:
+        """The changes after this number, in order; of each path only the newest."""
+        newer: list[FileRecord] = []
+        for at, record in reversed(self._records.values()):
+            if at <= number:
+                break
+            newer.append(record)
+        return newer[::-1]
+
+    def total(self) -> tuple[int, int]:
+        """Number of files, and their size in bytes."""
+        sizes = [record.size for _, record in self._records.values() if not record.removed]
+        return len(sizes), sum(sizes)
+
+    def _next(self) -> FileVersion:
+        self._counter += 1
+        return FileVersion(self._counter, 0, self._node)
+
+    def _enter(self, record: FileRecord) -> FileRecord:
+        self._records.pop(record.path, None)
+        self.head += 1
+        self._records[record.path] = (self.head, record)
+        return record

@@ -1,0 +1,176 @@
+"""One node's copy of the synchronised directories: what is on its disk, and which versions these files are."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from edl.sync_dir.index import FileIndex, FileRecord
+from edl.sync_dir.settling import FileStamp, TreeScan, changed_files, settle
+from edl.sync_dir.tree import LocalChange, SyncedTree, stamp_of
+from edl.types import NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class LentVersion:
+    """A file that is being sent to another node."""
+
+    descriptor: int
+    stamp: FileStamp
+
+    @property
+    def size(self) -> int:
+        """Its size in bytes when it was opened."""
+        return self.stamp.size
+
+    def unchanged(self) -> bool:
+        """Whether the content is still the one that was opened."""
+        return self.stamp.same_file(stamp_of(os.fstat(self.descriptor)))
+
+
+class NodeReplica:
+    """Thread-safe. Methods block on the disk and raise its ``OSError``."""
+
+    def __init__(self, node: NodeId, tree: SyncedTree) -> None:
+        self._tree = tree
+        self._disk = threading.RLock()
+        """Held while the files or the knowledge of them change together. Taken before ``_index_lock``."""
+        self._index_lock = threading.RLock()
+        """Held while a moment of another node is entered, so that nobody gets a part of it."""
+        self._index = FileIndex(node)
+        self._known: dict[str, FileStamp] = {}
+        """Files as they are in the index."""
+        self._before = TreeScan()
+        self._strangers: set[str] = set()
+        """Files that were here before the launcher, until workers start."""
+
+    def open(self) -> None:
+        """Enter the files that are here already. Raises ``CheckpointError``."""
+        with self._disk:
+            self._before = self._tree.scan()
+            self._look(old=True)
+            self._strangers = set(self._known)
+
+    def look(self) -> bool:
+        """Scan once and enter what has changed here; returns whether files are about to count as written. Raises
+        ``CheckpointError`` if there are too many files."""
+        with self._disk:
+            return self._look(old=False)
+
+    def _look(self, *, old: bool) -> bool:
+        now = self._tree.scan()
+        in_use = {path for path in changed_files(self._known, now) if self._tree.in_use(path, now.files[path])}
+        changes, more = settle(self._known, self._before, now, in_use)
+        with self._index_lock:
+            for change in changes:
+                stamp = change.stamp
+                if stamp is None:
+                    del self._known[change.path]
+                    self._index.removed(change.path)
+                    continue
+                self._known[change.path] = stamp
+                enter = self._index.found if old else self._index.wrote
+                enter(change.path, stamp.size, stamp.mtime_ns, stamp.mode)
+        self._strangers.difference_update(change.path for change in changes if not old)
+        self._before = now
+        return more
+
+    def adopt(self) -> None:
+        """The workers start: what is here are the job's files."""
+        with self._disk, self._index_lock:
+            self._index.adopt()
+            self._strangers.clear()
+
+    # --- for other nodes ---------------------------------------------------------------------------------------------
+
+    @property
+    def head(self) -> int:
+        """Number of the newest change."""
+        return self._index.head
+
+    def since(self, number: int) -> tuple[int, list[FileRecord]]:
+        """The number of the newest change, and the changes after ``number``."""
+        with self._index_lock:
+            return self._index.head, self._index.since(number)
+
+    def total(self) -> tuple[int, int]:
+        """Number of files, and their size in bytes."""
+        with self._index_lock:
+            return self._index.total()
+
+    @contextlib.contextmanager
+    def opened(self, record: FileRecord) -> Iterator[LentVersion | None]:
+        """A file in this version; None if it is not here any more."""
+        with self._disk, self._index_lock:
+            here, stamp = self._index.get(record.path), self._known.get(record.path)
+        if here is None or here.version != record.version or stamp is None:
+            yield None
+            return
+        try:
+            descriptor = os.open(self._tree.locate(record.path), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            yield None
+            return
+        try:
+            file = LentVersion(descriptor, stamp)
+            yield file if file.unchanged() else None
+        finally:
+            os.close(descriptor)
+
+    # --- from other nodes --------------------------------------------------------------------------------------------
+
+    def missing(self, records: Sequence[FileRecord], skipped: Collection[int] = ()) -> list[FileRecord]:
+        """Those of another node's records whose content is needed here. ``skipped``: directories that are the same ones
+        on that node."""
+        with self._index_lock:
+            return [one for one in _outside(records, skipped) if self._lacks(one)]
+
+    def _lacks(self, record: FileRecord) -> bool:
+        here = self._index.get(record.path)
+        return self._index.wants(record) and not record.removed and not (here and here.same_content(record))
+
+    def enter(
+        self, records: Sequence[FileRecord], staged: Mapping[FileRecord, str], skipped: Collection[int] = ()
+    ) -> str:
+        """Enter a moment of another node: give the staged files their names, and remove what is removed there.
+
+        Returns an empty text, or why nothing was entered: content is missing, or a file has changed here meanwhile, and
+        that change counts first. Raises ``CheckpointError`` for a path that leads out of the directories.
+        """
+        with self._disk, self._index_lock:
+            wanted = [one for one in _outside(records, skipped) if self._index.wants(one)]
+            absent = next((one.path for one in wanted if self._lacks(one) and one not in staged), "")
+            if absent:
+                return f"{self._tree.locate(absent)} is being written on that node"
+            try:
+                for one in wanted:
+                    self._tree.check(one.path, self._known.get(one.path))
+            except LocalChange as change:
+                return f"{self._tree.locate(str(change))} is being changed here, or is no regular file"
+            for one in wanted:
+                self._put(one, staged.get(one, ""))
+                self._index.learn(one)
+            for one in _outside(records, skipped):
+                self._index.learn(one)  # also of an older version, the counter counts
+            return ""
+
+    def _put(self, record: FileRecord, staged: str) -> None:
+        path, here = record.path, self._index.get(record.path)
+        if here is not None and here.same_content(record):
+            return
+        if path in self._strangers and here and (here.size, here.mtime_ns) != (record.size, record.mtime_ns):
+            self._tree.move_aside(path)
+        elif record.removed:
+            self._tree.remove(path)
+        self._strangers.discard(path)
+        if record.removed:
+            self._known.pop(path, None)
+        else:
+            self._known[path] = self._tree.put(record, staged)
+
+
+def _outside(records: Sequence[FileRecord], skipped: Collection[int]) -> list[FileRecord]:
+    return [one for one in records if int(one.path.partition("/")[0] or 0) not in skipped] if skipped else list(records)

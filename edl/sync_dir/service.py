@@ -1,0 +1,415 @@
+"""Keeps a node's synchronised directories alike with those of the other nodes, in threads of low priority.
+
+One thread scans the directories. For each other node, one thread asks for changes, fetches the files, and enters all
+of them at once. A slow node therefore delays only what comes from it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import os
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from edl.checkpoint.memory.background import lower_priority
+from edl.errors import CheckpointError, EdlError
+from edl.ports import Clock, FileCopies, LentFile
+from edl.sync_dir import messages
+from edl.sync_dir.barrier import PeerProgress, behind, lacking
+from edl.sync_dir.index import FileRecord
+from edl.sync_dir.messages import PeerReport
+from edl.sync_dir.replica import NodeReplica
+from edl.sync_dir.tree import SyncedTree
+from edl.types import NodeId
+
+PAUSE_S = 0.5
+"""Seconds between two scans, and between two requests to a node. Scans take at most a tenth of the time."""
+URGENT_PAUSE_S = 0.05
+"""The same while workers wait."""
+WARN_S = 60.0
+"""Seconds that a file may be in the middle of being written before the log says that its copy waits."""
+SPARE_S = 3.0
+"""Seconds without progress after which workers wait no longer for a node that is not in their world."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerAddress:
+    """Where another node serves its files."""
+
+    node: NodeId
+    host: str
+    port: int
+
+
+@dataclass(slots=True)
+class _Peer:
+    """Another node, as its thread sees it."""
+
+    address: PeerAddress
+    progress: PeerProgress = field(default_factory=PeerProgress)
+    life: str = ""
+    arrived_bytes: int = 0
+    answered: int = 0
+    """Number of its last answer among all answers of other nodes; 0: it has not answered yet."""
+    has: int = 0
+    """Number of this node's newest change that it has."""
+    shared: frozenset[int] = frozenset()
+    """Directories that are the same ones there."""
+    gone: bool = False
+    refused: bool = False
+    """Its port refuses connections: its launcher is dead, although the store may not know it yet."""
+    failing_since_s: float | None = None
+    warned: bool = False
+
+
+class DirectorySync:
+    """Implements ``edl.ports.FileSource`` too. Thread-safe; methods block unless stated otherwise."""
+
+    def __init__(
+        self,
+        node: NodeId,
+        life: str,
+        tree: SyncedTree,
+        copies: FileCopies,
+        clock: Clock,
+        log: Callable[[str], None],
+    ) -> None:
+        """``life``: identifies this launcher among all that the node has had."""
+        self._node = node
+        self._life = life
+        self._tree = tree
+        self._copies = copies
+        self._clock = clock
+        self._log = log
+        self._replica = NodeReplica(node, tree)
+        self._changed = threading.Condition()
+        """Guards all below, and is notified when any of it changes."""
+        self._peers: dict[NodeId, _Peer] = {}
+        self._fetched: set[FileRecord] = set()
+        """Being fetched right now, each from one node."""
+        self._settled = self._alike = self._arrived_bytes = self._answers = 0
+        self._urgent = 0
+        """Number of calls that wait."""
+        self._trouble = ""
+        """Why the directories cannot be scanned."""
+        self._closed = False
+
+    def open(self) -> None:
+        """Enter the files that are there, and begin to scan. Raises ``CheckpointError``."""
+        self._tree.open()
+        self._replica.open()
+        self._begin("edl-sync-scan", self._keep_looking)
+
+    def close(self) -> None:
+        """Stop. Does not wait for threads that wait for the network."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._tree.close()
+
+    @property
+    def total(self) -> tuple[int, int]:
+        """Number and bytes of the files here."""
+        return self._replica.total()
+
+    def meet(self, addresses: Collection[PeerAddress]) -> None:
+        """Set the other nodes of the job. Does not block."""
+        with self._changed:
+            wanted = {one.node: one for one in addresses if one.node != self._node}
+            for node, peer in list(self._peers.items()):
+                if wanted.get(node) != peer.address:
+                    peer.gone = True
+                    del self._peers[node]
+            for node, address in wanted.items():
+                if node not in self._peers:
+                    self._peers[node] = _Peer(address)
+                    self._begin(f"edl-sync-{node}", functools.partial(self._follow, self._peers[node]))
+            self._changed.notify_all()
+
+    def _begin(self, name: str, work: Callable[[], None]) -> None:
+        def run() -> None:
+            lower_priority()
+            work()
+
+        threading.Thread(target=run, name=name, daemon=True).start()
+
+    # --- to other nodes ----------------------------------------------------------------------------------------------
+
+    def report(self, request: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
+        """See ``edl.ports.FileSource``."""
+        node, has = NodeId(messages.text(request, "node")), messages.number(request, "has")
+        has = has if messages.text(request, "life") == self._life else 0
+        with self._changed:
+            settled, alike, arrived_bytes = self._settled, self._alike, self._arrived_bytes
+            peer = self._peers.get(node)
+            if peer is not None:
+                peer.has = has
+                self._changed.notify_all()
+        head, records = self._replica.since(has)  # after the round: what was settled is in it
+        report = PeerReport(self._life, head, settled, alike, arrived_bytes)
+        return messages.report_to(report), messages.records_to(records)
+
+    def lend(self, request: Mapping[str, Any]) -> contextlib.AbstractContextManager[LentFile | None]:
+        """See ``edl.ports.FileSource``."""
+        return self._replica.opened(messages.record_from(request))
+
+    # --- from other nodes --------------------------------------------------------------------------------------------
+
+    def _follow(self, peer: _Peer) -> None:
+        while not (peer.gone or self._closed):
+            error, refused = "", False
+            try:
+                failure = self._ask(peer)
+            except (EdlError, OSError) as caught:
+                failure = error = str(caught)
+                refused = isinstance(caught.__cause__, ConnectionRefusedError)
+            with self._changed:
+                peer.refused = refused
+                peer.progress = dataclasses.replace(peer.progress, failure=failure)
+                self._changed.notify_all()
+                self._tell(peer, failure, certain=bool(error))
+                self._pause(peer)
+
+    def _pause(self, peer: _Peer) -> None:
+        """Wait until the node is to be asked again."""
+        urgent = self._urgent > 0
+        pause_s = URGENT_PAUSE_S if urgent else PAUSE_S
+        self._changed.wait_for(lambda: peer.gone or self._closed or (not urgent and self._urgent > 0), pause_s)
+
+    def _tell(self, peer: _Peer, failure: str, *, certain: bool) -> None:
+        """Log that files cannot be copied, once, and the end of it. ``certain``: it is more than a wait for a file that
+        is being written."""
+        now_s = self._clock.now_s()
+        if not failure:
+            peer.failing_since_s = None
+            if peer.warned:
+                peer.warned = False
+                self._log(f"--sync-dir: copying files from node {peer.address.node} works again")
+            return
+        if peer.failing_since_s is None:
+            peer.failing_since_s = now_s
+        late = certain or now_s - peer.failing_since_s >= WARN_S
+        if late and not peer.warned and peer.answered and peer.progress.entered < peer.progress.head:
+            peer.warned = True
+            self._log(f"--sync-dir: cannot copy files from node {peer.address.node} yet: {failure}")
+
+    def _ask(self, peer: _Peer) -> str:
+        """Ask once, and enter what has changed there; returns why that was not possible."""
+        address, entered = peer.address, peer.progress.entered
+        request = {"node": self._node, "life": peer.life, "has": entered}
+        frame, body = self._copies.changes(address.host, address.port, request)
+        report, records = messages.report_from(frame), messages.records_from(body)
+        if report.life != peer.life:
+            entered = 0
+            self._meet_life(peer, report.life)
+        with self._changed:
+            self._answers += 1
+            peer.arrived_bytes, peer.answered = report.arrived_bytes, self._answers
+            peer.progress = PeerProgress(report.settled, report.alike, report.head, entered)
+            self._changed.notify_all()
+        if entered == report.head:
+            return ""
+        failure = self._enter(peer, records)
+        if not failure:
+            with self._changed:
+                peer.progress = dataclasses.replace(peer.progress, entered=report.head)
+        return failure
+
+    def _meet_life(self, peer: _Peer, life: str) -> None:
+        peer.life, peer.shared = life, self._tree.shared_with(peer.address.node, life)
+        if peer.shared:
+            names = ", ".join(self._tree.names(peer.shared))
+            self._log(f"--sync-dir: {names} is shared with node {peer.address.node} anyway: nothing is copied there")
+
+    def _enter(self, peer: _Peer, records: list[FileRecord]) -> str:
+        with self._fetching(self._replica.missing(records, peer.shared)) as wanted, contextlib.ExitStack() as cleanup:
+            if wanted is None:
+                return "the same files are just being fetched from another node"
+            self._tree.check_space(wanted)
+            staged: dict[FileRecord, str] = {}
+            for record in wanted:
+                staged[record] = path = self._tree.stage(record.path)
+                cleanup.callback(_discard, path)
+                if not self._fetch(peer, record, path):
+                    del staged[record]
+                    break
+            return self._replica.enter(records, staged, peer.shared)
+
+    @contextlib.contextmanager
+    def _fetching(self, wanted: list[FileRecord]) -> Iterator[list[FileRecord] | None]:
+        """Reserve files for this thread; None if another one fetches some of them."""
+        with self._changed:
+            free = self._fetched.isdisjoint(wanted)
+            if free:
+                self._fetched.update(wanted)
+        try:
+            yield wanted if free else None
+        finally:
+            if free:
+                with self._changed:
+                    self._fetched.difference_update(wanted)
+
+    def _fetch(self, peer: _Peer, record: FileRecord, path: str) -> bool:
+        def arrived(size: int) -> None:
+            with self._changed:
+                self._arrived_bytes += size
+                if peer.gone or self._closed:
+                    raise CheckpointError(f"node {peer.address.node} has left")
+
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            request = messages.record_to(record)
+            return self._copies.fetch(peer.address.host, peer.address.port, request, descriptor, arrived)
+        except CheckpointError as error:
+            raise CheckpointError(f"{self._tree.locate(record.path)}: {error}") from error
+        finally:
+            os.close(descriptor)
+
+    # --- this node's own files ---------------------------------------------------------------------------------------
+
+    def _keep_looking(self) -> None:
+        while not self._closed:
+            begun_s = self._clock.now_s()
+            if self._look():
+                self._look()  # at once: what is overwritten again and again stands still only briefly
+            took_s = self._clock.now_s() - begun_s
+            with self._changed:
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._closed, max(PAUSE_S, 10 * took_s))
+
+    def _look(self) -> bool:
+        """Scan once; returns whether files are about to count as written."""
+        try:
+            more, trouble = self._replica.look(), ""
+        except (EdlError, OSError) as error:
+            more, trouble = False, str(error)
+        with self._changed:
+            if trouble and trouble != self._trouble:
+                self._log(f"--sync-dir: nothing is copied from here: {trouble}")
+            self._trouble = trouble
+        return more
+
+    def _flush(self, cancelled: threading.Event) -> None:
+        """Enter all that is finished. Two scans show that nothing else is. Raises ``CheckpointError``."""
+        self._look()
+        while self._look() and not (cancelled.is_set() or self._closed):
+            cancelled.wait(URGENT_PAUSE_S)
+        if self._trouble:
+            raise CheckpointError(f"--sync-dir: {self._trouble}")
+
+    # --- waiting -----------------------------------------------------------------------------------------------------
+
+    def alike(self, number: int, members: Collection[NodeId], limit_s: float, cancelled: threading.Event) -> None:
+        """Wait until all members of round ``number`` have the same files. Their workers of earlier rounds have ended.
+
+        ``limit_s``: seconds without any progress after which ``CheckpointError`` is raised.
+        """
+        others = frozenset(members) - {self._node}
+        with self._waiting():
+            self._flush(cancelled)
+            if cancelled.is_set():
+                return
+            with self._changed:
+                self._settled = max(self._settled, number)
+                spares, answers = self._peers.keys() - others, self._answers
+            self._wait(lambda: bool(self._late(spares, answers)), SPARE_S, cancelled)
+            if self._wait(lambda: bool(lacking(number, others, self._progress())), limit_s, cancelled):
+                raise self._error(lacking(number, others, self._progress()), "could not be fetched", limit_s)
+            if cancelled.is_set():
+                return
+            with self._changed:
+                self._alike = max(self._alike, number)
+            if self._wait(lambda: bool(behind(number, others, self._progress())), limit_s, cancelled):
+                raise self._error(behind(number, others, self._progress()), "have not reached all nodes", limit_s)
+            if not cancelled.is_set():
+                self._replica.adopt()
+
+    def caught_up(self, limit_s: float, cancelled: threading.Event) -> None:
+        """Wait until this node has what the others had when it was called, or nothing has arrived for ``limit_s``."""
+        with self._waiting():
+            with self._changed:
+                nodes, answers = set(self._peers), self._answers
+            self._wait(lambda: bool(self._late(nodes, answers)), limit_s, cancelled)
+
+    def passed_on(self, limit_s: float, cancelled: threading.Event) -> str:
+        """Before leaving: wait until the other nodes have all that is here, and the reverse. Returns who does not;
+        empty: nobody."""
+        with self._waiting():
+            with contextlib.suppress(CheckpointError):
+                self._flush(cancelled)
+            head = self._replica.head
+            with self._changed:
+                nodes, answers = set(self._peers), self._answers
+
+            def without() -> list[NodeId]:
+                late = [node for node, peer in self._peers.items() if peer.has < head and not peer.refused]
+                return sorted({*late, *self._late(nodes, answers)})
+
+            self._wait(lambda: bool(without()), limit_s, cancelled)
+            with self._changed:
+                return ", ".join(without())
+
+    def _late(self, nodes: Collection[NodeId], answers: int) -> list[NodeId]:
+        """Those of these nodes that live, and whose files are not here as of an answer after so many."""
+        found = []
+        for node in nodes:
+            peer = self._peers.get(node)
+            if peer is None or peer.refused:
+                continue
+            if peer.answered <= answers or peer.progress.entered < peer.progress.head:
+                found.append(node)
+        return found
+
+    def _progress(self) -> dict[NodeId, PeerProgress]:
+        return {node: peer.progress for node, peer in self._peers.items()}
+
+    @contextlib.contextmanager
+    def _waiting(self) -> Iterator[None]:
+        with self._changed:
+            self._urgent += 1
+            self._changed.notify_all()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._urgent -= 1
+
+    def _wait(self, unfinished: Callable[[], bool], limit_s: float, cancelled: threading.Event) -> bool:
+        """Wait while ``unfinished``; returns True if nothing has moved for ``limit_s`` seconds."""
+        seen, until_s = None, 0.0
+        with self._changed:
+            while unfinished() and not (cancelled.is_set() or self._closed):
+                now_s = self._clock.now_s()
+                moved = (
+                    self._arrived_bytes,
+                    [
+                        (node, peer.life, peer.has, peer.arrived_bytes, dataclasses.replace(peer.progress, failure=""))
+                        for node, peer in sorted(self._peers.items())
+                    ],
+                )
+                if moved != seen:
+                    seen, until_s = moved, now_s + limit_s
+                if now_s >= until_s:
+                    return True
+                self._changed.wait(min(until_s - now_s, URGENT_PAUSE_S))
+        return False
+
+    def _error(self, nodes: list[NodeId], what: str, limit_s: float) -> CheckpointError:
+        node = nodes[0]
+        with self._changed:
+            peer = self._peers.get(node)
+        why = (peer.progress.failure if peer else "it has not registered") or "it has not said why"
+        return CheckpointError(
+            f"--sync-dir: the files of node {node} {what}, and nothing has moved for {limit_s:g} s ({why}). Workers "
+            "that start now could load different checkpoints. Make the nodes reach one another and have space on their "
+            "disks, or raise --sync-timeout"
+        )
+
+
+def _discard(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)

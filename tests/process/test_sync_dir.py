@@ -1,0 +1,81 @@
+"""``--sync-dir`` with a plain script: its checkpoint outlives the node that wrote it, and newcomers get it first."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.process.harness import WORKERS, Job, OutsideEtcd, until
+
+SCRIPT = str(WORKERS / "saving_script.py")
+OPTIONS = ("--sync-dir=out", "--lease-ttl=2", "--join-grace=0.5")
+
+
+def start(job: Job, name: str) -> Path:
+    """Start a node in a folder of its own; returns its synchronised directory."""
+    here = job.folder / name
+    here.mkdir()
+    job.start(name, command=["env", "-C", str(here), *job.command(name)])
+    return here / "out"
+
+
+def loaded(job: Job, round: int) -> list[Any]:
+    """What the ranks of a round have loaded."""
+    return [json.loads(path.read_text()) for path in sorted(job.steps_folder.glob(f"*.{round}.*.loaded"))]
+
+
+def latest(out: Path) -> int:
+    """The step of the newest file ``latest`` in a directory; 0 if there is none."""
+    file = out / "latest"
+    return int(file.read_text() or 0) if file.exists() else 0
+
+
+def same(notes: list[Any]) -> int:
+    """The step that all have loaded."""
+    assert all(note["whole"] for note in notes), notes
+    (step,) = {note["step"] for note in notes}
+    assert {note["latest"] for note in notes} == {str(step) if step else ""}, notes
+    return int(step)
+
+
+def test_the_checkpoint_outlives_its_node_and_newcomers_get_it_first(tmp_path: Path, etcd: OutsideEtcd) -> None:
+    with Job(tmp_path, [etcd.endpoint], nnodes="1:2", options=OPTIONS, script=[SCRIPT]) as job:
+        outs = {"a": start(job, "a")}
+        alone = job.wait_world(1)
+        until(lambda: latest(outs["a"]) >= 3, "a checkpoint of node a")
+        outs["b"] = start(job, "b")
+        both = job.wait_world(2, after=alone.round)
+        assert both.nodes[0] == "a"
+        assert same(loaded(job, both.round)) >= 3  # b has never written one
+
+        until(lambda: latest(outs["b"]) > same(loaded(job, both.round)), "a newer checkpoint on node b")
+        job.kill("a")
+        shutil.rmtree(outs["a"])
+        copied = latest(outs["b"])
+        without = job.wait_world(1, after=both.round)
+        assert without.nodes == {0: "b"}
+        assert same(loaded(job, without.round)) >= copied
+
+        outs["c"] = start(job, "c")
+        again = job.wait_world(2, after=without.round)
+        assert set(again.nodes.values()) == {"b", "c"}
+        assert same(loaded(job, again.round)) > copied
+
+        last = job.end_soon(10)
+        assert {name: code for name, code in job.exit_codes().items() if name != "a"} == {"b": 0, "c": 0}
+        assert latest(outs["b"]) == latest(outs["c"]) >= last  # also what the last steps have saved
+        assert (outs["b"] / "ckpt.bin").read_bytes() == (outs["c"] / "ckpt.bin").read_bytes()
+        assert not list(outs["c"].glob(".edl-sync*"))
+
+
+@pytest.mark.parametrize("given", ["/", "..", "~x://y"])
+def test_a_directory_that_holds_more_than_checkpoints_is_refused(tmp_path: Path, given: str) -> None:
+    with Job(tmp_path, ["127.0.0.1:1"], options=(f"--sync-dir={given}",)) as job:
+        node = job.start("a")
+        assert node.exit_code() == 2
+        assert f"--sync-dir={given}" in node.text
+        assert "Name the folder" in node.text

@@ -1,0 +1,206 @@
+"""Versions of files on several nodes, against plain dictionaries."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+
+from edl.sync_dir.index import FileIndex, FileRecord, FileVersion
+from edl.types import NodeId
+
+A, B = NodeId("a"), NodeId("b")
+
+
+def test_a_later_write_wins_whatever_the_order_of_arrival() -> None:
+    a, b, c = FileIndex(A), FileIndex(B), FileIndex(NodeId("c"))
+    first = a.wrote("0/f", 1, 5, 0o644)
+    b.learn(first)
+    second = b.wrote("0/f", 2, 4, 0o644)  # its clock is behind
+    for record in (second, first):
+        c.learn(record)
+    a.learn(second)
+    assert a.get("0/f") == c.get("0/f") == second
+
+
+def test_any_write_of_the_job_wins_over_a_file_that_was_there_before() -> None:
+    a, b = FileIndex(A), FileIndex(B)
+    old = b.found("0/f", 9, 10**19, 0o644)
+    new = a.wrote("0/f", 1, 1, 0o644)
+    assert not a.wants(old)
+    assert b.wants(new)
+
+
+def test_of_files_that_were_there_before_the_one_changed_last_wins() -> None:
+    a, b = FileIndex(A), FileIndex(B)
+    older, newer = a.found("0/f", 1, 10, 0o644), b.found("0/f", 1, 11, 0o644)
+    assert a.wants(newer)
+    assert not b.wants(older)
+
+
+def test_old_files_that_workers_have_started_with_win_over_a_newcomers() -> None:
+    a, b = FileIndex(A), FileIndex(B)
+    b.learn(a.found("0/f", 1, 10, 0o644))
+    for index in (a, b):
+        index.adopt()
+    assert a.get("0/f") == b.get("0/f")
+    newcomer = FileIndex(NodeId("c")).found("0/f", 1, 99, 0o644)
+    assert not a.wants(newcomer)
+    assert a.wrote("0/f", 2, 5, 0o644).version > FileVersion(1, 99, B)
+
+
+def test_a_removal_is_a_version() -> None:
+    a, b = FileIndex(A), FileIndex(B)
+    b.learn(a.wrote("0/f", 1, 5, 0o644))
+    gone = a.removed("0/f")
+    assert b.wants(gone)
+    b.learn(gone)
+    assert b.total() == (0, 0)
+    assert b.wrote("0/f", 2, 6, 0o644).version > gone.version
+
+
+def test_changes_are_listed_from_a_number_on_and_each_path_once() -> None:
+    a = FileIndex(A)
+    first = a.wrote("0/f", 1, 5, 0o644)
+    a.wrote("0/g", 1, 5, 0o644)
+    number = a.head
+    again = a.wrote("0/f", 2, 6, 0o644)
+    assert a.since(number) == [again]
+    assert [record.path for record in a.since(0)] == ["0/g", "0/f"]
+    assert first not in a.since(0)
+    assert a.since(a.head) == []
+
+
+def test_an_older_version_is_not_entered_but_counts() -> None:
+    a = FileIndex(A)
+    a.learn(FileRecord("0/f", FileVersion(7, 0, B), 1, 1, 0o644))
+    a.learn(FileRecord("0/f", FileVersion(3, 0, B), 1, 1, 0o644))
+    assert a.head == 1
+    assert a.wrote("0/g", 1, 1, 0o644).version.counter == 8
+
+
+@dataclass
+class ModelNode:
+    """A node: its index, and its files as a dictionary from path to the version of the content."""
+
+    name: NodeId
+    index: FileIndex
+    files: dict[str, FileVersion] = field(default_factory=dict)
+    log: list[dict[str, FileVersion]] = field(default_factory=list)
+    """Its own files after each of its own changes, if only it wrote."""
+    entered: dict[NodeId, int] = field(default_factory=dict)
+
+
+class Nodes:
+    """Nodes that write, ask one another, fail while they fetch, get lost, and join."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.count = 0
+        self.size = 0
+        self.nodes: list[ModelNode] = []
+        for _ in range(3):
+            self.join()
+
+    def join(self) -> None:
+        self.count += 1
+        name = NodeId(f"n{self.count}")
+        node = ModelNode(name, FileIndex(name))
+        for path in self.random.sample(range(4), self.random.randrange(3)):
+            self.size += 1
+            record = node.index.found(f"0/{path}", self.size, self.random.randrange(100), 0o644)
+            node.files[record.path] = record.version
+        node.log.append(dict(node.files))
+        self.nodes.append(node)
+
+    def write(self, node: ModelNode, *, own: bool) -> None:
+        path = f"0/{node.name}.{self.random.randrange(3)}" if own else f"0/{self.random.randrange(4)}"
+        if path in node.files and self.random.random() < 0.3:
+            node.index.removed(path)
+            del node.files[path]
+        else:
+            self.size += 1
+            node.files[path] = node.index.wrote(path, self.size, self.size, 0o644).version
+        node.log.append(self.only(node.files, node.name))
+
+    def ask(self, node: ModelNode, other: ModelNode) -> None:
+        """Ask for changes; the answer may be lost, may be repeated, and the content may change before it is fetched."""
+        head, records = other.index.head, other.index.since(node.entered.get(other.name, 0))
+        if self.random.random() < 0.2:
+            return
+        wanted = [record for record in records if node.index.wants(record)]
+        if self.random.random() < 0.3:
+            self.write(other, own=True)
+        if any(not one.removed and other.files.get(one.path) != one.version for one in wanted):
+            return  # the other node says that it is gone; ask again later
+        for record in wanted:
+            if record.removed:
+                node.files.pop(record.path, None)
+            else:
+                node.files[record.path] = record.version
+        for record in records:
+            node.index.learn(record)
+        if self.random.random() < 0.8:  # else it does not remember, and gets the same again
+            node.entered[other.name] = head
+
+    @staticmethod
+    def only(files: dict[str, FileVersion], writer: NodeId) -> dict[str, FileVersion]:
+        """The files that have the names of one node."""
+        return {path: version for path, version in files.items() if path.startswith(f"0/{writer}.")}
+
+    def act(self) -> None:
+        kind = self.random.random()
+        if kind < 0.4:
+            self.write(self.random.choice(self.nodes), own=self.random.random() < 0.7)
+        elif kind < 0.94:
+            node, other = self.random.sample(self.nodes, 2)
+            self.ask(node, other)
+        elif kind < 0.97 and len(self.nodes) > 2:
+            self.nodes.remove(self.random.choice(self.nodes))
+        elif len(self.nodes) < 5:
+            self.join()
+
+    def exchange(self) -> None:
+        """Everybody gets everything, with nothing lost."""
+        for _ in range(2 * len(self.nodes)):
+            for node in self.nodes:
+                for other in self.nodes:
+                    if node is not other:
+                        for record in other.index.since(0):
+                            if node.index.wants(record):
+                                if record.removed:
+                                    node.files.pop(record.path, None)
+                                else:
+                                    node.files[record.path] = record.version
+                            node.index.learn(record)
+
+
+def newest(nodes: list[ModelNode]) -> dict[str, FileRecord]:
+    """The merge of all indexes, by comparing versions only."""
+    found: dict[str, FileRecord] = {}
+    for node in nodes:
+        for record in node.index.since(0):
+            if record.path not in found or record.version > found[record.path].version:
+                found[record.path] = record
+    return found
+
+
+@pytest.mark.parametrize("chunk", range(4))
+def test_all_nodes_become_alike_and_show_moments_of_each_writer_until_then(chunk: int) -> None:
+    for seed in range(chunk * 500, (chunk + 1) * 500):
+        nodes = Nodes(seed)
+        writers = {node.name: node for node in nodes.nodes}
+        for _ in range(40):
+            nodes.act()
+            writers |= {node.name: node for node in nodes.nodes}
+            for node in nodes.nodes:
+                for name, writer in writers.items():
+                    if name != node.name:
+                        shown = nodes.only(node.files, name)
+                        assert shown in ([{}] + [nodes.only(moment, name) for moment in writer.log]), (seed, name)
+        merged = newest(nodes.nodes)  # all that anyone alive has received
+        nodes.exchange()
+        expected = {path: record.version for path, record in merged.items() if not record.removed}
+        for node in nodes.nodes:
+            assert node.files == expected, (seed, node.name)

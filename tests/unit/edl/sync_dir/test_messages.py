@@ -1,0 +1,41 @@
+"""What launchers send, and what they refuse to read."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from edl.errors import ProtocolError
+from edl.sync_dir.index import FileRecord, FileVersion
+from edl.sync_dir.messages import (
+    PeerReport,
+    record_from,
+    record_to,
+    records_from,
+    records_to,
+    report_from,
+    report_to,
+)
+from edl.types import NodeId
+
+RECORD = FileRecord("0/ä/b", FileVersion(3, 0, NodeId("a")), 10**12, 1_700_000_000_123_456_789, 0o640, removed=True)
+
+
+def test_records_and_reports_come_back() -> None:
+    assert records_from(records_to([RECORD, RECORD])) == [RECORD, RECORD]
+    assert record_from(json.loads(json.dumps(record_to(RECORD)))) == RECORD
+    report = PeerReport("life", 7, 3, 2, 10**15)
+    assert report_from(json.loads(json.dumps(report_to(report)))) == report
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"7", b"[7]", b"[[1, 2]]", b'[["0/f", "1", 0, "a", 1, 1, 1, false]]'])
+def test_anything_else_is_a_protocol_error(data: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        records_from(data)
+
+
+@pytest.mark.parametrize("frame", [{}, {"life": "x"}, {"life": 1, "head": 1}, {"life": "x", "head": -1}])
+def test_a_report_with_other_values_is_a_protocol_error(frame: dict[str, object]) -> None:
+    with pytest.raises(ProtocolError):
+        report_from({"settled": 0, "alike": 0, "arrived": 0, **frame})

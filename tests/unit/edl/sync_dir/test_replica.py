@@ -1,0 +1,344 @@
+"""Two or three nodes with real directories, and launchers' connections between them."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from edl.adapters.clock import SystemClock, wall_clock_ns
+from edl.adapters.copies import TcpCopies
+from edl.adapters.copy_connection import CopyLimits
+from edl.adapters.file_copies import TcpFileCopies
+from edl.errors import CheckpointError
+from edl.sync_dir.index import FileRecord, FileVersion
+from edl.sync_dir.replica import NodeReplica
+from edl.sync_dir.service import DirectorySync, PeerAddress
+from edl.sync_dir.tree import SyncedTree
+from edl.types import NodeId
+from tests.support.copies_fixture import snapshot_pool
+
+HOST = "127.0.0.1"
+TOKEN = "token"
+LIMIT_S = 60.0
+NEVER = threading.Event()
+
+
+class SyncedNode:
+    """One node: its directory and the two ends of its connections."""
+
+    def __init__(self, folder: Path, name: str, token: str = TOKEN) -> None:
+        self.name = NodeId(name)
+        self.out = folder / name / "out"
+        self.lines: list[str] = []
+        clock, limits = SystemClock(), CopyLimits()
+        self.tree = SyncedTree([str(self.out)], self.name, f"life-{name}", wall_clock_ns, self.lines.append)
+        copies = TcpFileCopies(lambda: token, clock, limits)
+        self.sync = DirectorySync(self.name, f"life-{name}", self.tree, copies, clock, self.lines.append)
+        self.server = TcpCopies(self.name, lambda: token, clock, limits, files=self.sync)
+
+    def open(self) -> SyncedNode:
+        self.sync.open()
+        self.address = PeerAddress(self.name, HOST, self.server.start(snapshot_pool(), HOST))
+        return self
+
+    def close(self) -> None:
+        self.sync.close()
+        self.server.stop()
+
+    def write(self, name: str, content: str, *, mtime_s: int = 0) -> None:
+        path = self.out / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+        if mtime_s:
+            os.utime(path, (mtime_s, mtime_s))
+
+    def files(self) -> dict[str, str]:
+        """Contents by path, without what is edl's own."""
+        found = (path for path in self.out.rglob("*") if path.is_file() and ".edl-sync" not in path.parts)
+        return {str(path.relative_to(self.out)): path.read_text() for path in found}
+
+
+Make = Callable[..., SyncedNode]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    with ExitStack() as cleanup:
+
+        def one(name: str, **options: str) -> SyncedNode:
+            node = SyncedNode(tmp_path, name, **options)
+            cleanup.callback(node.close)
+            return node
+
+        yield one
+
+
+def meet(*nodes: SyncedNode) -> None:
+    for node in nodes:
+        node.sync.meet([other.address for other in nodes])
+
+
+def alike(number: int, *nodes: SyncedNode, limit_s: float = LIMIT_S) -> list[BaseException]:
+    """All nodes wait for the same round; returns what they have raised."""
+    errors: list[BaseException] = []
+
+    def wait(node: SyncedNode) -> None:
+        try:
+            node.sync.alike(number, [one.name for one in nodes], limit_s, NEVER)
+        except CheckpointError as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=wait, args=(node,)) for node in nodes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return errors
+
+
+def test_all_have_what_any_had_and_then_what_any_writes(make: Make) -> None:
+    a, b, c = make("a"), make("b"), make("c")
+    a.write("deep/er/x", "x of a")
+    b.write("y", "y of b")
+    for node in (a, b, c):
+        node.open()
+    meet(a, b, c)
+    assert alike(1, a, b, c) == []
+    assert a.files() == b.files() == c.files() == {"deep/er/x": "x of a", "y": "y of b"}
+
+    c.write("y", "y of c")
+    (c.out / "deep/er/x").unlink()
+    a.write("z", "z of a")
+    assert alike(2, a, b, c) == []
+    assert a.files() == b.files() == c.files() == {"y": "y of c", "z": "z of a"}
+    assert not (a.out / "deep").exists()  # an empty folder would look like a checkpoint
+
+
+def test_times_and_modes_are_kept_and_nothing_comes_back_as_a_change(make: Make) -> None:
+    a, b = make("a"), make("b")
+    a.write("x", "x", mtime_s=1_000_000_000)
+    (a.out / "x").chmod(0o640)
+    a.open(), b.open()
+    meet(a, b)
+    assert alike(1, a, b) == []
+    found = (b.out / "x").stat()
+    assert (found.st_mtime_ns, found.st_mode & 0o777) == (10**18, 0o640)
+    a.write("y", "y")
+    assert alike(2, a, b) == []
+    inodes = {node.name: (node.out / "x").stat().st_ino for node in (a, b)}
+    assert alike(3, a, b) == []
+    assert inodes == {node.name: (node.out / "x").stat().st_ino for node in (a, b)}
+
+
+def test_files_that_are_older_than_the_job_are_moved_aside(make: Make) -> None:
+    a, b = make("a"), make("b")
+    a.write("x", "newer", mtime_s=2_000_000_000)
+    b.write("x", "older", mtime_s=1_000_000_000)
+    a.open(), b.open()
+    meet(a, b)
+    assert alike(1, a, b) == []
+    assert a.files() == {"x": "newer"}
+    assert b.files() == {"x": "newer", "x.edl-before": "older"}
+    assert any("x.edl-before" in line for line in b.lines)
+    assert alike(2, a, b) == []
+    assert "x.edl-before" not in a.files()
+
+
+def test_what_the_workers_have_started_with_is_the_jobs(make: Make) -> None:
+    """It is overwritten like any file of the job, and a newcomer's newer file of that name does not replace it."""
+    a, b, c = make("a"), make("b"), make("c")
+    for node in (a, b):
+        node.write("x", "resumed", mtime_s=1_000_000_000)
+        node.write("y", "resumed", mtime_s=1_000_000_000)
+    c.write("y", "of another run", mtime_s=2_000_000_000)
+    a.open(), b.open()
+    meet(a, b)
+    assert alike(1, a, b) == []
+    a.write("x", "saved")
+    assert alike(2, a, b) == []
+    assert b.files() == {"x": "saved", "y": "resumed"}
+    c.open()
+    meet(a, b, c)
+    assert alike(3, a, b, c) == []
+    assert a.files() == b.files() == {"x": "saved", "y": "resumed"}
+    assert c.files() == {"x": "saved", "y": "resumed", "y.edl-before": "of another run"}
+
+
+def test_what_a_running_job_wrote_or_removed_wins_over_a_newcomers_files(make: Make) -> None:
+    a, b = make("a"), make("b")
+    a.open()
+    a.write("x", "of the job", mtime_s=1_000_000_000)
+    a.write("gone", "soon")
+    assert alike(1, a) == []
+    (a.out / "gone").unlink()
+    assert alike(2, a) == []
+    b.write("x", "of another run", mtime_s=2_000_000_000)
+    b.write("gone", "a file of that name")
+    b.open()
+    meet(a, b)
+    b.sync.caught_up(LIMIT_S, NEVER)
+    assert b.files() == {
+        "x": "of the job",
+        "x.edl-before": "of another run",
+        "gone.edl-before": "a file of that name",
+    }
+    assert alike(3, a, b) == []
+    assert a.files() == {"x": "of the job"}
+
+
+def test_a_file_that_is_open_for_writing_keeps_its_finished_version_elsewhere(make: Make) -> None:
+    a, b = make("a"), make("b")
+    a.write("x", "finished")
+    a.open(), b.open()
+    meet(a, b)
+    assert alike(1, a, b) == []
+    with (a.out / "x").open("w") as file:
+        file.write("half")
+        file.flush()
+        a.write("y", "y")
+        assert alike(2, a, b) == []
+        assert b.files() == {"x": "finished", "y": "y"}
+        file.write(" and half")
+    assert alike(3, a, b) == []
+    assert b.files() == {"x": "half and half", "y": "y"}
+
+
+def test_a_lost_nodes_files_spread_from_whoever_has_them(make: Make) -> None:
+    a, b, c = make("a"), make("b"), make("c")
+    for node in (a, b, c):
+        node.open()
+    meet(a, b)
+    a.write("x", "of a")
+    assert alike(1, a, b) == []
+    a.close()
+    meet(b, c)
+    assert alike(2, b, c) == []
+    assert c.files() == {"x": "of a"}
+
+
+def test_a_dead_launcher_that_the_store_still_lists_is_not_waited_for(make: Make) -> None:
+    a, b = make("a"), make("b")
+    a.open(), b.open()
+    meet(a, b)
+    assert alike(1, a, b) == []
+    b.close()
+    a.write("x", "x")
+    a.sync.alike(2, [a.name], LIMIT_S, NEVER)
+    assert a.sync.passed_on(LIMIT_S, NEVER) == ""
+
+
+def test_one_folder_seen_by_two_nodes_is_left_alone(tmp_path: Path, make: Make) -> None:
+    a, b = make("a"), make("b")
+    a.write("x", "x")
+    b.out.parent.mkdir()
+    b.out.symlink_to(a.out)
+    a.open(), b.open()
+    meet(a, b)
+    assert alike(1, a, b) == []
+    assert a.files() == {"x": "x"}
+    assert any("is shared with node b" in line for line in a.lines)
+
+
+def test_links_and_pipes_are_named_once_and_not_copied(make: Make) -> None:
+    a, b = make("a"), make("b")
+    a.write("x", "x")
+    (a.out / "link").symlink_to("x")
+    os.mkfifo(a.out / "pipe")
+    a.open(), b.open()
+    meet(a, b)
+    assert alike(1, a, b) == []
+    assert alike(2, a, b) == []
+    assert b.files() == {"x": "x"}
+    assert sorted(line.split("'")[1].rsplit("/")[-1] for line in a.lines if "not copied" in line) == ["link", "pipe"]
+
+
+def test_a_member_that_cannot_be_reached_is_named_with_what_to_do(make: Make) -> None:
+    a, b = make("a"), make("b", token="another job's")
+    a.open(), b.open()
+    a.sync.meet([b.address])
+    (error,) = (one for one in alike(1, a, b, limit_s=0.3) if "node b" in str(one))
+    assert "does not know this job's token" in str(error)
+    assert "--sync-timeout" in str(error)
+
+
+def test_a_full_disk_is_named_and_the_wait_ends_with_it(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = make("a"), make("b")
+    a.write("x", "x" * 1000)
+    a.open(), b.open()
+    full = os.statvfs_result((4096, 4096, 100, 0, 0, 10, 10, 10, 0, 255))
+    monkeypatch.setattr("edl.sync_dir.tree.os.statvfs", lambda path: full)
+    meet(a, b)
+    errors = alike(1, a, b, limit_s=0.5)
+    assert any("no space for 1000 bytes" in str(error) for error in errors)
+    assert any("no space for 1000 bytes" in line for line in b.lines)
+    assert b.files() == {}
+
+
+@pytest.mark.parametrize("path", ["0/../x", "1/x", "x", "0/", "0//x", "0/a/./x", "0/.edl-sync/x", "0/away/x", "0/x\0"])
+def test_a_path_that_leads_out_of_the_directory_is_refused(tmp_path: Path, make: Make, path: str) -> None:
+    a = make("a").open()
+    (a.out / "away").symlink_to(tmp_path)
+    with pytest.raises(CheckpointError, match="--sync-dir"):
+        a.tree.locate(path)
+
+
+def test_too_many_files_are_refused_with_the_limit(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edl.sync_dir.tree.MOST_FILES", 2)
+    a = make("a")
+    for name in "xyz":
+        a.write(name, name)
+    with pytest.raises(CheckpointError, match="more than 2 files"):
+        a.open()
+
+
+def test_nothing_of_edl_stays_in_the_directory(make: Make) -> None:
+    a, b = make("a"), make("b")
+    a.write("x", "x")
+    a.open(), b.open()
+    meet(a, b)
+    assert alike(1, a, b) == []
+    for node in (a, b):
+        node.close()
+    assert [path.name for node in (a, b) for path in node.out.iterdir()] == ["x", "x"]
+
+
+# --- one replica -----------------------------------------------------------------------------------------------------
+
+
+def test_what_has_just_been_written_here_is_not_overwritten_before_it_counts(make: Make) -> None:
+    a = make("a")
+    a.write("x", "known")
+    a.tree.open()
+    replica = NodeReplica(a.name, a.tree)
+    replica.open()
+    a.write("x", "written a moment ago")
+    theirs = FileRecord("0/x", FileVersion(9, 0, NodeId("b")), 6, 10**18, 0o644)
+    staged = a.tree.stage("0/x")
+    Path(staged).write_text("theirs")
+    assert "is being changed here" in replica.enter([theirs], {theirs: staged})
+    assert a.files() == {"x": "written a moment ago"}
+    assert [replica.look(), replica.look()] == [True, False]
+    assert replica.enter([theirs], {theirs: staged}) == ""  # both count now, and theirs has the higher counter
+    assert a.files()["x"] == "theirs"
+
+
+def test_a_file_that_changes_while_it_is_sent_is_not_passed_off_as_its_version(make: Make) -> None:
+    a = make("a")
+    a.write("x", "first")
+    a.tree.open()
+    replica = NodeReplica(a.name, a.tree)
+    replica.open()
+    (record,) = replica.since(0)[1]
+    with replica.opened(record) as lent:
+        assert lent is not None
+        assert lent.unchanged()
+        with (a.out / "x").open("a") as file:
+            file.write(" and more")
+        assert not lent.unchanged()
+    with replica.opened(record) as again:
+        assert again is None
