@@ -23,6 +23,7 @@ from torch import nn
 from ps.client.auc import Auc
 from ps.client.bags import Bags, bags_of, check_weights, trained, unpadded
 from ps.client.counters import Counters
+from ps.client.dedup import sum_places
 from ps.client.frontend import (
     begin,
     client,
@@ -178,6 +179,9 @@ class EmbeddingBag(nn.Module):
         else:
             rows = torch.from_numpy(found.rows).to(device)
         index, bounds = torch.from_numpy(found.index.astype("int64")), torch.from_numpy(bags.bounds)
+        if rows.requires_grad and device.type == "cpu" and weights is None and self.mode != "max":
+            pooled: torch.Tensor = _Pooled.apply(rows, index, bounds, self.mode, bags, found.index)  # type: ignore[no-untyped-call]
+            return pooled
         return nn.functional.embedding_bag(
             index.to(device), rows, bounds.to(device), mode=self.mode, per_sample_weights=weights,
             include_last_offset=True,
@@ -203,6 +207,28 @@ class EmbeddingCollection(nn.Module):
         """Results by name. An argument is keys, or a tuple of the arguments of the layer's ``forward``, such as
         ``(keys, offsets)``. Raises ``SettingError`` for an unknown name."""
         return lookup_by_name(self.layers, batch)
+
+
+class _Pooled(torch.autograd.Function):
+    """``embedding_bag`` of mode sum or mean on the CPU. PyTorch's backward pass sorts the keys of each bag table; this
+    one adds each bag's gradient to its rows in one pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: torch.Tensor, index: torch.Tensor, bounds: torch.Tensor, mode: str, bags: Bags, places: Any
+    ) -> torch.Tensor:
+        ctx.mode, ctx.bags, ctx.places, ctx.count = mode, bags, places, len(rows)
+        return nn.functional.embedding_bag(index, rows, bounds, mode=mode, include_last_offset=True)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+        if ctx.mode == "mean":
+            lengths = torch.from_numpy(ctx.bags.bounds).diff().clamp_(min=1)
+            grad = grad / lengths.unsqueeze(1)
+        each = grad.index_select(0, torch.from_numpy(ctx.bags.owners)).numpy()
+        total = sum_places(each, ctx.places.reshape(-1), ctx.count)
+        return torch.from_numpy(total), None, None, None, None, None
 
 
 class _Pulled(torch.autograd.Function):

@@ -43,9 +43,15 @@ def sum_rows(grads: NDArray[np.float32], united: DistinctKeys) -> NDArray[np.flo
     """Sum the rows of equal keys, in the order of ``united.keys``. ``grads``: ``(keys of the batch, dim)``."""
     if united.inverse is None:
         return grads
+    return sum_places(grads, united.inverse, len(united.keys))
+
+
+def sum_places(grads: NDArray[np.float32], places: NDArray[np.int32], count: int) -> NDArray[np.float32]:
+    """Sum the rows that have the same place. Every place below ``count`` occurs."""
     fast = _fast()
     add = sum_plain if fast is None else fast.sum_rows
-    return add(grads, united.inverse, len(united.keys))
+    total: NDArray[np.float32] = add(grads, places, count)
+    return total
 
 
 def only(united: DistinctKeys, which: NDArray[np.bool_]) -> DistinctKeys:
