@@ -21,9 +21,8 @@ import torch
 from torch import nn
 
 from ps.client.auc import Auc
-from ps.client.bags import Bags, bags_of, check_weights, trained, unpadded
+from ps.client.bags import Bags, bags_of, check_weights, trained, unpadded, unpooled
 from ps.client.counters import Counters
-from ps.client.dedup import sum_places
 from ps.client.frontend import (
     begin,
     client,
@@ -175,17 +174,13 @@ class EmbeddingBag(nn.Module):
         device, bags, weights = asked
         if self.training and torch.is_grad_enabled():
             part.expect()
+            if device.type == "cpu" and weights is None and self.mode != "max":
+                pooled: torch.Tensor = _Pooled.apply(self._anchor, found, bags, self.table, self.mode)  # type: ignore[no-untyped-call]
+                return pooled
             rows = _Pulled.apply(self._anchor, found.rows, device, self.table, found.keys, self.mode)  # type: ignore[no-untyped-call]
         else:
             rows = torch.from_numpy(found.rows).to(device)
-        index, bounds = torch.from_numpy(found.index.astype("int64")), torch.from_numpy(bags.bounds)
-        if rows.requires_grad and device.type == "cpu" and weights is None and self.mode != "max":
-            pooled: torch.Tensor = _Pooled.apply(rows, index, bounds, self.mode, bags, found.index)  # type: ignore[no-untyped-call]
-            return pooled
-        return nn.functional.embedding_bag(
-            index.to(device), rows, bounds.to(device), mode=self.mode, per_sample_weights=weights,
-            include_last_offset=True,
-        )  # fmt: skip
+        return _pool(rows, found, bags, self.mode, weights)
 
     def extra_repr(self) -> str:
         """The arguments shown by ``print(model)``."""
@@ -209,28 +204,6 @@ class EmbeddingCollection(nn.Module):
         return lookup_by_name(self.layers, batch)
 
 
-class _Pooled(torch.autograd.Function):
-    """``embedding_bag`` of mode sum or mean on the CPU. PyTorch's backward pass sorts the keys of each bag table; this
-    one adds each bag's gradient to its rows in one pass."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, rows: torch.Tensor, index: torch.Tensor, bounds: torch.Tensor, mode: str, bags: Bags, places: Any
-    ) -> torch.Tensor:
-        ctx.mode, ctx.bags, ctx.places, ctx.count = mode, bags, places, len(rows)
-        return nn.functional.embedding_bag(index, rows, bounds, mode=mode, include_last_offset=True)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-        if ctx.mode == "mean":
-            lengths = torch.from_numpy(ctx.bags.bounds).diff().clamp_(min=1)
-            grad = grad / lengths.unsqueeze(1)
-        each = grad.index_select(0, torch.from_numpy(ctx.bags.owners)).numpy()
-        total = sum_places(each, ctx.places.reshape(-1), ctx.count)
-        return torch.from_numpy(total), None, None, None, None, None
-
-
 class _Pulled(torch.autograd.Function):
     """Pulled rows as a tensor; its backward pass collects their gradients."""
 
@@ -245,6 +218,24 @@ class _Pulled(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         part.collect(ctx.table, *trained(ctx.keys, _floats(grads[0]), ctx.mode))
         return (None,) * 6
+
+
+class _Pooled(torch.autograd.Function):
+    """Pulled rows, pooled on the CPU in mode sum or mean; its backward pass collects the rows' gradients. It adds them
+    in one pass, where that of ``embedding_bag`` sorts the keys of each table."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, found: FoundRows, bags: Bags, table: str, mode: str) -> torch.Tensor:
+        ctx.found, ctx.bags, ctx.table, ctx.mode = found, bags, table, mode
+        return _pool(torch.from_numpy(found.rows), found, bags, mode)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        found = ctx.found
+        part.collect(
+            ctx.table, found.keys, unpooled(_floats(grads[0]), ctx.bags, found.index, len(found.keys), ctx.mode)
+        )
+        return (None,) * 5
 
 
 class Dense:
@@ -293,6 +284,16 @@ def prefetch(table: Embedding | EmbeddingBag | str, keys: torch.Tensor) -> None:
     padding = table.padding_key if isinstance(table, EmbeddingBag) else None
     numbers = _numbers(keys, table if isinstance(table, str) else table.table)
     _prefetch(table, unpadded(numbers.reshape(-1), padding) if isinstance(table, EmbeddingBag) else numbers)
+
+
+def _pool(
+    rows: torch.Tensor, found: FoundRows, bags: Bags, mode: str, weights: torch.Tensor | None = None
+) -> torch.Tensor:
+    index, bounds = torch.from_numpy(found.index.astype("int64")), torch.from_numpy(bags.bounds)
+    return nn.functional.embedding_bag(
+        index.to(rows.device), rows, bounds.to(rows.device), mode=mode, per_sample_weights=weights,
+        include_last_offset=True,
+    )  # fmt: skip
 
 
 def _numbers(keys: torch.Tensor, table: str) -> Any:
