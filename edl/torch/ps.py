@@ -226,15 +226,12 @@ class _Pooled(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, anchor: torch.Tensor, found: FoundRows, bags: Bags, table: str, mode: str) -> torch.Tensor:
-        ctx.found, ctx.bags, ctx.table, ctx.mode = found, bags, table, mode
+        ctx.table, ctx.keys, ctx.index, ctx.bags, ctx.mode = table, found.keys, found.index, bags, mode
         return _pool(torch.from_numpy(found.rows), found, bags, mode)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        found = ctx.found
-        part.collect(
-            ctx.table, found.keys, unpooled(_floats(grads[0]), ctx.bags, found.index, len(found.keys), ctx.mode)
-        )
+        part.collect(ctx.table, ctx.keys, unpooled(_floats(grads[0]), ctx.bags, ctx.index, len(ctx.keys), ctx.mode))
         return (None,) * 5
 
 
