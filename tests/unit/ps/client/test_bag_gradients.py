@@ -112,6 +112,8 @@ def test_gradients_are_those_of_embedding_bag(
             f"t{dim}", dim, mode=mode, padding_key=one.padding, include_last_offset=one.last, initial=ps.Normal(1.0)
         )
         table = torch.from_numpy(ps.client().read(layer.table, np.arange(KEYS))).requires_grad_()
+        mine: Any
+        other: Any
         mine, other = (None if one.weights is None else torch.tensor(one.weights, requires_grad=True) for _ in "ab")
         offsets = None if one.offsets is None else torch.from_numpy(one.offsets)
         found = layer(torch.from_numpy(one.keys), offsets, mine)
