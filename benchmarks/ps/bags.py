@@ -5,7 +5,8 @@
 23 features have one key per example, three have a bag of 0 to 10. Three ways take turns on the same batches, in one
 trainer with one thread: a request for each table; one request for all (``EmbeddingCollection``); and the same with
 pushes that are on their way during the next step (``step(wait=False)``). With ``--peer-python``, an interpreter that
-has Paddle 2.6, Paddle's own parameter servers take turns with them (mode async, SGD, which costs them least):
+has Paddle 2.6, Paddle's own parameter servers take turns with them (mode async, SGD, which costs them least), and the
+others are compared with them round by round:
 
     python -m venv /tmp/paddle-2.6
     /tmp/paddle-2.6/bin/pip install paddlepaddle==2.6.2 'numpy<2' 'protobuf==3.20.3' setuptools
@@ -16,6 +17,7 @@ from __future__ import annotations
 import statistics
 import subprocess
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,6 +47,7 @@ TABLES = (
     DenseLayout(SHAPES, BLOCK).spec("dense", OPTIMIZER),
 )
 WAYS = ("a trip per table", "one trip", "one trip, no wait")
+PEER = "Paddle 2.6"
 SCRIPT = REPOSITORY / "benchmarks" / "scripts" / "paddle_ps_bags.py"
 Batch = dict[str, Any]
 
@@ -57,6 +60,33 @@ class Spent:
     trainer_us: list[float] = field(default_factory=list)
     """CPU time of the trainer per example, in microseconds."""
     server_us: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The quartiles of a figure over the rounds."""
+
+    low: float
+    middle: float
+    high: float
+
+    def text(self, digits: int) -> str:
+        """The median, with the other quartiles in brackets."""
+        low, middle, high = (f"{one:,.{digits}f}" for one in (self.low, self.middle, self.high))
+        return f"{middle} ({low} - {high})"
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """The quartiles of two or more values."""
+    return Spread(*statistics.quantiles(values, n=4))
+
+
+def against(one: Spent, base: Spent) -> tuple[Spread, Spread]:
+    """How many times as many examples per second as ``base``, and how many times less CPU time of the trainer, both
+    within the same round."""
+    faster = [mine / other for mine, other in zip(one.rates, base.rates, strict=True)]
+    cheaper = [other / mine for mine, other in zip(one.trainer_us, base.trainer_us, strict=True)]
+    return spread(faster), spread(cheaper)
 
 
 class DeepFM:
@@ -177,17 +207,22 @@ def run(model: DeepFM, server: psutil.Process, peer: Peer | None, size: int, rou
 
 @click.command("bags")
 @click.option("--batches", default="512,4096", show_default=True, help="Examples in a step.")
-@click.option("--rounds", default=9, show_default=True)
+@click.option("--rounds", default=9, show_default=True, type=click.IntRange(min=2))
 @click.option("--peer-python", help="An interpreter with Paddle 2.6.")
 def main(batches: str, rounds: int, peer_python: str | None) -> None:
-    """Examples per second of a DeepFM with 26 tables: a request for each table, and one for all."""
+    """Examples per second and CPU time of a DeepFM with 26 tables: a request for each table, and one for all."""
     import torch
 
     from ps.client.frontend import part
 
     torch.set_num_threads(1)
-    table = Table(title=f"DeepFM, 26 tables, one trainer, one pserver, load {report.load_average():.1f}")
-    for heading in ("examples in a step", "way", "examples/s", "ratio (quartiles)", "trainer CPU us", "pserver CPU us"):
+    ways = (*WAYS, PEER) if peer_python else WAYS
+    base = len(ways) - 1 if peer_python else 0
+    table = Table(
+        title=f"DeepFM, 26 tables, one trainer, one pserver, {rounds} rounds, load {report.load_average():.1f}; "
+        f"medians (quartiles); the ratios are to {ways[base]!r} in the same round"
+    )
+    for heading in ("batch", "way", "examples/s", "times the rate", "trainer CPU us", "CPU: 1/", "pserver CPU us"):
         table.add_column(heading, justify="right")
     pserver, peer = Pserver(TABLES), Peer(peer_python) if peer_python else None
     try:
@@ -195,17 +230,17 @@ def main(batches: str, rounds: int, peer_python: str | None) -> None:
         model, server = DeepFM(), psutil.Process(pserver.process.pid)
         for size in map(int, batches.split(",")):
             found = run(model, server, peer, size, rounds, max(3, 8192 // size))
-            for way, one in zip((*WAYS, "Paddle 2.6"), found, strict=False):
-                ratios = [a / b for a, b in zip(one.rates, found[0].rates, strict=True)]
-                low, middle, high = statistics.quantiles(ratios, n=4)
+            for way, one in zip(ways, found, strict=True):
+                faster, cheaper = against(one, found[base])
                 table.add_row(
-                    f"{size:,}", way, f"{statistics.median(one.rates):,.0f}", f"{middle:.2f} ({low:.2f} - {high:.2f})",
-                    f"{statistics.median(one.trainer_us):.1f}", f"{statistics.median(one.server_us):.1f}",
+                    f"{size:,}", way, spread(one.rates).text(0), faster.text(2), spread(one.trainer_us).text(1),
+                    cheaper.text(2), f"{statistics.median(one.server_us):.1f}",
                 )  # fmt: skip
-            report.progress(f"{size} examples are done")
+            table.add_section()
+            report.progress(f"{size} examples are done, load {report.load_average():.1f}")
         part.forget()
     finally:
         pserver.stop()
         if peer is not None:
             peer.stop()
-    Console(width=120).print(table)
+    Console(width=150).print(table)

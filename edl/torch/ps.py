@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from ps.client.auc import Auc
-from ps.client.bags import Bags, bags_of, check_weights, trained, unpadded
+from ps.client.bags import Bags, bags_of, check_weights, trained, unpadded, unpooled
 from ps.client.counters import Counters
 from ps.client.frontend import (
     begin,
@@ -174,14 +174,13 @@ class EmbeddingBag(nn.Module):
         device, bags, weights = asked
         if self.training and torch.is_grad_enabled():
             part.expect()
+            if device.type == "cpu" and weights is None and self.mode != "max":
+                pooled: torch.Tensor = _Pooled.apply(self._anchor, found, bags, self.table, self.mode)  # type: ignore[no-untyped-call]
+                return pooled
             rows = _Pulled.apply(self._anchor, found.rows, device, self.table, found.keys, self.mode)  # type: ignore[no-untyped-call]
         else:
             rows = torch.from_numpy(found.rows).to(device)
-        index, bounds = torch.from_numpy(found.index.astype("int64")), torch.from_numpy(bags.bounds)
-        return nn.functional.embedding_bag(
-            index.to(device), rows, bounds.to(device), mode=self.mode, per_sample_weights=weights,
-            include_last_offset=True,
-        )  # fmt: skip
+        return _pool(rows, found, bags, self.mode, weights)
 
     def extra_repr(self) -> str:
         """The arguments shown by ``print(model)``."""
@@ -219,6 +218,21 @@ class _Pulled(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         part.collect(ctx.table, *trained(ctx.keys, _floats(grads[0]), ctx.mode))
         return (None,) * 6
+
+
+class _Pooled(torch.autograd.Function):
+    """Pulled rows, pooled on the CPU in mode sum or mean; its backward pass collects the rows' gradients. It adds them
+    in one pass, where that of ``embedding_bag`` sorts the keys of each table."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: torch.Tensor, found: FoundRows, bags: Bags, table: str, mode: str) -> torch.Tensor:
+        ctx.table, ctx.keys, ctx.index, ctx.bags, ctx.mode = table, found.keys, found.index, bags, mode
+        return _pool(torch.from_numpy(found.rows), found, bags, mode)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        part.collect(ctx.table, ctx.keys, unpooled(_floats(grads[0]), ctx.bags, ctx.index, len(ctx.keys), ctx.mode))
+        return (None,) * 5
 
 
 class Dense:
@@ -267,6 +281,16 @@ def prefetch(table: Embedding | EmbeddingBag | str, keys: torch.Tensor) -> None:
     padding = table.padding_key if isinstance(table, EmbeddingBag) else None
     numbers = _numbers(keys, table if isinstance(table, str) else table.table)
     _prefetch(table, unpadded(numbers.reshape(-1), padding) if isinstance(table, EmbeddingBag) else numbers)
+
+
+def _pool(
+    rows: torch.Tensor, found: FoundRows, bags: Bags, mode: str, weights: torch.Tensor | None = None
+) -> torch.Tensor:
+    index, bounds = torch.from_numpy(found.index.astype("int64")), torch.from_numpy(bags.bounds)
+    return nn.functional.embedding_bag(
+        index.to(rows.device), rows, bounds.to(rows.device), mode=mode, per_sample_weights=weights,
+        include_last_offset=True,
+    )  # fmt: skip
 
 
 def _numbers(keys: torch.Tensor, table: str) -> Any:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edl.errors import SettingError
+from ps.client import dedup
 
 Keys = NDArray[np.int64]
 
@@ -96,6 +97,21 @@ def trained(keys: Keys, grads: NDArray[np.float32], mode: str) -> tuple[Keys, ND
         return keys, grads
     some = grads.any(axis=1)
     return keys[some], grads[some]
+
+
+def unpooled(
+    grads: NDArray[np.float32], bags: Bags, index: NDArray[np.int32], count: int, mode: str
+) -> NDArray[np.float32]:
+    """The gradients of ``count`` rows from those of the pooled bags, in mode ``sum`` or ``mean``. ``index``: the row of
+    each key.
+
+    A row's gradients are added in the order of its keys in the batch, so the result depends on the batch alone, not on
+    the pservers or their number.
+    """
+    if mode == "mean":
+        lengths = np.maximum(np.diff(bags.bounds), 1)
+        grads = grads / lengths.astype(np.float32)[:, None]
+    return dedup.sum_bags(grads, bags.bounds, index, count)
 
 
 def unpadded(keys: Keys, padding: int | None) -> Keys:

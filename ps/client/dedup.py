@@ -45,7 +45,21 @@ def sum_rows(grads: NDArray[np.float32], united: DistinctKeys) -> NDArray[np.flo
         return grads
     fast = _fast()
     add = sum_plain if fast is None else fast.sum_rows
-    return add(grads, united.inverse, len(united.keys))
+    total: NDArray[np.float32] = add(grads, united.inverse, len(united.keys))
+    return total
+
+
+def sum_bags(
+    grads: NDArray[np.float32], bounds: NDArray[np.int64], places: NDArray[np.int32], count: int
+) -> NDArray[np.float32]:
+    """Add row ``i`` of ``grads`` at each of ``places[bounds[i] : bounds[i + 1]]``, which are below ``count``.
+
+    Sums are in float32 and in the order of the batch, so they are the same bit by bit with and without numba.
+    """
+    fast = _fast()
+    add = sum_bags_plain if fast is None else fast.sum_bags
+    total: NDArray[np.float32] = add(grads, bounds, places, count)
+    return total
 
 
 def only(united: DistinctKeys, which: NDArray[np.bool_]) -> DistinctKeys:
@@ -105,3 +119,15 @@ def sum_plain(grads: NDArray[np.float32], inverse: NDArray[np.int32], count: int
     assert len(begins) == count, "every key occurs"  # noqa: S101
     with np.errstate(over="ignore", invalid="ignore"):  # non-finite sums are reported by the damage check
         return np.add.reduceat(grads[order], begins, axis=0)
+
+
+def sum_bags_plain(
+    grads: NDArray[np.float32], bounds: NDArray[np.int64], places: NDArray[np.int32], count: int
+) -> NDArray[np.float32]:
+    """``sum_bags`` with numpy alone."""
+    dim = grads.shape[1]
+    total = np.zeros((count, dim), np.float32)
+    flat = (places[:, None].astype(np.intp) * dim + np.arange(dim)).reshape(-1)
+    with np.errstate(over="ignore", invalid="ignore"):  # non-finite sums are reported by the damage check
+        np.add.at(total.reshape(-1), flat, np.repeat(grads, np.diff(bounds), axis=0).reshape(-1))
+    return total

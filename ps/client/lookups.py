@@ -55,10 +55,12 @@ def lookup(client: Puller, wanted: Sequence[Wanted], *, insert: bool) -> list[Fo
     for table, places in together.items():
         united, rows = pulled[table]
         index = np.arange(len(united.keys), dtype=np.int32) if united.inverse is None else united.inverse
+        if len(places) == 1:
+            found[places[0]] = FoundRows(united.keys, rows, index.reshape(wanted[places[0]][1].shape))
+            continue
         ends = np.cumsum([wanted[at][1].size for at in places])[:-1]
         for at, part in zip(places, np.split(index, ends), strict=True):
-            one = FoundRows(united.keys, rows, part.reshape(wanted[at][1].shape))
-            found[at] = one if len(places) == 1 else _own(one)
+            found[at] = _own(FoundRows(united.keys, rows, part.reshape(wanted[at][1].shape)))
     return [found[at] for at in range(len(wanted))]
 
 

@@ -85,6 +85,18 @@ def _sum(values: NDArray[np.float32], inverse: NDArray[np.int32], out: NDArray[n
             out[to, column] += values[i, column]
 
 
+@compiled()
+def _sum_bags(
+    values: NDArray[np.float32], bounds: NDArray[np.int64], places: NDArray[np.int32], out: NDArray[np.float32]
+) -> None:
+    dim = values.shape[1]
+    for bag in range(len(values)):
+        for i in range(bounds[bag], bounds[bag + 1]):
+            to = places[i]
+            for column in range(dim):
+                out[to, column] += values[bag, column]
+
+
 def unite(
     keys: NDArray[np.int64], owner: NDArray[np.int16], owners: int
 ) -> tuple[NDArray[np.int64], NDArray[np.uint32], NDArray[np.int32], list[int]]:
@@ -108,8 +120,18 @@ def sum_rows(values: NDArray[np.float32], inverse: NDArray[np.int32], count: int
     return out
 
 
+def sum_bags(
+    values: NDArray[np.float32], bounds: NDArray[np.int64], places: NDArray[np.int32], count: int
+) -> NDArray[np.float32]:
+    """Add row ``i`` of the values at each of ``places[bounds[i] : bounds[i + 1]]``."""
+    out = np.zeros((count, values.shape[1]), np.float32)
+    _sum_bags(values, bounds, places, out)
+    return out
+
+
 def warm() -> None:
     """Compile or load all functions."""
     keys = np.arange(8, dtype=np.int64)
     distinct, _, inverse, _ = unite(keys, np.zeros(1 << (64 - BUCKET_SHIFT), np.int16), 1)
     sum_rows(np.ones((8, 2), np.float32), inverse, len(distinct))
+    sum_bags(np.ones((4, 2), np.float32), np.arange(0, 10, 2), inverse, len(distinct))
