@@ -107,9 +107,24 @@ async def _serve(
             else ""
         )
         log(f"serving the store at {member.endpoint} (embedded etcd){advice}")
-        if member.flaw:
-            log(member.flaw)
+        for text in filter(None, (even_members(len(wanted.endpoints)), member.flaw)):
+            log(text)
     return member
+
+
+def even_members(count: int) -> str:
+    """What an even number of store members means for the job, for the log; empty if it is odd, or 0."""
+    if not count or count % 2:
+        return ""
+    need = count // 2 + 1
+    lost, fewer = count - need, count - 1
+    survives = (
+        f"survives the loss of {lost} of their hosts, as with {fewer}" if lost else "survives the loss of neither host"
+    )
+    return (
+        f"--rdzv-endpoint lists {count} store members, of which {need} must run: the job {survives}. List {fewer} or "
+        f"{count + 1}"
+    )
 
 
 def data_folder(wanted: StoreSettings, job: JobId) -> Path:

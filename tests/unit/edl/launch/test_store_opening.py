@@ -1,0 +1,25 @@
+"""What a launcher says of its store when it opens it."""
+
+from __future__ import annotations
+
+import pytest
+
+from edl.launch.store_opening import even_members
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 5, 7])
+def test_an_odd_number_of_members_needs_no_word(count: int) -> None:
+    assert even_members(count) == ""
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [
+        (2, ("2 must run", "survives the loss of neither host", "List 1 or 3")),
+        (4, ("3 must run", "survives the loss of 1 of their hosts, as with 3", "List 3 or 5")),
+        (6, ("4 must run", "survives the loss of 2 of their hosts, as with 5", "List 5 or 7")),
+    ],
+)
+def test_an_even_number_of_members_survives_no_more_than_one_less(count: int, words: tuple[str, ...]) -> None:
+    for word in words:
+        assert word in even_members(count)
