@@ -18,7 +18,7 @@ from edl.wire.process_events import WorkerExited, WorkerResumed, WorkerSuspended
 from edl.worker import exiting, linux
 
 GROUP_TIMEOUT_S = 5.0
-"""Seconds for which a worker's end is held back until the rest of its killed group has left the kernel."""
+"""Seconds for which a worker's end is held back until the rest of its killed group runs no more code."""
 POLL_S = 0.05
 """Seconds between two looks for workers that run no more code but cannot be reaped yet."""
 _DESTROY_TIMEOUT_S = 10.0
