@@ -56,9 +56,10 @@ def alive(pid: int) -> bool:
         return False
 
 
-async def lone_member(folder: Path, quota_bytes: int = QUOTA_BYTES) -> EtcdMember:
-    """A cluster of one that belongs to no launcher, ready when this returns."""
-    (plan,) = plan_members(free_endpoints(1))
+async def lone_member(folder: Path, quota_bytes: int = QUOTA_BYTES, endpoint: str = "") -> EtcdMember:
+    """A cluster of one that belongs to no launcher, ready when this returns. ``endpoint``: where it listens, for a
+    process of a test, whose own ports would be free for others when it ends; by default a free one."""
+    (plan,) = plan_members([endpoint] if endpoint else free_endpoints(1))
     member = EtcdMember(plan, folder, quota_bytes=quota_bytes)
     member.start()
     await member.wait_ready(60)

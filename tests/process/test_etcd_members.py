@@ -202,12 +202,13 @@ def test_a_member_dies_with_its_launcher_but_not_of_ctrl_c(tmp_path: Path) -> No
     script = (
         "import asyncio, pathlib, sys, time\n"
         "from tests.process.harness import lone_member\n"
-        "member = asyncio.run(lone_member(pathlib.Path(sys.argv[1])))\n"
-        "print(member.pid, member.endpoint, flush=True)\n"
+        "member = asyncio.run(lone_member(pathlib.Path(sys.argv[1]), endpoint=sys.argv[2]))\n"
+        "print(member.pid, flush=True)\n"
         "sys.stdin.read()\n"
     )
+    (endpoint,) = free_endpoints(1)
     launcher = subprocess.Popen(
-        [sys.executable, "-c", script, str(tmp_path)],
+        [sys.executable, "-c", script, str(tmp_path), endpoint],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -215,8 +216,7 @@ def test_a_member_dies_with_its_launcher_but_not_of_ctrl_c(tmp_path: Path) -> No
     )
     with launcher:
         assert launcher.stdout is not None
-        pid, endpoint = launcher.stdout.readline().decode().split()
-        etcd = psutil.Process(int(pid))
+        etcd = psutil.Process(int(launcher.stdout.readline()))
         assert os.getsid(etcd.pid) == etcd.pid != os.getsid(launcher.pid)
         assert etcd.name() == "etcd", "the wrapper has become etcd"
         launcher.kill()

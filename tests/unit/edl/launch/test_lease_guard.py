@@ -11,7 +11,8 @@ from edl.agent.entitlement import LEASE_SHARE
 from edl.launch.lease_guard import LeaseCheck, LeaseGuard, is_due
 
 TTL_S = 3.0
-SHORT_S, SEVERAL = 0.12, 3
+SHORT_S, SEVERAL = 2.0, 3
+"""The loop counts as dead after two lease times, in which the thread has to get the processor several times."""
 
 
 @pytest.mark.parametrize(
@@ -61,7 +62,7 @@ def busy(kept: Kept, lease: int) -> None:
         guard = LeaseGuard(SHORT_S, kept, kept.entitle, kept.renewed.append, lambda text: None)
         guard.holds(lease, 0.0)
         try:
-            assert kept.called.wait(30 if lease else 0.3) is bool(lease)
+            assert kept.called.wait(30 if lease else SHORT_S) is bool(lease)
             guard.end()
             await asyncio.sleep(0)  # what the thread has left for the loop comes before this goes on
         finally:
