@@ -25,7 +25,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from edl.adapters.copy_connection import CopyConnection, CopyLimits, admit, call, short
+from edl.adapters.copy_connection import CopyConnection, CopyLimits, admit, call, count_in, short
 from edl.adapters.file_copies import CHANGES, FILE, give_changes, give_file
 from edl.errors import CheckpointError, PortInUse, ProtocolError
 from edl.ports import Arrival, Clock, FileSource, Label, Lent, Piece, SnapshotPool
@@ -38,7 +38,6 @@ from edl.wire.snapshot import raw_header
 log = logging.getLogger(__name__)
 
 _RANGE = struct.Struct(">QQ")
-_LARGEST_BYTES = 1 << 50
 _MOST_RANGES = 1_000_000
 _BACKGROUND_NICENESS = 15
 
@@ -120,7 +119,7 @@ class TcpCopies:
         with self._call(host, port) as line:
             line.send_frame({"op": "header", **_from_part(version, shard)})
             answer = line.receive_answer()
-            length, size = _count(answer, "header"), _count(answer, "size")
+            length, size = count_in(answer, "header"), count_in(answer, "size")
             line.within(line.time_for(length))
             return line.read(length), size
 
@@ -135,7 +134,7 @@ class TcpCopies:
             crc32 = 0
             for _, view in pieces:
                 crc32 = line.read_into(view, crc32)
-            expected = _count(line.receive_answer(), "crc32")
+            expected = count_in(line.receive_answer(), "crc32")
             if crc32 != expected:
                 raise CheckpointError(
                     f"a piece of shard {shard} of {version} was damaged in transit: checksum {crc32:08x} instead of "
@@ -278,7 +277,7 @@ class TcpCopies:
                 line.write(header)
 
     def _give_ranges(self, line: CopyConnection, snapshot_pool: SnapshotPool, request: dict[str, Any]) -> None:
-        (version, shard), count = _to_part(request), _count(request, "ranges")
+        (version, shard), count = _to_part(request), count_in(request, "ranges")
         if count > _MOST_RANGES:
             raise ProtocolError(f"{count} ranges in one request; at most {_MOST_RANGES} are allowed")
         ranges = [PartRange(shard, *one) for one in _RANGE.iter_unpack(line.read(count * _RANGE.size))]
@@ -332,7 +331,7 @@ def _from_part(version: Version, shard: int) -> dict[str, Any]:
 
 
 def _to_part(frame: dict[str, Any]) -> tuple[Version, int]:
-    return Version(_count(frame, "era"), _count(frame, "commit")), _count(frame, "shard")
+    return Version(count_in(frame, "era"), count_in(frame, "commit")), count_in(frame, "shard")
 
 
 def _from_label(label: Label) -> dict[str, Any]:
@@ -352,20 +351,13 @@ def _from_label(label: Label) -> dict[str, Any]:
 
 def _to_label(frame: dict[str, Any]) -> Label:
     owner = frame.get("owner")
-    version = Version(_count(frame, "era"), _count(frame, "commit"))
-    holding = Holding(version, _count(frame, "shard"), _count(frame, "shards"))
-    owed = Version(_count(frame, "owed_era"), _count(frame, "owed_commit"))
-    label = Label(NodeId(str(owner)), holding, _count(frame, "size"), _count(frame, "crc32"), owed)
+    version = Version(count_in(frame, "era"), count_in(frame, "commit"))
+    holding = Holding(version, count_in(frame, "shard"), count_in(frame, "shards"))
+    owed = Version(count_in(frame, "owed_era"), count_in(frame, "owed_commit"))
+    label = Label(NodeId(str(owner)), holding, count_in(frame, "size"), count_in(frame, "crc32"), owed)
     if not isinstance(owner, str) or not owner or holding.shard >= holding.shards or not label.size:
         raise ProtocolError(f"not a label: {short(frame)}")
     return label
-
-
-def _count(frame: dict[str, Any], name: str) -> int:
-    value = frame.get(name)
-    if type(value) is not int or not 0 <= value <= _LARGEST_BYTES:
-        raise ProtocolError(f"{name} is {short(value)}")
-    return value
 
 
 def _discard(arrival: Arrival | None) -> None:

@@ -14,7 +14,7 @@ import socket
 import struct
 import threading
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -24,6 +24,8 @@ from edl.wire import proof
 from edl.wire.address import address
 
 T = TypeVar("T")
+_MOST = 1 << 50
+"""Of what a frame may announce."""
 
 _MAGIC = b"edlcopy1"
 _LENGTH = struct.Struct(">I")
@@ -229,6 +231,14 @@ def admit(line: CopyConnection, token: str) -> None:
     line.write(mine + proof.prove(token, proof.CALLED, theirs, mine))
     if not proof.holds(line.read(proof.PROOF_BYTES), token, proof.CALLER, theirs, mine):
         raise ProtocolError("does not know this job's token")
+
+
+def count_in(frame: Mapping[str, Any], name: str) -> int:
+    """A number of bytes, or of something else, in a frame. Raises ``ProtocolError``."""
+    value = frame.get(name)
+    if type(value) is not int or not 0 <= value <= _MOST:
+        raise ProtocolError(f"{name} is {short(value)}")
+    return value
 
 
 def short(value: object) -> str:

@@ -8,15 +8,19 @@ import signal
 from collections.abc import Collection
 
 
+def stat_fields(path: str) -> list[str]:
+    """The fields of a ``stat`` file below ``/proc`` that follow the name in parentheses, which may contain any
+    character: the first is field 3 of proc_pid_stat(5). Raises ``OSError`` if the process is gone."""
+    with open(path, "rb") as file:
+        return file.read().rpartition(b")")[2].decode().split()
+
+
 def families() -> dict[int, list[int]]:
     """The children of every visible process, by parent pid."""
     found: dict[int, list[int]] = {}
     for pid in _processes():
         with contextlib.suppress(OSError):
-            with open(f"/proc/{pid}/stat", "rb") as file:
-                # The second field is a name in parentheses that may contain any character.
-                parent = int(file.read().rpartition(b")")[2].split()[1])
-            found.setdefault(parent, []).append(pid)
+            found.setdefault(int(stat_fields(f"/proc/{pid}/stat")[1]), []).append(pid)
     return found
 
 

@@ -12,7 +12,8 @@ import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from edl.adapters.copy_connection import CopyConnection, CopyLimits, call, short
+from edl.adapters.copy_connection import CopyConnection, CopyLimits, call, count_in, short
+from edl.adapters.files import write_all
 from edl.errors import CheckpointError, ProtocolError
 from edl.ports import Clock, FileSource
 
@@ -37,7 +38,7 @@ class TcpFileCopies:
         with call(host, port, self._token(), self._clock, self._limits) as line:
             line.send_frame({**request, "op": CHANGES})
             answer = line.receive_answer()
-            size = _size(answer)
+            size = count_in(answer, "size")
             if size > _LONGEST_LIST:
                 raise ProtocolError(f"a list of {size} bytes is too long")
             line.within(line.time_for(size))
@@ -52,7 +53,7 @@ class TcpFileCopies:
             answer = line.receive_answer()
             if "gone" in answer:
                 return False
-            left, crc32 = _size(answer), 0
+            left, crc32 = count_in(answer, "size"), 0
             while left:
                 line.within(_PIECE_S)
                 piece = line.read(min(left, _PIECE_BYTES))
@@ -96,16 +97,7 @@ def give_file(line: CopyConnection, files: FileSource, request: Mapping[str, Any
 
 
 def _write(descriptor: int, piece: bytes) -> None:
-    view = memoryview(piece)
     try:
-        while view:
-            view = view[os.write(descriptor, view) :]
+        write_all(descriptor, piece)
     except OSError as error:
         raise CheckpointError(f"cannot write here: {error.strerror}") from error
-
-
-def _size(frame: Mapping[str, Any]) -> int:
-    value = frame.get("size")
-    if type(value) is not int or value < 0:
-        raise ProtocolError(f"size is {short(value)}")
-    return value

@@ -79,7 +79,7 @@ class PlainFiles:
         try:
             try:
                 for piece in pieces:
-                    _write_all(descriptor, piece)
+                    write_all(descriptor, piece)
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
@@ -135,7 +135,8 @@ class PlainFiles:
                 return status.f_bavail * status.f_frsize
 
 
-def _write_all(descriptor: int, piece: bytes | memoryview) -> None:
+def write_all(descriptor: int, piece: bytes | memoryview) -> None:
+    """Write all of it. Raises ``OSError``."""
     rest = memoryview(piece)
     while rest:
         rest = rest[os.write(descriptor, rest) :]

@@ -12,6 +12,8 @@ import os
 import shutil
 from pathlib import Path
 
+from edl.adapters.family import stat_fields
+
 OWNER = "owner.json"
 
 
@@ -76,6 +78,6 @@ def _began(pid: int) -> str:
     """Start time of a process in clock ticks since boot, as text; empty if it is gone. Distinguishes processes that
     reuse a pid."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+        return stat_fields(f"/proc/{pid}/stat")[19]
     except (OSError, IndexError):
         return ""

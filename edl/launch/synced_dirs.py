@@ -10,10 +10,12 @@ from typing import TypeVar
 
 from edl.adapters.clock import SystemClock, wall_clock_ns
 from edl.adapters.file_copies import TcpFileCopies
+from edl.checkpoint.directory.failures import amount
 from edl.checkpoint.memory.background import in_thread
 from edl.errors import ProtocolError, StoreError
 from edl.launch.settings import SyncSettings
 from edl.ports import Store
+from edl.rendezvous.phrases import count
 from edl.sync_dir.service import DirectorySync, PeerAddress
 from edl.sync_dir.tree import SyncedTree
 from edl.tasks import BackgroundTasks
@@ -60,9 +62,9 @@ class SyncedDirs:
     async def open(self) -> None:
         """Look at what is there. Raises ``CheckpointError`` if a directory cannot be used."""
         await in_thread("edl-sync-open", self.sync.open)
-        count, size = self.sync.total
+        total = self.sync.total
         where = ", ".join(self._settings.roots)
-        self._log(f"--sync-dir: {where} ({_files(count, size)}) is kept alike on all nodes")
+        self._log(f"--sync-dir: {where} ({_files(*total)}) is kept alike on all nodes")
 
     def begin(self, store: Store, keys: JobKeys) -> None:
         """Begin to copy: this node is registered, and finds the others in the store."""
@@ -89,9 +91,9 @@ class SyncedDirs:
         members, limit_s = [member.node for member in world.members], self._settings.timeout_s
         begun_s = self._clock.now_s()
         await self._blocking(lambda cancelled: self.sync.alike(world.round, members, limit_s, cancelled))
-        took_s, (count, size) = self._clock.now_s() - begun_s, self.sync.total
+        took_s, total = self._clock.now_s() - begun_s, self.sync.total
         if len(members) > 1:
-            self._log(f"--sync-dir: {_files(count, size)} alike on {len(members)} nodes, after {took_s:.1f} s")
+            self._log(f"--sync-dir: {_files(*total)} alike on {len(members)} nodes, after {took_s:.1f} s")
 
     async def _blocking(self, work: Callable[[threading.Event], T]) -> T:
         cancelled = threading.Event()
@@ -120,8 +122,5 @@ def _address(value: bytes) -> PeerAddress:
     return PeerAddress(info.node, info.host, info.state_port)
 
 
-def _files(count: int, size: int) -> str:
-    unit = next(unit for unit in (1, 1_000, 1_000_000, 1_000_000_000) if size < 1000 * unit or unit == 1_000_000_000)
-    text = {1: "bytes", 1_000: "kB", 1_000_000: "MB", 1_000_000_000: "GB"}[unit]
-    amount = f"{size / unit:.1f}" if unit > 1 else str(size)
-    return f"{count} file{'s' if count != 1 else ''}, {amount} {text}"
+def _files(number: int, size: int) -> str:
+    return f"{count(number, 'file')}, {amount(size)}"

@@ -62,14 +62,13 @@ def wait_until_gone(
     return left
 
 
-def _fields(path: str) -> list[bytes]:
-    """The fields after the process name, which may contain any character; empty if the process is gone."""
+def _fields(path: str) -> list[str]:
+    """See ``family.stat_fields``; empty if the process is gone."""
     try:
-        with open(path, "rb") as file:
-            return file.read().rpartition(b")")[2].split()
+        return family.stat_fields(path)
     except OSError:
         return []
 
 
-def _exits(fields: list[bytes]) -> bool:
+def _exits(fields: list[str]) -> bool:
     return bool(fields) and bool(int(fields[_FLAGS]) & _PF_EXITING)

@@ -12,6 +12,7 @@ import traceback
 import warnings
 from collections.abc import Collection, Sequence
 
+from edl.adapters.family import stat_fields
 from edl.exit_codes import ExitCode
 
 _PR_SET_PDEATHSIG = 1
@@ -167,9 +168,7 @@ def open_accelerator() -> str:
 def set_title(words: Sequence[str]) -> None:
     """Make ``ps`` and ``/proc/<pid>/cmdline`` show these words, truncated to the original command line's length."""
     try:
-        with open("/proc/self/stat", "rb") as file:
-            # The second field is a name in parentheses that may contain spaces; numbering continues after it.
-            fields = file.read().rpartition(b")")[2].split()
+        fields = stat_fields("/proc/self/stat")
     except OSError:
         return
     start, end = int(fields[45]), int(fields[46])

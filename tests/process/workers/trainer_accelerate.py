@@ -17,42 +17,49 @@ options = trainer_script.parser().parse_args()
 """``--steps`` is rounded down to whole epochs."""
 
 
+def parts() -> dict[str, Any]:
+    """What is trained, the same in each process."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Dropout(options.dropout), nn.Linear(8, 1))
+    adam = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    return {"model": net, "optimizer": adam, "scheduler": torch.optim.lr_scheduler.ExponentialLR(adam, 0.99)}
+
+
+def train_epochs(loop: EDLLoop, rows: Any, accelerator: Accelerator) -> tuple[Any, Any]:
+    """Train in one world until the end; returns the prepared model and scheduler."""
+    model, optimizer, batches, scheduler = loop.prepare(accelerator)
+    for _ in loop.epochs(options.steps // -(-options.samples // options.global_batch)):
+        model.train()
+        for batch in batches:
+            with accelerator.accumulate(model):
+                accelerator.backward(((model(batch) - batch.sum(1, keepdim=True)) ** 2).mean())
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+            if accelerator.sync_gradients:
+                loop.state.done += 1
+                rank, world = accelerator.process_index, accelerator.num_processes
+                trainer_script.log(options, loop.state.done, rank, world, rows.read)
+                rows.read = []
+    return model, scheduler
+
+
 def main() -> None:
     trainer_script.wait_until_free(options.folder)
     torch.set_num_threads(1)
-    torch.manual_seed(0)
+    trained = parts()
     rows: Any = trainer_script.Rows(options.samples)
-    net = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Dropout(options.dropout), nn.Linear(8, 1))
-    adam = torch.optim.AdamW(net.parameters(), lr=1e-2)
-    decay = torch.optim.lr_scheduler.ExponentialLR(adam, 0.99)
     loader = DataLoader(rows, batch_size=options.batch, shuffle=True)
-    loop = EDLLoop(model=net, optimizer=adam, scheduler=decay, loader=loader, global_batch=options.global_batch,
-                   done=0)  # fmt: skip
-    per_epoch = -(-options.samples // options.global_batch)
+    loop = EDLLoop(**trained, loader=loader, global_batch=options.global_batch, done=0)
 
     def train() -> Accelerator:
         accelerator = Accelerator(cpu=True, gradient_accumulation_steps=options.accumulate)
-        model, optimizer, batches, scheduler = loop.prepare(accelerator)
-        for _ in loop.epochs(options.steps // per_epoch):
-            model.train()
-            for batch in batches:
-                with accelerator.accumulate(model):
-                    accelerator.backward(((model(batch) - batch.sum(1, keepdim=True)) ** 2).mean())
-                    optimizer.step()
-                    scheduler.step()
-                    optimizer.zero_grad()
-                if accelerator.sync_gradients:
-                    loop.state.done += 1
-                    trainer_script.log(
-                        options, loop.state.done, accelerator.process_index, accelerator.num_processes, rows.read
-                    )
-                    rows.read = []
+        train_epochs(loop, rows, accelerator)
         return accelerator
 
     accelerator = loop.run(train)
-    trainer_script.write_result(
-        options.folder, accelerator.process_index, loop.state.done, net.state_dict(), rate=decay.get_last_lr()
-    )
+    weights, rate = trained["model"].state_dict(), trained["scheduler"].get_last_lr()
+    trainer_script.write_result(options.folder, accelerator.process_index, loop.state.done, weights, rate=rate)
 
 
 if __name__ == "__main__":

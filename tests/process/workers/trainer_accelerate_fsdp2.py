@@ -8,25 +8,18 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.utils import FullyShardedDataParallelPlugin
-from torch import nn
 from torch.utils.data import DataLoader
 
 from edl.integrations.accelerate import EDLLoop
 from tests.process.workers import trainer_script
+from tests.process.workers.trainer_accelerate import options, parts, train_epochs
 from tests.support.accelerate_on_cpu import shard_on_cpu
-
-options = trainer_script.parser().parse_args()
-"""``--steps`` is rounded down to whole epochs."""
 
 
 def build() -> dict[str, Any]:
     plugin = FullyShardedDataParallelPlugin(fsdp_version=2, auto_wrap_policy="size_based_wrap", min_num_params=50)
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=options.accumulate, fsdp_plugin=plugin)
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Dropout(options.dropout), nn.Linear(8, 1))
-    adam = torch.optim.AdamW(net.parameters(), lr=1e-2)
-    decay = torch.optim.lr_scheduler.ExponentialLR(adam, 0.99)
-    return {"accelerator": accelerator, "model": net, "optimizer": adam, "scheduler": decay}
+    return {"accelerator": accelerator, **parts()}
 
 
 def main() -> None:
@@ -36,25 +29,10 @@ def main() -> None:
     rows: Any = trainer_script.Rows(options.samples)
     loader = DataLoader(rows, batch_size=options.batch, shuffle=True)
     loop = EDLLoop(build=build, loader=loader, global_batch=options.global_batch, done=0)
-    per_epoch = -(-options.samples // options.global_batch)
 
     def train(accelerator: Accelerator) -> dict[str, Any]:
         rows.read = []  # without those of a step that was interrupted
-        model, optimizer, batches, scheduler = loop.prepare(accelerator)
-        for _ in loop.epochs(options.steps // per_epoch):
-            model.train()
-            for batch in batches:
-                with accelerator.accumulate(model):
-                    accelerator.backward(((model(batch) - batch.sum(1, keepdim=True)) ** 2).mean())
-                    optimizer.step()
-                    scheduler.step()
-                    optimizer.zero_grad()
-                if accelerator.sync_gradients:
-                    loop.state.done += 1
-                    trainer_script.log(
-                        options, loop.state.done, accelerator.process_index, accelerator.num_processes, rows.read
-                    )
-                    rows.read = []
+        model, scheduler = train_epochs(loop, rows, accelerator)
         whole = {name: one.full_tensor() for name, one in model.state_dict().items()}
         return {"rank": accelerator.process_index, "weights": whole, "rate": scheduler.get_last_lr()}
 

@@ -40,16 +40,18 @@ class Log(TrainerCallback):  # type: ignore[misc]
         Tokens.read = []
 
 
-def main() -> None:
-    trainer_script.wait_until_free(options.folder)
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    callbacks = [Log()] if options.without_edl else [EDLCallback(global_batch=options.global_batch), Log()]
+def gpt() -> GPT2LMHeadModel:
+    """A model with random weights."""
     config = GPT2Config(
         vocab_size=32, n_positions=16, n_embd=16, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0,
         resid_pdrop=options.dropout, embd_pdrop=options.dropout, attn_pdrop=options.dropout,
     )  # fmt: skip
-    arguments = TrainingArguments(
+    return GPT2LMHeadModel(config)
+
+
+def arguments(**more: Any) -> TrainingArguments:
+    """The trainer's arguments; ``more``: further ones."""
+    return TrainingArguments(
         output_dir=str(options.folder / "out"),
         use_cpu=True,
         per_device_train_batch_size=options.batch,
@@ -65,19 +67,32 @@ def main() -> None:
         report_to=[],
         disable_tqdm=True,
         seed=0,
+        **more,
     )
-    trainer = Trainer(model=GPT2LMHeadModel(config), args=arguments, train_dataset=Tokens(), callbacks=callbacks)
-    resume = options.without_edl and any((options.folder / "out").glob("checkpoint-*"))
-    done = trainer.train(resume_from_checkpoint=resume)
+
+
+def write(trainer: Trainer, done: Any, weights: Any) -> None:
+    """Write how the training has ended."""
     trainer_script.write_result(
         options.folder,
         trainer.args.process_index,
         done.global_step,
-        trainer.model.state_dict(),
+        weights,
         loss=done.training_loss,
         rate=trainer.lr_scheduler.get_last_lr() if trainer.lr_scheduler else [],
         logs=[log["loss"] for log in trainer.state.log_history if "loss" in log],
     )
+
+
+def main() -> None:
+    trainer_script.wait_until_free(options.folder)
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    callbacks = [Log()] if options.without_edl else [EDLCallback(global_batch=options.global_batch), Log()]
+    trainer = Trainer(model=gpt(), args=arguments(), train_dataset=Tokens(), callbacks=callbacks)
+    resume = options.without_edl and any((options.folder / "out").glob("checkpoint-*"))
+    done = trainer.train(resume_from_checkpoint=resume)
+    write(trainer, done, trainer.model.state_dict())
 
 
 if __name__ == "__main__":

@@ -6,88 +6,34 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import torch
-from torch.utils.data import Dataset
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
+from transformers import Trainer
 
 from edl.integrations.transformers import EDLCallback
 from tests.process.workers import trainer_script
+from tests.process.workers.trainer_transformers import Log, Tokens, arguments, gpt, options, write
 from tests.support.accelerate_on_cpu import shard_on_cpu
 
-options = trainer_script.parser().parse_args()
 
-
-class Tokens(Dataset[dict[str, torch.Tensor]]):
-    """Lines of numbers that count up. Notes which of them were read."""
-
-    read: ClassVar[list[int]] = []
-
-    def __len__(self) -> int:
-        return int(options.samples)
-
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        self.read.append(index)
-        line = (torch.arange(16) * (1 + index % 3) + index) % 32
-        return {"input_ids": line, "labels": line}
-
-
-class Log(TrainerCallback):  # type: ignore[misc]
-    """Writes a line for each step, in the form that the harness reads, and the step's samples."""
+class LogAndKeep(Log):
+    """Also keeps the whole weights at the end."""
 
     weights: ClassVar[dict[str, Any]] = {}
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         Tokens.read = []  # without those of a step that was interrupted
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
-        trainer_script.log(options, state.global_step, args.process_index, args.world_size, Tokens.read)
-        Tokens.read = []
-
     def on_train_end(self, args: Any, state: Any, control: Any, *, model: Any, **named: Any) -> None:
         self.weights.update((name, one.full_tensor()) for name, one in model.state_dict().items())
-
-
-def model_init() -> GPT2LMHeadModel:
-    config = GPT2Config(
-        vocab_size=32, n_positions=16, n_embd=16, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0,
-        resid_pdrop=options.dropout, embd_pdrop=options.dropout, attn_pdrop=options.dropout,
-    )  # fmt: skip
-    return GPT2LMHeadModel(config)
 
 
 def main() -> None:
     trainer_script.wait_until_free(options.folder)
     shard_on_cpu()
     torch.set_num_threads(1)
-    callbacks = [EDLCallback(global_batch=options.global_batch), Log()]
-    arguments = TrainingArguments(
-        output_dir=str(options.folder / "out"),
-        use_cpu=True,
-        fsdp=True,
-        fsdp_config={"transformer_layer_cls_to_wrap": ["GPT2Block"]},
-        per_device_train_batch_size=options.batch,
-        gradient_accumulation_steps=options.accumulate,
-        max_steps=options.steps,
-        save_strategy="no",
-        logging_steps=10,
-        learning_rate=1e-2,
-        adam_epsilon=1e-5,  # the gradient of the keys' bias is 0 but for rounding, which Adam would make steps of
-        warmup_steps=5,
-        lr_scheduler_type="cosine",
-        report_to=[],
-        disable_tqdm=True,
-        seed=0,
-    )
-    trainer = Trainer(model_init=model_init, args=arguments, train_dataset=Tokens(), callbacks=callbacks)
-    done = trainer.train()
-    trainer_script.write_result(
-        options.folder,
-        trainer.args.process_index,
-        done.global_step,
-        Log.weights,
-        loss=done.training_loss,
-        rate=trainer.lr_scheduler.get_last_lr(),
-        logs=[log["loss"] for log in trainer.state.log_history if "loss" in log],
-    )
+    callbacks = [EDLCallback(global_batch=options.global_batch), LogAndKeep()]
+    sharded = arguments(fsdp=True, fsdp_config={"transformer_layer_cls_to_wrap": ["GPT2Block"]})
+    trainer = Trainer(model_init=gpt, args=sharded, train_dataset=Tokens(), callbacks=callbacks)
+    write(trainer, trainer.train(), LogAndKeep.weights)
 
 
 if __name__ == "__main__":

@@ -76,7 +76,7 @@ def test_a_process_whose_main_thread_alone_has_ended_still_runs() -> None:
 
     with child(leave_a_thread) as pid:
         os.read(reading, 1)
-        while exiting._fields(f"/proc/{pid}/stat")[0] != b"Z":  # the thread reaches the system call on its own
+        while exiting._fields(f"/proc/{pid}/stat")[0] != "Z":  # the thread reaches the system call on its own
             os.sched_yield()
         assert exiting.exit_code(pid) is None
         assert not exiting.has_stopped_running(pid)
