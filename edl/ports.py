@@ -550,11 +550,11 @@ class LentFile(Protocol):
 
     @property
     def size(self) -> int:
-        """Size in bytes."""
+        """Size in bytes when it was opened."""
         ...
 
     def unchanged(self) -> bool:
-        """Whether nobody has written to it since it was opened."""
+        """Whether its content is still the one that was opened."""
         ...
 
 

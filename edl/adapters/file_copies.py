@@ -26,7 +26,7 @@ _LONGEST_LIST = 64 * 1024 * 1024
 
 
 class TcpFileCopies:
-    """Implements ``edl.ports.FileCopies``."""
+    """Asks other launchers of the job over TCP; implements ``edl.ports.FileCopies``."""
 
     def __init__(self, token: Callable[[], str], clock: Clock, limits: CopyLimits | None = None) -> None:
         self._token = token
@@ -34,7 +34,7 @@ class TcpFileCopies:
         self._limits = limits or CopyLimits()
 
     def changes(self, host: str, port: int, request: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
-        """See ``FileCopies``."""
+        """Ask for a node's changes: its report, and the list of them."""
         with call(host, port, self._token(), self._clock, self._limits) as line:
             line.send_frame({**request, "op": CHANGES})
             answer = line.receive_answer()
@@ -47,7 +47,7 @@ class TcpFileCopies:
     def fetch(
         self, host: str, port: int, request: Mapping[str, Any], descriptor: int, arrived: Callable[[int], None]
     ) -> bool:
-        """See ``FileCopies``."""
+        """Fetch one file in small pieces, and compare its checksum. False: that node has it no longer."""
         with call(host, port, self._token(), self._clock, self._limits) as line:
             line.send_frame({**request, "op": FILE})
             answer = line.receive_answer()

@@ -88,5 +88,5 @@ class HeldStarts:
             self._post(WorkerEnded(self._round, slot, -number))
 
     def drop(self) -> None:
-        """Wait no longer."""
+        """Give up waiting for files; held workers are never started."""
         self._tasks.drop()

@@ -103,7 +103,7 @@ class SyncedDirs:
             cancelled.set()
 
     def interrupt(self) -> None:
-        """See ``Beside``."""
+        """A signal has come. The second one ends the wait for other nodes."""
         self._signals += 1
         if self._signals > 1:
             self._leaving.set()

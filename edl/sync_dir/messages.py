@@ -48,7 +48,7 @@ def report_from(frame: Mapping[str, Any]) -> PeerReport:
 
 
 def records_to(records: Sequence[FileRecord]) -> bytes:
-    """Records as JSON."""
+    """Records as a JSON list with one row each."""
     return json.dumps([_row(record) for record in records]).encode()
 
 

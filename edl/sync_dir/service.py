@@ -140,7 +140,7 @@ class DirectorySync:
     # --- to other nodes ----------------------------------------------------------------------------------------------
 
     def report(self, request: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
-        """See ``edl.ports.FileSource``."""
+        """What this node has, for one that asks; remembers what that one has. See ``edl.ports.FileSource``."""
         node, has = NodeId(messages.text(request, "node")), messages.number(request, "has")
         has = has if messages.text(request, "life") == self._life else 0
         with self._changed:
@@ -154,7 +154,7 @@ class DirectorySync:
         return messages.report_to(report), messages.records_to(records)
 
     def lend(self, request: Mapping[str, Any]) -> contextlib.AbstractContextManager[LentFile | None]:
-        """See ``edl.ports.FileSource``."""
+        """Open a file for a node that fetches it. See ``edl.ports.FileSource``."""
         return self._replica.opened(messages.record_from(request))
 
     # --- from other nodes --------------------------------------------------------------------------------------------
