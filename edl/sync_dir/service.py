@@ -209,7 +209,8 @@ class DirectorySync:
         with self._changed:
             self._answers += 1
             peer.arrived_bytes, peer.answered = report.arrived_bytes, self._answers
-            peer.progress = PeerProgress(report.settled, report.alike, report.head, entered)
+            failure = peer.progress.failure  # holds until this attempt has ended
+            peer.progress = PeerProgress(report.settled, report.alike, report.head, entered, failure)
             self._changed.notify_all()
         if entered == report.head:
             return ""
