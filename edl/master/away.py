@@ -28,6 +28,11 @@ def remember(turn: MasterTurn, node: NodeId, incarnation: Incarnation, *, since_
     turn.away_s = {one.node: at_s for one in kept if (at_s := times.get(one.node)) is not None}
 
 
+def has_left(turn: MasterTurn, entry: NodeEntry) -> bool:
+    """Whether this launcher was dismissed, perhaps by an earlier Master, and only takes its time to exit."""
+    return Away(entry.info.node, entry.info.incarnation) in turn.record.away
+
+
 def returned(turn: MasterTurn, entry: NodeEntry) -> str:
     """How long a node that is ready was away, for messages; empty: it was not. The node is then forgotten."""
     info = entry.info

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from edl.master import dropping, planning
+from edl.master import away, dropping, planning
 from edl.master.events import Grant, Kind, ScaleRequested
 from edl.master.forming import names, stop_world
 from edl.master.sizing import UNNAMED, Departing, Facts, Judged, judge, remember
@@ -124,6 +124,7 @@ def able(turn: MasterTurn) -> list[NodeEntry]:
         if entry.registered
         and entry.status is not NodeStatus.LEAVING
         and not entry.draining
+        and not away.has_left(turn, entry)
         and not turn.excluded(entry)
     ]
 

@@ -318,3 +318,17 @@ def test_a_node_of_independent_workers_that_missed_a_world_hears_that_it_has_no_
     rule.feed(ev.NodeDetached(NodeId("b"), info("b").incarnation))
     rule.feed(ev.NodeAttached(Attach(info("b"), Round(0), Round(0), False)))
     assert not rule.sent("b"), "it is new here"
+
+
+def test_the_last_of_all_that_leave_is_told_that_the_job_is_not_done() -> None:
+    """The Master's own node was dismissed because others stayed. Its launcher exits before the last one is answered."""
+    rule = Resizable(NodeRange(1, 3))
+    rule.join("a", "b", "c")
+    for name in "ab":
+        rule.say(name, Leaving("SIGTERM", 0.0))
+        assert rule.sent(name) == [Dismissed("nothing to wait for")]
+    succeed(rule, "abc")  # the leases of a and b still run
+    rule.attach("b", seen=1, running=1)
+    rule.attach("c", seen=1, running=1)
+    rule.say("c", Leaving("SIGTERM", 0.0))
+    assert rule.sent("c")[-1:] == [Dismissed("nothing to wait for", needed=True)]
