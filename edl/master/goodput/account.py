@@ -1,0 +1,79 @@
+"""The accounts of one Master: loaded from the store, kept up to date with each decision, shown and stored again."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from edl.errors import ProtocolError
+from edl.master import events as ev
+from edl.master.goodput import report
+from edl.master.goodput.ledger import NS, Cost, Ledger, follow
+from edl.master.goodput.stored import StoredLedger, continued, stored
+from edl.master.state import MasterState
+from edl.wire import plain
+from edl.wire.messages import Pace
+from edl.wire.status import Count
+
+STORE_S = 60.0
+"""Seconds after which the accounts are written although the record has not changed."""
+
+
+class GoodputAccount:
+    """What the slots of the job have spent their time on, as one Master knows it."""
+
+    def __init__(self, wall_clock_s: Callable[[], float]) -> None:
+        self._wall_clock_s = wall_clock_s
+        self._ledger = Ledger()
+        self._stored_ns = 0
+        self._paced = False
+
+    def load(self, value: bytes | None, state: MasterState, now_s: float, log: Callable[[str], None]) -> None:
+        """Continue the accounts of the last Master, if the store has any. ``state``: of this Master after its
+        take-over."""
+        self._ledger = Ledger(at_ns=round(now_s * NS))
+        self._stored_ns = self._ledger.at_ns
+        if value is None:
+            return
+        try:
+            found = plain.loads(StoredLedger, value)
+        except ProtocolError as error:
+            log(f"goodput is counted from now on: {error}")
+            return
+        self._ledger = continued(found, state, now_s, self._wall_clock_s())
+
+    def follow(
+        self,
+        before: MasterState | None,
+        events: Sequence[ev.Event],
+        state: MasterState,
+        notes: Sequence[ev.HistoryNote],
+        now_s: float,
+    ) -> list[ev.HistoryNote]:
+        """Take in a decision. Returns its notes, with what a change of the world or the whole job has cost."""
+        self._paced = any(isinstance(event, ev.NodeSaid) and isinstance(event.message, Pace) for event in events)
+        self._ledger, cost = follow(self._ledger, before, events, state, now_s)
+        return [self._completed(note, cost) for note in notes]
+
+    def _completed(self, note: ev.HistoryNote, cost: Cost | None) -> ev.HistoryNote:
+        said = ""
+        if note.kind is ev.Kind.WORLD_UNDERWAY and cost is not None:
+            said = report.cost_text(cost)
+        elif note.kind is ev.Kind.JOB_ENDED:
+            said = report.total_text(self._ledger)
+        return dataclasses.replace(note, text=f"{note.text}; {said}") if said else note
+
+    @property
+    def due(self) -> bool:
+        """Whether the accounts are to be written although nothing else is."""
+        return self._paced and self._ledger.at_ns - self._stored_ns >= STORE_S * NS
+
+    def stored(self) -> bytes:
+        """The accounts for the next Master."""
+        self._stored_ns = self._ledger.at_ns
+        return plain.dumps(stored(self._ledger, self._wall_clock_s()))
+
+    def counts(self, now_s: float) -> tuple[Count, ...]:
+        """Slot-seconds by use until now."""
+        now_ns = max(self._ledger.at_ns, round(now_s * NS))
+        return report.counts(dataclasses.replace(self._ledger, at_ns=now_ns))
