@@ -20,6 +20,7 @@ from edl.master import events as ev
 from edl.master import service as sv
 from edl.master.companions import OVER, ChangeNotifier, Companions, PendingScaleRequest
 from edl.master.goodput.account import GoodputAccount
+from edl.master.goodput.ledger import Ledger
 from edl.master.guarded import GuardedStore
 from edl.master.history import KEPT, JobHistory, folded
 from edl.master.hosting import Hosted, Hosting
@@ -161,6 +162,11 @@ class MasterShell:
         """The state of the machine; None until the take-over is done."""
         return self._state
 
+    @property
+    def accounts(self) -> Ledger:
+        """What the slots have spent their time on, as of the last decision."""
+        return self._goodput.ledger
+
     # --- the loop --------------------------------------------------------------------------------------------------
 
     async def run(self) -> Finish:
@@ -265,9 +271,9 @@ class MasterShell:
     async def _carry_out(self, events: Sequence[ev.Event], decision: ev.Decision) -> None:
         """Write what has changed, then run the effects in order. Raises ``FencedOut``."""
         self._deps.decided(self._state, events, decision)
+        decision = self._goodput.follow(self._state, events, decision, self._deps.clock.now_s())
         record = decision.state.record
         notes = folded([effect for effect in decision.effects if isinstance(effect, ev.HistoryNote)])
-        notes = self._goodput.follow(self._state, events, decision.state, notes, self._deps.clock.now_s())
         wall_s = self._deps.wall_clock_s()
         added = [self.history.make(note, record.round, wall_s) for note in notes]
         if record != self._stored or added or self._goodput.due:

@@ -43,25 +43,27 @@ class GoodputAccount:
         self._ledger = continued(found, state, now_s, self._wall_clock_s())
 
     def follow(
-        self,
-        before: MasterState | None,
-        events: Sequence[ev.Event],
-        state: MasterState,
-        notes: Sequence[ev.HistoryNote],
-        now_s: float,
-    ) -> list[ev.HistoryNote]:
-        """Take in a decision. Returns its notes, with what a change of the world or the whole job has cost."""
+        self, before: MasterState | None, events: Sequence[ev.Event], decision: ev.Decision, now_s: float
+    ) -> ev.Decision:
+        """Take in a decision. Its notes then also say what a change of the world, or the whole job, has cost."""
         self._paced = any(isinstance(event, ev.NodeSaid) and isinstance(event.message, Pace) for event in events)
-        self._ledger, cost = follow(self._ledger, before, events, state, now_s)
-        return [self._completed(note, cost) for note in notes]
+        self._ledger, cost = follow(self._ledger, before, events, decision.state, now_s)
+        return dataclasses.replace(decision, effects=tuple(self._priced(one, cost) for one in decision.effects))
 
-    def _completed(self, note: ev.HistoryNote, cost: Cost | None) -> ev.HistoryNote:
-        said = ""
-        if note.kind is ev.Kind.WORLD_UNDERWAY and cost is not None:
-            said = report.cost_text(cost)
-        elif note.kind is ev.Kind.JOB_ENDED:
-            said = report.total_text(self._ledger)
-        return dataclasses.replace(note, text=f"{note.text}; {said}") if said else note
+    def _priced(self, effect: ev.Effect, cost: Cost | None) -> ev.Effect:
+        if not isinstance(effect, ev.HistoryNote):
+            return effect
+        text = ""
+        if effect.kind is ev.Kind.WORLD_UNDERWAY and cost is not None:
+            text = report.cost_text(cost)
+        elif effect.kind is ev.Kind.JOB_ENDED:
+            text = report.total_text(self._ledger)
+        return dataclasses.replace(effect, text=f"{effect.text}; {text}") if text else effect
+
+    @property
+    def ledger(self) -> Ledger:
+        """As of the last decision."""
+        return self._ledger
 
     @property
     def due(self) -> bool:

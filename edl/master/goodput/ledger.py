@@ -43,6 +43,8 @@ class Change:
     """All amounts at that time."""
     slots: int
     """Slots of the world that ended."""
+    hung_ns: int = 0
+    """Duration of the hang with which its training ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +128,7 @@ class _Book:
     def _mark(self, commit: int, age_s: float, step_s: float = 0.0) -> None:
         """The clock of training may have stopped since the commit was made."""
         change = self.ledger.change
-        stopped_ns = self.now_ns - change.since_ns if change is not None else 0
+        stopped_ns = self.now_ns - change.since_ns + change.hung_ns if change is not None else 0
         age_ns = max(0, round(age_s * NS) - stopped_ns)
         progress = self.ledger.progress.mark(commit, age_ns, round(step_s * NS))
         self.ledger = dataclasses.replace(self.ledger, progress=progress)
@@ -159,7 +161,8 @@ class _Book:
         progress = self.ledger.progress
         began_ns = progress.stretches[-1].from_ns if progress.stretches else 0
         hung_ns = min(self.hung_ns, progress.clock_ns - began_ns)
-        self.ledger = dataclasses.replace(self.ledger, progress=progress.advance(-hung_ns))
+        change = self.ledger.change and dataclasses.replace(self.ledger.change, hung_ns=hung_ns)
+        self.ledger = dataclasses.replace(self.ledger, progress=progress.advance(-hung_ns), change=change)
         for member in world.members if world is not None else ():
             stint = self.stints.get(member.node)
             if stint is not None and stint.use in TRAINING:
@@ -282,5 +285,5 @@ def _trains(state: MasterState) -> bool:
 
 
 def _cost(change: Change, now: Amounts, now_ns: int) -> Cost:
-    amounts = {use: now[use] - change.before[use] for use in SlotUse if use not in NO_COST}
+    amounts = {use: now[use] - change.before.get(use, 0) for use in SlotUse if use not in NO_COST}
     return Cost((now_ns - change.since_ns) / NS, change.slots, amounts)

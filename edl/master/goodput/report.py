@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from edl.master.goodput.ledger import NS, Amounts, Cost, Ledger
+from edl.master.goodput.ledger import NS, Cost, Ledger
 from edl.master.goodput.slot_use import SlotUse
+from edl.rendezvous.phrases import LEAST_S, duration, goodput, largest
 from edl.wire.status import Count
-
-_NAMED = 4
-"""Number of uses that a sentence names."""
-_LEAST_S = 0.0005
-"""Shorter times are not shown."""
 
 
 def counts(ledger: Ledger) -> tuple[Count, ...]:
@@ -22,29 +18,14 @@ def cost_text(cost: Cost) -> str:
     """What a change of the world has cost, as part of a sentence."""
     total_s = sum(cost.amounts.values()) / NS
     redone_s = cost.amounts.get(SlotUse.REDONE, 0) / NS / max(1, cost.slots)
-    redone = f"{_seconds(redone_s)} of training redone" if redone_s >= _LEAST_S else "no training redone"
-    parts = _named(cost.amounts, without=SlotUse.REDONE)
-    return f"the change took {_seconds(cost.took_s)} and cost {_seconds(total_s)} of slot time{parts}, {redone}"
+    redone = f"{duration(redone_s)} of training redone" if redone_s >= LEAST_S else "no training redone"
+    parts = {use.value: amount / NS for use, amount in cost.amounts.items() if use is not SlotUse.REDONE}
+    return (
+        f"the change took {duration(cost.took_s)} and cost {duration(total_s)} of slot time{largest(parts)}, {redone}"
+    )
 
 
 def total_text(ledger: Ledger) -> str:
-    """The job's goodput, as a sentence; empty: there was no slot."""
-    amounts = ledger.amounts()
-    whole = sum(amounts.values())
-    if not whole:
-        return ""
-    parts = _named(amounts, without=SlotUse.USEFUL)
-    return f"goodput {amounts[SlotUse.USEFUL] / whole:.1%} of {_seconds(whole / NS)} of slot time{parts}"
-
-
-def _named(amounts: Amounts, *, without: SlotUse) -> str:
-    """The largest amounts in parentheses; empty: there are none worth naming."""
-    found = {use.value.replace("_", " "): amount / NS for use, amount in amounts.items() if use is not without}
-    large = sorted((one for one in found.items() if one[1] >= _LEAST_S), key=lambda one: -one[1])[:_NAMED]
-    return f" ({', '.join(f'{name} {_seconds(part_s)}' for name, part_s in large)})" if large else ""
-
-
-def _seconds(amount: float) -> str:
-    """A duration with about three significant digits, such as ``0.143 s`` or ``5,310 s``."""
-    digits = 3 if amount < 1 else 2 if amount < 10 else 1 if amount < 100 else 0
-    return f"{amount:,.{digits}f} s"
+    """The job's goodput, as part of a sentence; empty: there was no slot."""
+    found = goodput({one.name: one.value for one in counts(ledger)})
+    return f"goodput {found}" if found else ""

@@ -24,6 +24,7 @@ class StoredChange:
     age_ns: int
     before: Pairs
     slots: int
+    hung_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ def stored(ledger: Ledger, wall_s: float) -> StoredLedger:
         spoilt=ledger.spoilt,
         change=None
         if change is None
-        else StoredChange(ledger.at_ns - change.since_ns, _pairs(change.before), change.slots),
+        else StoredChange(ledger.at_ns - change.since_ns, _pairs(change.before), change.slots, change.hung_ns),
     )
 
 
@@ -87,7 +88,9 @@ def continued(found: StoredLedger, state: MasterState, now_s: float, wall_s: flo
         progress=found.progress.advance(gap_ns if found.trains else 0),
         trains=found.trains,
         planned=found.planned,
-        change=None if change is None else Change(now_ns - gap_ns - change.age_ns, _uses(change.before), change.slots),
+        change=None
+        if change is None
+        else Change(now_ns - gap_ns - change.age_ns, _uses(change.before), change.slots, change.hung_ns),
         spoilt=spoilt if found.trains else found.spoilt,
     )
 
