@@ -19,8 +19,8 @@ from edl.errors import FencedOut, StoreError
 from edl.master import events as ev
 from edl.master import service as sv
 from edl.master.companions import OVER, ChangeNotifier, Companions, PendingScaleRequest
-from edl.master.goodput.account import GoodputAccount
-from edl.master.goodput.ledger import Ledger
+from edl.master.goodput.goodput import Goodput
+from edl.master.goodput.slot_times import SlotTimes
 from edl.master.guarded import GuardedStore
 from edl.master.history import KEPT, JobHistory, folded
 from edl.master.hosting import Hosted, Hosting
@@ -137,7 +137,7 @@ class MasterShell:
         listener = _Listener(self._events)
         self._lines = deps.lines(token, listener) if deps.lines is not None and self._hosting else None
         self.history = JobHistory()
-        self._goodput = GoodputAccount(deps.wall_clock_s)
+        self._goodput = Goodput(deps.wall_clock_s)
         self._notifier = ChangeNotifier()
         self._companions = Companions(deps.log)
         self._rest_s = 0.0
@@ -163,9 +163,9 @@ class MasterShell:
         return self._state
 
     @property
-    def accounts(self) -> Ledger:
+    def slot_times(self) -> SlotTimes:
         """What the slots have spent their time on, as of the last decision."""
-        return self._goodput.ledger
+        return self._goodput.times
 
     # --- the loop --------------------------------------------------------------------------------------------------
 

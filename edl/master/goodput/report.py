@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from edl.master.goodput.ledger import NS, Cost, Ledger
+from edl.master.goodput.slot_times import NS, Cost, SlotTimes
 from edl.master.goodput.slot_use import SlotUse
 from edl.rendezvous.phrases import LEAST_S, duration, goodput, largest
 from edl.wire.status import Count
 
 
-def counts(ledger: Ledger) -> tuple[Count, ...]:
+def counts(times: SlotTimes) -> tuple[Count, ...]:
     """Slot-seconds by use, in the order of ``SlotUse``; nothing before the first slot."""
-    amounts = ledger.amounts()
+    amounts = times.amounts()
     return tuple(Count(use.value, amount / NS) for use, amount in amounts.items()) if any(amounts.values()) else ()
 
 
@@ -25,7 +25,7 @@ def cost_text(cost: Cost) -> str:
     )
 
 
-def total_text(ledger: Ledger) -> str:
+def total_text(times: SlotTimes) -> str:
     """The job's goodput, as part of a sentence; empty: there was no slot."""
-    found = goodput({one.name: one.value for one in counts(ledger)})
+    found = goodput({one.name: one.value for one in counts(times)})
     return f"goodput {found}" if found else ""

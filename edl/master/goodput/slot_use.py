@@ -27,7 +27,7 @@ class SlotUse(enum.Enum):
     RESIZE = "resize"
     """As ``RENDEZVOUS``, for a planned change: training had ended at a step boundary."""
     HANG = "hang"
-    """Workers made no progress, until the hang was noticed."""
+    """Workers made no training, until the hang was noticed."""
     IDLE = "idle"
     """A spare or cordoned node, a suspended job, a node whose workers are done before the others'."""
     LOST = "lost"

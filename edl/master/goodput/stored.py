@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from edl.master.goodput.ledger import NS, Change, Ledger, Stint
-from edl.master.goodput.progress import Progress
+from edl.master.goodput.slot_times import NS, SlotTimes, Stint, WorldChange
 from edl.master.goodput.slot_use import SlotUse, use_of
+from edl.master.goodput.training_clock import TrainingClock
 from edl.master.state import MasterState, NodeEntry, NodeStatus
 
 Pairs = tuple[tuple[str, int], ...]
@@ -19,7 +19,7 @@ Pairs = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class StoredChange:
-    """A ``Change`` that had been in progress for ``age_ns``."""
+    """A ``WorldChange`` that had been in training for ``age_ns``."""
 
     age_ns: int
     before: Pairs
@@ -28,8 +28,8 @@ class StoredChange:
 
 
 @dataclass(frozen=True, slots=True)
-class StoredLedger:
-    """A ``Ledger``, independent of its Master's clock."""
+class StoredSlotTimes:
+    """A ``SlotTimes``, independent of its Master's clock."""
 
     wall_s: float
     """Time of the write, in seconds since the Unix epoch."""
@@ -37,38 +37,38 @@ class StoredLedger:
     """Slot-nanoseconds by use until then."""
     slots: Pairs
     """Number of slots by use at that time."""
-    progress: Progress
+    training: TrainingClock
     trains: bool
     planned: bool
     spoilt: int
     change: StoredChange | None = None
 
 
-def stored(ledger: Ledger, wall_s: float) -> StoredLedger:
-    """The form in which a ledger is kept."""
+def stored(times: SlotTimes, wall_s: float) -> StoredSlotTimes:
+    """The form in which slot times are kept."""
     slots: dict[SlotUse, int] = {}
-    for stint in ledger.stints.values():
+    for stint in times.stints.values():
         slots[stint.use] = slots.get(stint.use, 0) + stint.slots
-    change = ledger.change
-    return StoredLedger(
+    change = times.change
+    return StoredSlotTimes(
         wall_s=wall_s,
-        spent=_pairs(ledger.amounts()),
+        spent=_pairs(times.amounts()),
         slots=_pairs(slots),
-        progress=ledger.progress,
-        trains=ledger.trains,
-        planned=ledger.planned,
-        spoilt=ledger.spoilt,
+        training=times.training,
+        trains=times.trains,
+        planned=times.planned,
+        spoilt=times.spoilt,
         change=None
         if change is None
-        else StoredChange(ledger.at_ns - change.since_ns, _pairs(change.before), change.slots, change.hung_ns),
+        else StoredChange(times.at_ns - change.since_ns, _pairs(change.before), change.slots, change.hung_ns),
     )
 
 
-def continued(found: StoredLedger, state: MasterState, now_s: float, wall_s: float) -> Ledger:
-    """The ledger of a Master that takes over. The slots did what they had been doing, except those of nodes that are
-    gone, whose time since the write is lost. ``state``: from the store, before this Master's first decision.
+def continued(found: StoredSlotTimes, state: MasterState, now_s: float, wall_s: float) -> SlotTimes:
+    """The slot times of a Master that takes over. The slots did what they had been doing, except those of nodes that
+    are gone: their time since the write is lost.
 
-    A wall clock that was set back gives a gap of 0 seconds."""
+    ``state``: after this Master's take-over. A wall clock that was set back gives a gap of 0 seconds."""
     now_ns, gap_ns = round(now_s * NS), max(0, round((wall_s - found.wall_s) * NS))
     slots = _uses(found.slots)
     present = [entry for entry in state.nodes.values() if entry.registered]
@@ -81,21 +81,21 @@ def continued(found: StoredLedger, state: MasterState, now_s: float, wall_s: flo
         _add(spent, use, (slots.get(use, 0) - lost) * gap_ns)
         spoilt += lost * gap_ns if use is SlotUse.USEFUL else 0
     change = found.change
-    return Ledger(
+    return SlotTimes(
         at_ns=now_ns,
         spent=spent,
         stints={entry.info.node: _stint(found, state, entry, now_ns) for entry in present},
-        progress=found.progress.advance(gap_ns if found.trains else 0),
+        training=found.training.advance(gap_ns if found.trains else 0),
         trains=found.trains,
         planned=found.planned,
         change=None
         if change is None
-        else Change(now_ns - gap_ns - change.age_ns, _uses(change.before), change.slots, change.hung_ns),
+        else WorldChange(now_ns - gap_ns - change.age_ns, _uses(change.before), change.slots, change.hung_ns),
         spoilt=spoilt if found.trains else found.spoilt,
     )
 
 
-def _stint(found: StoredLedger, state: MasterState, entry: NodeEntry, now_ns: int) -> Stint:
+def _stint(found: StoredSlotTimes, state: MasterState, entry: NodeEntry, now_ns: int) -> Stint:
     """A node whose launcher has not attached to this Master yet: in a world that trains, its workers go on."""
     use = use_of(state, entry, planned=found.planned)
     if entry.status is NodeStatus.RUNNING and found.trains:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from edl.config import NodeRange
 from edl.master import events as ev
-from edl.master.goodput.ledger import NS
+from edl.master.goodput.slot_times import NS
 from edl.master.goodput.slot_use import SlotUse
-from edl.master.goodput.stored import StoredLedger, continued, stored
+from edl.master.goodput.stored import StoredSlotTimes, continued, stored
 from edl.master.machine import take_over
 from edl.types import Round
 from edl.wire import plain
 from edl.wire.messages import Attach
-from tests.unit.edl.master.goodput.test_ledger import Accounted, two_train
+from tests.unit.edl.master.goodput.test_slot_times import Accounted, two_train
 from tests.unit.edl.master.test_machine import info
 
 WALL_S = 1_800_000_000.0
@@ -19,14 +19,14 @@ WALL_S = 1_800_000_000.0
 
 def succeed(rule: Accounted, names: str, gap_s: float) -> None:
     """The Master dies; ``gap_s`` later another one takes over, with a clock of its own, and finds these nodes."""
-    value = plain.dumps(stored(rule.ledger, WALL_S))
+    value = plain.dumps(stored(rule.times, WALL_S))
     before = sum(e.info.slots for e in rule.state.nodes.values() if e.registered)
     rule.now_s = 5.0
     decision = take_over(rule.spec, rule.state.record, [info(name) for name in names], rule.now_s)
-    rule.ledger = continued(plain.loads(StoredLedger, value), decision.state, rule.now_s, WALL_S + gap_s)
+    rule.times = continued(plain.loads(StoredSlotTimes, value), decision.state, rule.now_s, WALL_S + gap_s)
     rule.whole_ns += before * round(max(0.0, gap_s) * NS)
-    assert sum(rule.ledger.amounts().values()) == rule.whole_ns
-    rule.followed_ns = rule.ledger.at_ns
+    assert sum(rule.times.amounts().values()) == rule.whole_ns
+    rule.followed_ns = rule.times.at_ns
     rule.state, rule.effects = decision.state, decision.effects
     rule.account_take_over()
 
@@ -86,7 +86,7 @@ def test_a_change_in_progress_is_priced_from_its_beginning() -> None:
 def test_a_wall_clock_that_was_set_back_gives_no_gap() -> None:
     rule = two_train()
     succeed(rule, "ab", gap_s=-100.0)
-    assert sum(rule.ledger.amounts().values()) == rule.whole_ns
+    assert sum(rule.times.amounts().values()) == rule.whole_ns
 
 
 def test_nodes_that_are_new_begin_with_nothing() -> None:
@@ -94,5 +94,5 @@ def test_nodes_that_are_new_begin_with_nothing() -> None:
     rule.join("a")
     rule.wait(1.0)
     succeed(rule, "abc", gap_s=3.0)
-    assert sum(rule.ledger.amounts().values()) == rule.whole_ns
+    assert sum(rule.times.amounts().values()) == rule.whole_ns
     assert Round(1) == rule.state.record.round

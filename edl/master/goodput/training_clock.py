@@ -11,13 +11,13 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-MOST_MARKS = 64
+MOST_MARKS = 16
 """Number of marks and of stretches that are kept. Of more, every second one goes: returns to old commits are priced
 less exactly."""
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class CommitTime:
     """A commit, and the time at which it was made, in nanoseconds of training."""
 
     commit: int
@@ -33,37 +33,37 @@ class Stretch:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class TrainingClock:
     """Commits of the job's present line, and the sizes of the worlds that made them; both ascend."""
 
     clock_ns: int = 0
-    marks: tuple[Mark, ...] = ()
+    marks: tuple[CommitTime, ...] = ()
     stretches: tuple[Stretch, ...] = ()
     step_ns: int = 0
     """Duration of a step, as last reported; 0: unknown."""
 
-    def advance(self, duration_ns: int) -> Progress:
+    def advance(self, duration_ns: int) -> TrainingClock:
         """The world has trained for so long."""
         return dataclasses.replace(self, clock_ns=self.clock_ns + duration_ns)
 
-    def begin(self, commit: int, slots: int) -> Progress:
+    def begin(self, commit: int, slots: int) -> TrainingClock:
         """A world of this many slots begins to train from a commit."""
         stretches = tuple(one for one in self.stretches if one.from_ns < self.clock_ns)
         marks = tuple(one for one in self.marks if one.commit < commit)
         return dataclasses.replace(
             self,
-            marks=_thinned((*marks, Mark(commit, self.clock_ns))),
+            marks=_thinned((*marks, CommitTime(commit, self.clock_ns))),
             stretches=_thinned((*stretches, Stretch(self.clock_ns, slots))),
         )
 
-    def mark(self, commit: int, age_ns: int, step_ns: int = 0) -> Progress:
+    def mark(self, commit: int, age_ns: int, step_ns: int = 0) -> TrainingClock:
         """A commit was made ``age_ns`` of training ago. Of several reports about one commit the first counts."""
-        progress = dataclasses.replace(self, step_ns=step_ns or self.step_ns)
-        last = self.marks[-1] if self.marks else Mark(-1, 0)
+        training = dataclasses.replace(self, step_ns=step_ns or self.step_ns)
+        last = self.marks[-1] if self.marks else CommitTime(-1, 0)
         if commit <= last.commit:
-            return progress
-        new = Mark(commit, max(self.clock_ns - age_ns, last.at_ns))
-        return dataclasses.replace(progress, marks=_thinned((*self.marks, new)))
+            return training
+        new = CommitTime(commit, max(self.clock_ns - age_ns, last.at_ns))
+        return dataclasses.replace(training, marks=_thinned((*self.marks, new)))
 
     def made_ns(self, commit: int) -> int:
         """Time at which this commit was made; now if that is unknown."""
@@ -81,7 +81,7 @@ class Progress:
             return self.clock_ns
         return min(self.clock_ns, base.at_ns + (commit - base.commit) * self.step_ns)
 
-    def roll_back(self, commit: int) -> tuple[Progress, int]:
+    def roll_back(self, commit: int) -> tuple[TrainingClock, int]:
         """The job returns to a commit. Also returns the slot-nanoseconds of training since then."""
         back_ns = self.made_ns(commit)
         ends = [*(one.from_ns for one in self.stretches[1:]), self.clock_ns]
@@ -94,7 +94,7 @@ class Progress:
         return dataclasses.replace(self, clock_ns=back_ns, stretches=stretches, marks=marks), spent
 
 
-NOTHING_DONE = Progress()
+NO_TRAINING = TrainingClock()
 
 
 def _thinned(found: tuple[T, ...]) -> tuple[T, ...]:

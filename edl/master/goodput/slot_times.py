@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from edl.master import events as ev
-from edl.master.goodput.progress import NOTHING_DONE, Progress
 from edl.master.goodput.slot_use import NO_COST, TRAINING, SlotUse, use_of
+from edl.master.goodput.training_clock import NO_TRAINING, TrainingClock
 from edl.master.state import MasterState, NodeEntry, Phase
 from edl.types import Incarnation, NodeId
 from edl.wire.messages import NO_STATE, Hanging, Holding, Pace, Preparing, Ready, Underway, World
@@ -24,7 +24,7 @@ Amounts = Mapping[SlotUse, int]
 
 @dataclass(frozen=True, slots=True)
 class Stint:
-    """The current use of a node's slots, which is not in ``Ledger.spent`` yet."""
+    """The current use of a node's slots, which is not in ``SlotTimes.spent`` yet."""
 
     incarnation: Incarnation
     slots: int
@@ -35,8 +35,8 @@ class Stint:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """A change of the world in progress."""
+class WorldChange:
+    """A change of the world in training."""
 
     since_ns: int
     before: Amounts
@@ -60,18 +60,18 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True)
-class Ledger:
-    """All accounts of a job at the time ``at_ns`` of the Master's clock."""
+class SlotTimes:
+    """The slot times of a job until ``at_ns`` of the Master's clock."""
 
     at_ns: int = 0
     spent: Amounts = field(default_factory=dict)
     stints: Mapping[NodeId, Stint] = field(default_factory=dict)
-    progress: Progress = NOTHING_DONE
+    training: TrainingClock = NO_TRAINING
     trains: bool = False
     """Whether all members of the running world train."""
     planned: bool = False
     """Whether the last change of the world was planned."""
-    change: Change | None = None
+    change: WorldChange | None = None
     spoilt: int = 0
     """Slot-nanoseconds of the last world's training that were found to be something else."""
 
@@ -84,13 +84,14 @@ class Ledger:
 
 
 def follow(
-    ledger: Ledger, before: MasterState | None, events: Sequence[ev.Event], state: MasterState, now_s: float
-) -> tuple[Ledger, Cost | None]:
-    """The accounts after one decision of the Master. Also returns the cost of a change of the world that this decision
-    completes. ``before``: the state that the ledger has followed so far; None: this Master has just taken over."""
+    times: SlotTimes, before: MasterState | None, events: Sequence[ev.Event], state: MasterState, now_s: float
+) -> tuple[SlotTimes, Cost | None]:
+    """The slot times after one decision of the Master, and the cost of a change of the world that it completes.
+
+    ``before``: the state that was followed so far; None: this Master has just taken over."""
     if before is not None and before.record.phase is Phase.ENDED:
-        return ledger, None
-    book = _Book(ledger, before, state, max(ledger.at_ns, round(now_s * NS)))
+        return times, None
+    book = _Book(times, before, state, max(times.at_ns, round(now_s * NS)))
     for event in events:
         if isinstance(event, ev.NodeSaid):
             book.hear(event)
@@ -100,14 +101,14 @@ def follow(
 
 
 class _Book:
-    """The ledger while it follows one decision."""
+    """Slot times while they follow one decision."""
 
-    def __init__(self, ledger: Ledger, before: MasterState | None, state: MasterState, now_ns: int) -> None:
-        duration_ns = now_ns - ledger.at_ns if ledger.trains else 0
+    def __init__(self, times: SlotTimes, before: MasterState | None, state: MasterState, now_ns: int) -> None:
+        duration_ns = now_ns - times.at_ns if times.trains else 0
         self.state, self.before, self.now_ns = state, before, now_ns
-        self.ledger = dataclasses.replace(ledger, at_ns=now_ns, progress=ledger.progress.advance(duration_ns))
-        self.spent = dict(ledger.spent)
-        self.stints = dict(ledger.stints)
+        self.times = dataclasses.replace(times, at_ns=now_ns, training=times.training.advance(duration_ns))
+        self.spent = dict(times.spent)
+        self.stints = dict(times.stints)
         self.hung_ns = 0
         self.joined: dict[NodeId, Underway] = {}
         self.paced: dict[NodeId, Pace] = {}
@@ -117,7 +118,7 @@ class _Book:
         message, record = event.message, self.state.record
         if isinstance(message, Underway):
             self.joined[event.node] = message
-        elif isinstance(message, Pace) and self.ledger.trains and message.round == record.round:
+        elif isinstance(message, Pace) and self.times.trains and message.round == record.round:
             self.paced[event.node] = message
             self._mark(message.commit, message.age_s, message.step_s)
         elif isinstance(message, Hanging) and message.round == record.round:
@@ -127,42 +128,42 @@ class _Book:
 
     def _mark(self, commit: int, age_s: float, step_s: float = 0.0) -> None:
         """The clock of training may have stopped since the commit was made."""
-        change = self.ledger.change
+        change = self.times.change
         stopped_ns = self.now_ns - change.since_ns + change.hung_ns if change is not None else 0
         age_ns = max(0, round(age_s * NS) - stopped_ns)
-        progress = self.ledger.progress.mark(commit, age_ns, round(step_s * NS))
-        self.ledger = dataclasses.replace(self.ledger, progress=progress)
+        training = self.times.training.mark(commit, age_ns, round(step_s * NS))
+        self.times = dataclasses.replace(self.times, training=training)
 
     def end_world(self) -> None:
         """Notice that the world has ended or was replaced, and what the next one makes of its work."""
         record = self.state.record
         before = self.before.record if self.before is not None else None
         forming = record.phase is Phase.FORMING
-        if self.ledger.trains and (record.phase is not Phase.RUNNING or (before and before.round != record.round)):
+        if self.times.trains and (record.phase is not Phase.RUNNING or (before and before.round != record.round)):
             self._stop()
-            self.ledger = dataclasses.replace(self.ledger, trains=False, planned=self.state.at_boundary)
+            self.times = dataclasses.replace(self.times, trains=False, planned=self.state.at_boundary)
         elif forming:
-            self.ledger = dataclasses.replace(self.ledger, planned=self.ledger.planned and self.state.at_boundary)
+            self.times = dataclasses.replace(self.times, planned=self.times.planned and self.state.at_boundary)
         if before is not None and before.round != record.round and record.world is not None:
             self._roll_back(record.world)
 
     def _stop(self) -> None:
         world = self.before.record.world if self.before is not None else self.state.record.world
         before = self._totals()
-        before[SlotUse.LOST] -= self.ledger.spoilt  # it belongs to this change
-        before[SlotUse.USEFUL] += self.ledger.spoilt
-        change = Change(self.now_ns, before, world.size if world is not None else 0)
-        self.ledger = dataclasses.replace(self.ledger, change=change)
+        before[SlotUse.LOST] -= self.times.spoilt  # it belongs to this change
+        before[SlotUse.USEFUL] += self.times.spoilt
+        change = WorldChange(self.now_ns, before, world.size if world is not None else 0)
+        self.times = dataclasses.replace(self.times, change=change)
         if self.hung_ns:
             self._hung(world)
 
     def _hung(self, world: World | None) -> None:
         """The last part of the world's training was a hang."""
-        progress = self.ledger.progress
-        began_ns = progress.stretches[-1].from_ns if progress.stretches else 0
-        hung_ns = min(self.hung_ns, progress.clock_ns - began_ns)
-        change = self.ledger.change and dataclasses.replace(self.ledger.change, hung_ns=hung_ns)
-        self.ledger = dataclasses.replace(self.ledger, progress=progress.advance(-hung_ns), change=change)
+        training = self.times.training
+        began_ns = training.stretches[-1].from_ns if training.stretches else 0
+        hung_ns = min(self.hung_ns, training.clock_ns - began_ns)
+        change = self.times.change and dataclasses.replace(self.times.change, hung_ns=hung_ns)
+        self.times = dataclasses.replace(self.times, training=training.advance(-hung_ns), change=change)
         for member in world.members if world is not None else ():
             stint = self.stints.get(member.node)
             if stint is not None and stint.use in TRAINING:
@@ -170,13 +171,13 @@ class _Book:
 
     def _roll_back(self, world: World) -> None:
         """A world was formed: what its predecessor trained since the commit that it begins from is to be repeated."""
-        progress, lost = self.ledger.progress.roll_back(world.restore.commit)
-        if self.ledger.planned or self.state.spec.independent:
+        training, lost = self.times.training.roll_back(world.restore.commit)
+        if self.times.planned or self.state.spec.independent:
             return
-        moved = min(max(0, lost - self.ledger.spoilt), self.spent.get(SlotUse.USEFUL, 0))
+        moved = min(max(0, lost - self.times.spoilt), self.spent.get(SlotUse.USEFUL, 0))
         self._add(SlotUse.USEFUL, -moved)
         self._add(SlotUse.REDONE, moved)
-        self.ledger = dataclasses.replace(self.ledger, progress=progress, spoilt=0)
+        self.times = dataclasses.replace(self.times, training=training, spoilt=0)
 
     def follow_nodes(self) -> None:
         """Bring the stint of each node in line with the state."""
@@ -197,7 +198,7 @@ class _Book:
 
     def _follow(self, node: NodeId, entry: NodeEntry) -> None:
         stint = self.stints.get(node)
-        use = use_of(self.state, entry, planned=self.ledger.planned)
+        use = use_of(self.state, entry, planned=self.times.planned)
         if stint is None:
             self.stints[node] = Stint(entry.info.incarnation, entry.info.slots, use, self.now_ns)
             return
@@ -211,7 +212,7 @@ class _Book:
             stint = self.stints[node] = dataclasses.replace(stint, use=SlotUse.STARTING)
         joined, paced = self.joined.get(node), self.paced.get(node)
         if joined is not None and stint.use is SlotUse.STARTING:
-            change = SlotUse.RESIZE if self.ledger.planned else SlotUse.RENDEZVOUS
+            change = SlotUse.RESIZE if self.times.planned else SlotUse.RENDEZVOUS
             parts = {SlotUse.RESTORE: round(joined.restore_s * NS), change: round(joined.connect_s * NS)}
             self._close(node, stint, parts)
         elif paced is not None and stint.use is SlotUse.USEFUL:
@@ -231,7 +232,7 @@ class _Book:
         """The node is gone."""
         silent_ns = 0 if stint.silent_ns is None else self.now_ns - max(stint.silent_ns, stint.since_ns)
         if stint.use in TRAINING:
-            self.ledger = dataclasses.replace(self.ledger, spoilt=self.ledger.spoilt + silent_ns * stint.slots)
+            self.times = dataclasses.replace(self.times, spoilt=self.times.spoilt + silent_ns * stint.slots)
         self._close(node, stint, {SlotUse.LOST: silent_ns})
         del self.stints[node]
 
@@ -246,20 +247,20 @@ class _Book:
         self._add(stint.use, left_ns * stint.slots)
         self.stints[node] = dataclasses.replace(stint, since_ns=self.now_ns)
 
-    def begin_world(self) -> tuple[Ledger, Cost | None]:
+    def begin_world(self) -> tuple[SlotTimes, Cost | None]:
         """Notice that all members of the world train; returns the result."""
         record, cost = self.state.record, None
-        begins = not self.ledger.trains and _trains(self.state)
-        ledger = self.ledger
+        begins = not self.times.trains and _trains(self.state)
+        times = self.times
         if begins and record.world is not None:
-            progress = ledger.progress.begin(record.world.restore.commit, record.world.size)
-            if ledger.change is not None:
-                cost = _cost(ledger.change, self._totals(), self.now_ns)
-            ledger = dataclasses.replace(ledger, trains=True, change=None, progress=progress)
-        return dataclasses.replace(ledger, spent=self.spent, stints=self.stints), cost
+            training = times.training.begin(record.world.restore.commit, record.world.size)
+            if times.change is not None:
+                cost = _cost(times.change, self._totals(), self.now_ns)
+            times = dataclasses.replace(times, trains=True, change=None, training=training)
+        return dataclasses.replace(times, spent=self.spent, stints=self.stints), cost
 
     def _totals(self) -> dict[SlotUse, int]:
-        return dataclasses.replace(self.ledger, spent=self.spent, stints=self.stints).amounts()
+        return dataclasses.replace(self.times, spent=self.spent, stints=self.stints).amounts()
 
     def _add(self, use: SlotUse, amount: int) -> None:
         self.spent[use] = self.spent.get(use, 0) + amount
@@ -284,6 +285,6 @@ def _trains(state: MasterState) -> bool:
     return True
 
 
-def _cost(change: Change, now: Amounts, now_ns: int) -> Cost:
+def _cost(change: WorldChange, now: Amounts, now_ns: int) -> Cost:
     amounts = {use: now[use] - change.before.get(use, 0) for use in SlotUse if use not in NO_COST}
     return Cost((now_ns - change.since_ns) / NS, change.slots, amounts)

@@ -10,7 +10,7 @@ import pytest
 
 from edl.config import NodeRange
 from edl.master import events as ev
-from edl.master.goodput.ledger import NS, Cost, Ledger, follow
+from edl.master.goodput.slot_times import NS, Cost, SlotTimes, follow
 from edl.master.state import MasterState, Phase
 from edl.types import Round
 from edl.wire.messages import Attach, Hanging, Holding, Pace, Ready, Underway, Version, WorkersDone
@@ -23,18 +23,18 @@ SLOTS = 2
 
 
 class Accounted(Resizable):
-    """A Master whose decisions a ledger follows, and the sum of all slots' seconds counted in another way."""
+    """A Master whose decisions a times follows, and the sum of all slots' seconds counted in another way."""
 
     def __init__(self, bounds: NodeRange, hang_s: float = 0.0) -> None:
-        self.ledger = Ledger()
+        self.times = SlotTimes()
         self.costs: list[Cost] = []
         super().__init__(bounds)
         spec = dataclasses.replace(self.spec, timeouts=dataclasses.replace(self.spec.timeouts, hang_s=hang_s))
         self.spec, self.state = spec, dataclasses.replace(self.state, spec=spec)
         self.began_s = self.now_s
-        self.ledger = Ledger(at_ns=round(self.now_s * NS))
+        self.times = SlotTimes(at_ns=round(self.now_s * NS))
         self.whole_ns = 0
-        self.followed_ns = self.ledger.at_ns
+        self.followed_ns = self.times.at_ns
 
     def feed(self, event: ev.Event) -> None:
         before = self.state
@@ -50,18 +50,18 @@ class Accounted(Resizable):
         )
         self.whole_ns += counted * (now_ns - self.followed_ns)
         self.followed_ns = now_ns
-        self.ledger, cost = follow(self.ledger, before, events, self.state, self.now_s)
+        self.times, cost = follow(self.times, before, events, self.state, self.now_s)
         self.costs += [cost] if cost is not None else []
-        assert sum(self.ledger.amounts().values()) == self.whole_ns
-        assert min(self.ledger.amounts().values()) >= 0
+        assert sum(self.times.amounts().values()) == self.whole_ns
+        assert min(self.times.amounts().values()) >= 0
 
     def account_take_over(self) -> None:
         """Follow the first decision of a new Master."""
-        self.ledger, _ = follow(self.ledger, None, (), self.state, self.now_s)
+        self.times, _ = follow(self.times, None, (), self.state, self.now_s)
 
     def spent(self) -> dict[str, float]:
         """Seconds of one slot by use, without the uses that it has none of."""
-        return {use.value: amount / NS / SLOTS for use, amount in self.ledger.amounts().items() if amount}
+        return {use.value: amount / NS / SLOTS for use, amount in self.times.amounts().items() if amount}
 
     def train(self, names: str, connect_s: float = 0.0, restore_s: float = 0.0) -> None:
         for name in names:
@@ -159,7 +159,7 @@ def attached(name: str) -> Attach:
 def test_a_hang_is_not_training() -> None:
     rule = two_train(hang_s=60.0)
     rule.wait(100.0)
-    rule.say("a", Hanging(rule.state.record.round, "worker 0 has made no progress"))
+    rule.say("a", Hanging(rule.state.record.round, "worker 0 has made no training"))
     rule.stopped("ab", commit=30, age_s=61.0)
     rule.train("ab")
     spent = rule.spent()
@@ -263,4 +263,4 @@ def test_the_parts_of_random_histories_add_up(seed: int) -> None:
             break
         rule.wait(rng.choice([0.0, 0.01, 0.3, 2.0]))
         one(rng.choice("abcd"))
-    assert sum(rule.ledger.amounts().values()) == rule.whole_ns
+    assert sum(rule.times.amounts().values()) == rule.whole_ns
