@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import random
 import signal
 import time
 from collections.abc import Iterator
@@ -11,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from edl.cli.find import Where, master_of
+from edl.errors import EdlError
 from edl.master.goodput.slot_use import SlotUse
-from tests.process.harness import ROOT, Job, OutsideEtcd
+from tests.process.harness import ROOT, Job, OutsideEtcd, until
 
 SCRIPT = str(ROOT / "tests" / "process" / "workers" / "rejoin_plain.py")
 SLOTS = 2
@@ -97,3 +101,67 @@ def test_every_second_of_every_slot_is_accounted_for(job: Job) -> None:
     job.end_soon()
     assert job.exit_codes()[other] == 0
     assert "; goodput " in job.nodes[other].text
+
+
+def quick_look(job: Job) -> Seen:
+    """As ``look``, without the time that a new process takes."""
+
+    async def ask() -> Seen:
+        async with master_of(Where(job.name, tuple(job.endpoints))) as client:
+            from_s = time.monotonic()
+            status = await client.status()
+            return Seen(from_s, time.monotonic(), {one.name: one.value for one in status.goodput})
+
+    def answer() -> Seen | None:
+        try:
+            return asyncio.run(ask())
+        except EdlError:  # no Master at this moment
+            return None
+
+    found = until(answer, "a status")
+    assert found is not None
+    return found
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_the_parts_add_up_over_twenty_faults(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exactly, as far as one can tell from outside, while nodes stay; a killed launcher counts until it is found dead."""
+    job.options = (*job.options, "--max-restarts=100")
+    for name in "abc":
+        job.start(name, nproc=SLOTS)
+    seen = job.wait_world(6)
+    job.wait_steps(20, 6)
+    rng, master_kills = random.Random(7), 0
+    before = quick_look(job)
+    counted = expected = 0.0
+    for number in range(20):
+        if number % 4 == 3:
+            master = job.status()["master"]
+            name = master if number % 8 == 7 else rng.choice(sorted({*"abc"} - {master}))
+            master_kills += name == master
+            job.kill(name)
+            job.wait_world(4, after=seen.round)
+            job.start(name, nproc=SLOTS)
+        else:
+            os.kill(rng.choice(sorted(seen.pids.values())), signal.SIGKILL)
+        seen = job.wait_world(6, after=seen.round)
+        job.wait_steps(20, 6)
+        now = quick_look(job)
+        if number % 4 == 3:
+            grown, took_s = now.whole_s - before.whole_s, now.to_s - before.from_s
+            assert 4 * took_s * 0.9 <= grown <= 6 * took_s
+        else:
+            check_sum(before, now, 6)
+            counted += now.whole_s - before.whole_s
+            expected += 3 * (now.from_s + now.to_s - before.from_s - before.to_s)
+        before = now
+    with capsys.disabled():
+        parts = ", ".join(f"{use} {value:.2f}" for use, value in before.spent.items() if value)
+        print(f"\n20 faults, {master_kills} of them the Master's; {before.whole_s:.2f} slot-seconds: {parts}")
+        print(f"while all nodes stayed: {counted:.3f} counted, {expected:.3f} passed ({counted / expected - 1:+.4%})")
+        print(*costs(job)[-8:], sep="\n")
+    assert abs(counted / expected - 1) < 0.001
+    assert master_kills >= 2
+    job.end_soon()
+    assert set(job.exit_codes().values()) == {0}
