@@ -126,7 +126,7 @@ def quick_look(job: Job) -> Seen:
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 def test_the_parts_add_up_over_twenty_faults(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exactly, as far as one can tell from outside, while nodes stay; a killed launcher counts until it is found dead."""
+    """Exactly, as far as one can tell from outside; a killed launcher counts until it is found dead."""
     job.options = (*job.options, "--max-restarts=100")
     for name in "abc":
         job.start(name, nproc=SLOTS)
