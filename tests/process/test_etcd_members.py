@@ -389,6 +389,15 @@ def test_a_real_etcd_on_the_path_is_preferred_and_a_script_is_not(tmp_path: Path
     assert find_binary([str(script)]).endswith("etcdbin/etcd")
 
 
+def test_an_etcd_that_is_too_old_is_passed_over_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "etcd").symlink_to(sys.executable)
+    monkeypatch.setattr("edl.adapters.etcd_server.version_of", lambda binary: (3, 4, 23))
+    assert find_binary([str(tmp_path)]).endswith("etcdbin/etcd")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(StoreError, match=r"etcd is etcd 3\.4\.23, and a job's own store needs 3\.5 or newer"):
+        find_binary([str(tmp_path)])
+
+
 def test_a_folder_of_the_path_that_may_not_be_searched_is_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
