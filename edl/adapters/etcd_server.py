@@ -48,7 +48,7 @@ HISTORY = 2000
 """Revisions that are kept."""
 
 OLDEST = (3, 5, 0)
-"""First version that a member can be. 3.4, which Debian 12 has, does not start on the Unix sockets of a private store."""
+"""First version that a member can be. 3.4, as in Debian 12, does not start on the Unix sockets of a private store."""
 
 INCONSISTENT = ((3, 5, 0), (3, 5, 3))
 """First affected and first fixed release: a killed member may restart with different data than its peers
