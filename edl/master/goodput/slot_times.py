@@ -230,10 +230,13 @@ class _Book:
 
     def _leave(self, node: NodeId, stint: Stint) -> None:
         """The node is gone."""
-        silent_ns = 0 if stint.silent_ns is None else self.now_ns - max(stint.silent_ns, stint.since_ns)
+        change = self.times.change
+        since_ns = self.now_ns if stint.silent_ns is None else max(stint.silent_ns, stint.since_ns)
+        until_ns = self.now_ns if change is None else change.since_ns  # of the training that its silence belongs to
         if stint.use in TRAINING:
-            self.times = dataclasses.replace(self.times, spoilt=self.times.spoilt + silent_ns * stint.slots)
-        self._close(node, stint, {SlotUse.LOST: silent_ns})
+            spoilt = max(0, until_ns - since_ns) * stint.slots
+            self.times = dataclasses.replace(self.times, spoilt=self.times.spoilt + spoilt)
+        self._close(node, stint, {SlotUse.LOST: self.now_ns - since_ns})
         del self.stints[node]
 
     def _close(self, node: NodeId, stint: Stint, parts: Mapping[SlotUse, int]) -> None:
@@ -256,7 +259,7 @@ class _Book:
             training = times.training.begin(record.world.restore.commit, record.world.size)
             if times.change is not None:
                 cost = _cost(times.change, self._totals(), self.now_ns)
-            times = dataclasses.replace(times, trains=True, change=None, training=training)
+            times = dataclasses.replace(times, trains=True, change=None, training=training, spoilt=0)
         return dataclasses.replace(times, spent=self.spent, stints=self.stints), cost
 
     def _totals(self) -> dict[SlotUse, int]:
