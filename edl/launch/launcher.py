@@ -146,12 +146,22 @@ class Launcher:
         self._deps = deps
         self._signals = 0
         """Number of signals received that ask this launcher to leave."""
-        self._renewed_s = 0.0
+        self._renewed_s = deps.clock.now_s()
         """Time of the last successful renewal of the lease."""
         self._store_down = False
         self._renewing = asyncio.Event()
         """Set when the node has registered again."""
         self._guard: LeaseRenewer
+
+    @property
+    def store_answers(self) -> bool:
+        """Whether the last attempt to renew the lease was answered."""
+        return not self._store_down
+
+    @property
+    def lease_age_s(self) -> float:
+        """Seconds since the lease was granted or last renewed."""
+        return self._deps.clock.now_s() - self._renewed_s
 
     async def run(self) -> int:
         """Run until this node has left or the job has ended; returns the exit status."""
