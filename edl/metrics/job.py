@@ -166,7 +166,7 @@ JOB_METRICS: tuple[Metric[JobFacts], ...] = (
         "edl_step_duration_seconds",
         "Time from commit to commit: of the median node, and of the slowest one.",
         _step_durations,
-        ("node",),
+        ("which",),
     ),
     Metric(
         "edl_samples_per_second",
