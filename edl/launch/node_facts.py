@@ -43,7 +43,7 @@ class NodeObserver:
             python=platform.python_version(),
             node=agent.info.node,
             host=agent.info.host,
-            role=agent.info.role,
+            role=agent.info.role or "default",
             is_master=shell is not None and shell.serving,
             phase=agent.phase.value,
             slots=agent.info.slots,
