@@ -14,13 +14,15 @@ import pytest
 import yaml
 
 from edl.metrics.job import JOB_METRICS
+from edl.metrics.metric import Metric
 from edl.metrics.node import NODE_METRICS
 
 ROOT = Path(__file__).parents[4]
 DASHBOARD = ROOT / "deploy" / "grafana" / "edl.json"
 ALERTS = ROOT / "deploy" / "prometheus" / "alerts.yml"
 PAGE = ROOT / "docs" / "metrics.md"
-LABELS = {metric.name: {"edl_job", *metric.labels} for metric in (*JOB_METRICS, *NODE_METRICS)}
+METRICS: tuple[Metric[Any], ...] = (*JOB_METRICS, *NODE_METRICS)
+LABELS = {metric.name: {"edl_job", *metric.labels} for metric in METRICS}
 
 
 def needs_promtool() -> None:

@@ -7,6 +7,7 @@ import shutil
 import statistics
 import subprocess
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
@@ -15,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from edl.metrics.exposition import expose
 from edl.metrics.facts import JobFacts, NodeFacts
 from edl.metrics.job import JOB_METRICS
+from edl.metrics.metric import Metric
 from edl.metrics.node import NODE_METRICS
 from tests.support.metrics_facts import NAME, random_job_facts, random_node_facts
 
@@ -27,9 +29,9 @@ def series(node: NodeFacts, job: JobFacts | None, accept: str = "") -> Series:
     """All values by name and labels, without ``edl_job``, which each must have."""
     body, media_type = expose("train", node, job, accept)
     assert media_type.startswith("application/openmetrics-text" if accept else "text/plain; version=")
-    parse: Callable[..., object] = parse_openmetrics if accept else parse_text
+    parse: Callable[[str], Any] = parse_openmetrics if accept else parse_text
     found: Series = {}
-    for family in parse(body.decode()):  # type: ignore[attr-defined]
+    for family in parse(body.decode()):
         for sample in family.samples:
             labels = dict(sample.labels)
             assert labels.pop("edl_job") == "train"
@@ -106,7 +108,8 @@ def test_openmetrics_says_the_same(seed: int) -> None:
 def test_every_metric_is_served() -> None:
     drawn = random.Random(1)
     names = {name for _ in range(50) for name, _ in series(random_node_facts(drawn), random_job_facts(drawn))}
-    missing = {metric.name for metric in (*JOB_METRICS, *NODE_METRICS)} - names
+    metrics: tuple[Metric[Any], ...] = (*JOB_METRICS, *NODE_METRICS)
+    missing = {metric.name for metric in metrics} - names
     assert missing == {
         *("edl_proposed_nodes", "edl_data_left_seconds", "edl_ps_trainers", "edl_ps_moving_buckets"),
         *("edl_ps_bare_buckets", "edl_node_checkpoint_commit"),
