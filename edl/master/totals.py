@@ -53,15 +53,13 @@ class HistoryTally:
 
     def stepped(self, record: Record, added: Sequence[HistoryEntry], now_s: float) -> None:
         """Count what one decision has changed. ``added``: its entries. ``now_s``: the Master's clock."""
-        before = self._forming_s
-        waits = record.phase is Phase.FORMING and not record.sizing.suspended
-        self._forming_s = (now_s if before is None else before) if waits else None
-        if record.phase is not Phase.RUNNING:
-            self._starting_s = None
-        elif record.round > self._round:
-            self._measured(FORMING, before, now_s)
-            self._starting_s = now_s
-        self._round = record.round
+        if record.round > self._round:  # perhaps one that ended in the same step
+            self._measured(FORMING, self._forming_s, now_s)
+            self._round, self._forming_s, self._starting_s = record.round, None, now_s
+        if record.phase is not Phase.FORMING or record.sizing.suspended:
+            self._forming_s = None
+        elif self._forming_s is None:
+            self._forming_s = now_s
         for entry in added:
             self._entries[entry.kind] += 1
             if entry.kind == Kind.WORLD_FORMED.value:

@@ -54,6 +54,8 @@ def random_course(drawn: random.Random) -> list[Made]:
             case Phase.FORMING, draw if draw < 0.4 and not record.sizing.suspended:
                 record = dataclasses.replace(record, phase=Phase.RUNNING, round=Round(record.round + 1))
                 events, starts = [entry(Kind.WORLD_FORMED, record.round)], True
+                if drawn.random() < 0.2:  # it ends in the same batch of events
+                    record, starts = dataclasses.replace(record, phase=Phase.FORMING), False
             case Phase.FORMING, draw if draw < 0.6:
                 record = dataclasses.replace(record, sizing=drawn.choice((SUSPENDED, NO_SIZING)))
             case Phase.RUNNING, draw if draw < 0.3:
@@ -124,12 +126,11 @@ def startings(own: list[Made]) -> list[float]:
 def formings(own: list[Made]) -> list[float]:
     """Seconds that each formed world was waited for, suspensions left out, as far as this Master saw it."""
     took = []
-    for at, made in enumerate(own):
+    since_s: float | None = None
+    for made in own:
         if any(one.kind == "world-formed" for one in made.added):
-            waited = at
-            while (
-                waited and own[waited - 1].record.phase is Phase.FORMING and not own[waited - 1].record.sizing.suspended
-            ):
-                waited -= 1
-            took.append(made.now_s - own[waited].now_s if waited < at else 0.0)
+            took.append(made.now_s - since_s if since_s is not None else 0.0)
+            since_s = None
+        waits = made.record.phase is Phase.FORMING and not made.record.sizing.suspended
+        since_s = (made.now_s if since_s is None else since_s) if waits else None
     return took
