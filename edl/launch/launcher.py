@@ -146,7 +146,7 @@ class Launcher:
         self._deps = deps
         self._signals = 0
         """Number of signals received that ask this launcher to leave."""
-        self._renewed_s = deps.clock.now_s()
+        self._renewed_s = 0.0
         """Time of the last successful renewal of the lease."""
         self._store_down = False
         self._renewing = asyncio.Event()
@@ -160,8 +160,8 @@ class Launcher:
 
     @property
     def lease_age_s(self) -> float:
-        """Seconds since the lease was granted or last renewed."""
-        return self._deps.clock.now_s() - self._renewed_s
+        """Seconds since the lease was granted or last renewed; 0 before ``run``."""
+        return self._deps.clock.now_s() - self._renewed_s if self._renewed_s else 0.0
 
     async def run(self) -> int:
         """Run until this node has left or the job has ended; returns the exit status."""
