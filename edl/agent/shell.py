@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import signal
 import statistics
 import traceback
@@ -65,6 +66,8 @@ class AgentShell:
         self._redial = asyncio.Event()
         self._background = BackgroundTasks(self._task_failed)
         self._introduced: MasterStream | None = None
+        self.exits: collections.Counter[str] = collections.Counter()
+        """Workers that have ended, by result: ``success``, ``error``, ``signal``."""
         self._worker_server = deps.worker_server(self.post, self._relay)
         deps.workers.meet_at(self._worker_server.address)
         deps.workers.warn_by(lambda why: self.post(ev.LoggingChanged(why)))
@@ -447,7 +450,10 @@ class AgentShell:
         workers = self._deps.workers
         match happened:
             case WorkerExited(pid, code):
-                return await workers.ended(pid, code)
+                ended = await workers.ended(pid, code)
+                if ended is not None:
+                    self.exits["signal" if code < 0 else "error" if code else "success"] += 1
+                return ended
             case WorkerSuspended(pid):
                 place = workers.place(pid)
                 return None if place is None else ev.WorkerFroze(*place)

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from edl.checkpoint.memory.buffer_table import BufferRefusal
+from edl.checkpoint.memory.buffer_table import BufferRefusal, Usage
 from edl.checkpoint.memory.memory_checkpoints import BufferGrant, MemoryCheckpoints
 from edl.errors import CheckpointError, EdlError
 from edl.ports import CheckpointStorage
@@ -107,6 +107,10 @@ class CheckpointManager:
     def holdings(self) -> tuple[Holding, ...]:
         """The commits that this node has in memory."""
         return self._memory.holdings()
+
+    def usage(self) -> Usage:
+        """Bytes of memory by use, and the limit."""
+        return self._memory.usage()
 
     def enter(self, world: World) -> None:
         """Start a world that this node is in. The node at position 0 writes saved commits."""

@@ -15,5 +15,6 @@ launcher) and ``launcher`` (runs them).
 - Directories of the script that are kept alike on all nodes: ``synced_dirs``.
 - This host: ``accelerators``, ``addresses``, ``descriptors``, ``numa_binding`` (binds workers to cores),
   ``preemption_notices``.
-- Around a run: ``console``, ``lease_guard``, ``origin``, ``reporting``, ``script_check``, ``watchdog``.
+- Around a run: ``console``, ``lease_guard``, ``node_facts`` (for metrics), ``origin``, ``reporting``,
+  ``script_check``, ``watchdog``.
 """

@@ -63,7 +63,7 @@ from edl.launch.reporting import Reporter
 from edl.launch.settings import LaunchSettings
 from edl.launch.store_opening import OpenedStore, open_store, retried
 from edl.launch.watchdog import LoopWatch
-from edl.launch.wiring import wire
+from edl.launch.wiring import Wired, wire
 from edl.master.candidate import Candidate
 from edl.master.election import MasterInfo
 from edl.master.service import Service
@@ -341,14 +341,24 @@ def _put_together(
     )
     reports = deps.reports
     reports.kept, reports.room, reports.copied = agent.kept, agent.room, agent.copied
-    _begin_web(deps, candidate)
+    _begin_web(settings, deps, Wired(candidate, agent, launcher))
     return launcher
 
 
-def _begin_web(deps: _NodeDeps, candidate: Candidate) -> None:
-    if deps.web is not None:
-        deps.web.begin(lambda: candidate.master.http if candidate.master is not None else None)
-        deps.beside.append(deps.web)
+def _begin_web(settings: LaunchSettings, deps: _NodeDeps, wired: Wired) -> None:
+    if deps.web is None:
+        return
+    from edl.launch.node_facts import NodeObserver
+
+    observer = NodeObserver(
+        wired,
+        deps.checkpoint_manager,
+        {"checkpoints": settings.state.checkpoint_dir, "logs": deps.logs.folder},
+        settings.spec.timeouts.lease_ttl_s,
+    )
+    candidate = wired.candidate
+    deps.web.begin(lambda: candidate.master.http if candidate.master is not None else None, observer.look)
+    deps.beside.append(deps.web)
 
 
 def _elected(deps: _NodeDeps, shell: MasterShell | None) -> None:

@@ -153,6 +153,16 @@ class Launcher:
         """Set when the node has registered again."""
         self._guard: LeaseRenewer
 
+    @property
+    def store_answers(self) -> bool:
+        """Whether the last attempt to renew the lease was answered."""
+        return not self._store_down
+
+    @property
+    def lease_age_s(self) -> float:
+        """Seconds since the lease was granted or last renewed; 0 before ``run``."""
+        return self._deps.clock.now_s() - self._renewed_s if self._renewed_s else 0.0
+
     async def run(self) -> int:
         """Run until this node has left or the job has ended; returns the exit status."""
         deps = self._deps

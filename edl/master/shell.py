@@ -40,7 +40,9 @@ from edl.master.stored import (
     whole_job,
 )
 from edl.master.streams import AgentStreams
+from edl.master.totals import HistoryTally
 from edl.master.view import job_status, reply
+from edl.metrics.facts import HistoryTotals
 from edl.ports import (
     ChangeKind,
     Clock,
@@ -138,6 +140,7 @@ class MasterShell:
         self._lines = deps.lines(token, listener) if deps.lines is not None and self._hosting else None
         self.history = JobHistory()
         self._goodput = Goodput(deps.wall_clock_s)
+        self._tally = HistoryTally()
         self._notifier = ChangeNotifier()
         self._companions = Companions(deps.log)
         self._rest_s = 0.0
@@ -233,6 +236,7 @@ class MasterShell:
         record = record_in(values, keys) or await self._just_ended()
         nodes = await self._readable(NodeInfo, values, keys.nodes)
         self.history.load(await self._readable(HistoryEntry, values, keys.history))
+        self._tally.take_over(self.history.last(KEPT), record)
         self._stored = record
         self._size_revision = next((entry.mod_revision for entry in snapshot.entries if entry.key == keys.scale), 0)
         helpers = _below(keys.helpers, values)
@@ -281,6 +285,7 @@ class MasterShell:
         self._state = decision.state
         self._stored = record
         self.history.publish(added)
+        self._tally.stepped(record, added, self._deps.clock.now_s())
         self._streams.decided(events)
         wakes = []
         for effect in decision.effects:
@@ -325,6 +330,7 @@ class MasterShell:
         for operations in transactions([*history, *service_operations(keys, gathered.kept)]):
             await self._store.write(operations)
         self.history.publish(added)
+        self._tally.stepped(self._stored, added, self._deps.clock.now_s())
         for note in notes:
             self._deps.log(note.text)
         for service, word in gathered.to_workers:
@@ -461,6 +467,11 @@ class MasterShell:
             warnings=(*warnings, *status.warnings),
             goodput=self._goodput.counts(now_s),
         )
+
+    @property
+    def totals(self) -> HistoryTotals:
+        """What this Master has counted since it took over."""
+        return self._tally.totals
 
     async def submit(self, request: ScaleRequest) -> Granted:
         """Decide about a request, in order with all other events; returns once an accepted request is in the store.

@@ -11,11 +11,12 @@ import importlib
 import os
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from edl.errors import PortInUse, SettingError
+from edl.metrics.facts import HistoryTotals, NodeFacts
 from edl.tasks import end
 from edl.web.access import Tokens
 from edl.web.settings import HttpLimits, HttpSettings
@@ -39,6 +40,11 @@ class Authority(Protocol):
 
     def status(self) -> JobStatus:
         """The current status of the job."""
+        ...
+
+    @property
+    def totals(self) -> HistoryTotals:
+        """What this Master has counted since it took over."""
         ...
 
     def events(self, request: EventsRequest) -> AsyncIterator[HistoryEntry]:
@@ -83,6 +89,8 @@ class WebDeps:
     limits: HttpLimits = field(default_factory=HttpLimits)
     master_url: Callable[[], str | None] = lambda: None
     """URL of the Master's HTTP interface; empty: it has none; None: no Master is known."""
+    node_facts: Callable[[], Awaitable[NodeFacts]] | None = None
+    """Looks at this node, for its metrics; None until the launcher runs."""
 
 
 class Web:
@@ -116,9 +124,11 @@ class Web:
         self.url = f"{scheme}://{address(host if wanted in WILDCARDS else wanted, port)}"
         return self.url
 
-    def begin(self, master_url: Callable[[], str | None]) -> None:
-        """Start serving in the background, once the library is imported. ``master_url``: see ``WebDeps``."""
+    def begin(self, master_url: Callable[[], str | None], node_facts: Callable[[], Awaitable[NodeFacts]]) -> None:
+        """Start serving in the background, once the library is imported. ``master_url``, ``node_facts``: see
+        ``WebDeps``."""
         self.deps.master_url = master_url
+        self.deps.node_facts = node_facts
         self._serving = asyncio.get_running_loop().create_task(self._begin())
 
     async def _begin(self) -> None:

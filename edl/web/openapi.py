@@ -93,6 +93,7 @@ _DESCRIPTIONS = {
     422: "Refused; the message says why and what to do.",
     429: "Too many requests from this address, or too many streams; try again later.",
     500: "A bug in edl; the launcher's log has the details.",
+    501: "The launcher lacks an optional package; the message names it.",
     503: "There is no Master at the moment, or the store does not answer; try again later.",
 }
 """Descriptions of the status codes."""

@@ -18,6 +18,7 @@ REASONS = {
     422: "Invalid",
     429: "TooManyRequests",
     500: "InternalError",
+    501: "NotImplemented",
     503: "ServiceUnavailable",
 }
 """The ``reason`` of a Status by HTTP status code: that of Kubernetes, if it has one."""

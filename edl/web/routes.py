@@ -102,6 +102,15 @@ ROUTES: tuple[Route, ...] = (
     _probe("/healthz", "health", "The launcher is alive.", (429,)),
     _probe("/readyz", "ready", "The launcher is the Master, or knows it.", (429, 503)),
     Route("GET", "/openapi.json", "document", "This document.", answers=((200, None),), local=True),
+    Route(
+        "GET",
+        "/metrics",
+        "metrics",
+        "Metrics of this launcher's node and, on the Master, of the job, for Prometheus.",
+        answers=((200, "text/plain"), (200, "application/openmetrics-text")),
+        codes=(501,),
+        local=True,
+    ),
     Route("GET", _JOB, "job", "The job: settings, conditions, nodes.", answers=((200, JobDocument),)),
     Route("GET", f"{_JOB}/scale", "scale", "The size of the job.", answers=((200, ScaleDocument),)),
     _change(

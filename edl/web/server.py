@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import logging
 import re
 import socket
@@ -20,6 +21,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from edl.errors import FencedOut, StoreError
+from edl.metrics.facts import JobFacts
 from edl.web import bodies, documents, openapi
 from edl.web.access import RateLimit, Rights, peer_of
 from edl.web.bodies import NAME
@@ -101,6 +103,7 @@ class HttpServer:
             "uncordon": lambda call: self._cordon(call, cordoned=False),
             "events": self._events,
         }
+        self._local_handlers: dict[str, Next] = {"document": self._document, "metrics": self._metrics}
         # In this order, so that unauthorized requests are cheap and reveal nothing.
         app = web.Application(middlewares=[self._finish, self._limit_rate, self._authorize])
         for route in ROUTES:
@@ -199,7 +202,7 @@ class HttpServer:
                 return self._probe(route)
             self._check_names(request.match_info)
             if route.local:
-                return _json(openapi.document(self._front.deps.job))
+                return await self._local_handlers[route.name](request)
             authority = self._authority(request)
             body = await self._body(request, route.body, route) if route.body is not None else None
             return await self._handlers[route.name](AuthorizedCall(request, authority, body, request[REQUESTER].by))
@@ -380,6 +383,26 @@ class HttpServer:
         if not answer.ok:
             raise Refusal(422, answer.text)
         return _json(documents.answered(answer), 202)
+
+    # --- what every launcher serves ----------------------------------------------------------------------------------
+
+    async def _document(self, _: web.Request) -> web.Response:
+        return _json(openapi.document(self._front.deps.job))
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        """The metrics, collected now. Raises ``Refusal``: 501 without ``prometheus_client``, 503 during the start."""
+        deps, authority = self._front.deps, self._front.authority
+        if deps.node_facts is None:
+            raise Refusal(503, "the launcher is starting", _AGAIN)
+        try:
+            module = await asyncio.to_thread(importlib.import_module, "edl.metrics.exposition")
+        except ModuleNotFoundError as error:
+            text = f"metrics need a package that is not installed here ({error.name}): pip install 'edl[metrics]'"
+            raise Refusal(501, text) from None
+        node = await deps.node_facts()
+        job = JobFacts(authority.status(), authority.totals) if authority is not None and authority.serving else None
+        body, media_type = module.expose(deps.job, node, job, request.headers.get("Accept", ""))
+        return web.Response(body=body, headers={"Content-Type": media_type})
 
     # --- events ----------------------------------------------------------------------------------------------------
 

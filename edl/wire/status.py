@@ -73,6 +73,8 @@ class NodeView:
     """Slots of its workers; empty outside the current world."""
     spare_slots: int = 0
     """See ``NodeInfo``."""
+    step_s: float = 0.0
+    """Seconds from commit to commit, as last reported in the current round; 0: not reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +155,8 @@ class JobStatus:
     """Conditions that make a failure more costly: a failed checkpoint, no memory for commits."""
     goodput: tuple[Count, ...] = ()
     """Slot-seconds by use since the job began; see ``edl.master.goodput.slot_use.SlotUse``."""
+    commit: int = 0
+    """Newest commit that a node has reported in the current round; reports arrive every few seconds. 0: none."""
 
 
 @dataclass(frozen=True, slots=True)

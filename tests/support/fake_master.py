@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from edl.errors import FencedOut
+from edl.metrics.facts import HistoryTotals
 from edl.wire.messages import Asked, Version
 from edl.wire.purpose import Purpose
 from edl.wire.scale_requests import Cordon, Drain, Granted, Resize, ScaleRequest, ScaleView, SetBounds, Suspend, Verdict
@@ -39,6 +40,7 @@ class FakeMaster:
         self.keys: dict[str, Granted] = {}
         self.endless = False
         """Streams stay open."""
+        self.totals = HistoryTotals({"world-formed": 1}, {"first": 1})
 
     def status(self) -> JobStatus:
         if self.defect is not None:

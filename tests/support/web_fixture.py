@@ -12,12 +12,27 @@ from typing import Any
 
 import aiohttp
 
+from edl.metrics.facts import DirectoryFacts, NodeFacts
 from edl.web.front import Web, WebDeps
 from edl.web.settings import HttpLimits, HttpSettings
 from tests.support.fake_master import JOB, FakeMaster
 
 TOKEN = "the-token-of-the-job"
 HOST = "127.0.0.1"
+
+
+async def node_facts() -> NodeFacts:
+    """A node with one worker and a directory that does not answer."""
+    directories = (DirectoryFacts("checkpoints", True, 100, 40, 10, 5), DirectoryFacts("logs", answers=False))
+    return NodeFacts(
+        *("0.1", "3.12.1", "node-a", "10.0.0.1", "default"),
+        is_master=True,
+        phase="running",
+        slots=1,
+        training=1,
+        exits={"error": 2},
+        directories=directories,
+    )
 
 
 @dataclass(frozen=True)
@@ -100,7 +115,7 @@ def play(
         ) as session:
             made.append(Setup(web, master, log, session, problems=problems))
             web.listen(HOST)
-            web.begin(lambda: made[0].url)
+            web.begin(lambda: made[0].url, node_facts)
             if rules:
                 web.use_master(master)
             try:
