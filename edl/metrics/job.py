@@ -174,11 +174,10 @@ JOB_METRICS: tuple[Metric[JobFacts], ...] = (
         _status(_samples_per_s),
     ),
     Metric(
-        "edl_slot_seconds_total",
-        "Time of all slots since the job began, by what they spent it on; it survives a change of the Master.",
+        "edl_slot_seconds",
+        "Time of all slots since the job began, by use. Not counters: training that is lost moves from useful to redone.",
         lambda facts: [((one.name,), one.value) for one in facts.status.goodput],
         ("use",),
-        _COUNTER,
     ),
     Metric(
         "edl_checkpoint_commit",

@@ -61,6 +61,7 @@ def random_job_facts(drawn: random.Random) -> JobFacts:
         scale=ScaleView(1, 8, 1, desired=drawn.randrange(8), nodes=2, generation=drawn.randint(1, 2), observed=1),
         dropped=(DroppedSlot("n", "h", 0, "", "", 1),) * drawn.randrange(3),
         warnings=("warning",) * drawn.randrange(3),
+        goodput=(Count("useful", drawn.random()), Count("idle", drawn.random())) * drawn.randrange(2),
         commit=drawn.choice((0, drawn.randrange(1000))),
     )
     totals = HistoryTotals(
