@@ -18,7 +18,7 @@ WHO = "autoscale"
 
 def paced(turn: MasterTurn, entry: NodeEntry, message: Pace) -> None:
     """Handle a node's report of its step time: measure, and request another size if the policy chooses one."""
-    entry = turn.update(entry, step_s=message.step_s)
+    entry = turn.update(entry, step_s=message.step_s, commit=message.commit, paced_round=message.round)
     rules, world = turn.spec.autoscale, turn.record.world
     running = turn.record.phase is Phase.RUNNING and world is not None and message.round == world.round
     if not rules.enabled or not running or world is None or turn.member(entry) is None:

@@ -216,6 +216,10 @@ class NodeEntry:
     """Why its workers' output is not written to files, as it last reported; empty: it is."""
     step_s: float = 0.0
     """Its last reported step time in seconds; 0: none."""
+    commit: int = 0
+    """The newest commit in that report."""
+    paced_round: Round = Round(0)
+    """The round of that report; 0: none."""
     uses: tuple[int, ...] = ()
     """The slots in which it will start its next workers, as it last reported; empty: the first ones."""
 

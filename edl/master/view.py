@@ -64,6 +64,7 @@ def job_status(
         dropped=tuple(
             DroppedSlot(one.node, one.host, one.slot, one.device, one.why, one.round) for one in record.dropped
         ),
+        commit=max((entry.commit for entry in state.nodes.values() if entry.paced_round == record.round), default=0),
     )
 
 
@@ -147,6 +148,7 @@ def _node_view(entry: NodeEntry, record: Record, *, cordoned: bool) -> NodeView:
         index=entry.info.index,
         places=member.used if member else (),
         spare_slots=entry.info.spare_slots,
+        step_s=entry.step_s if member is not None and entry.paced_round == record.round else 0.0,
     )
 
 

@@ -549,7 +549,7 @@ class HistoryEntry(_message.Message):
     def __init__(self, number: _Optional[int] = ..., at_s: _Optional[float] = ..., kind: _Optional[str] = ..., text: _Optional[str] = ..., node: _Optional[str] = ..., round: _Optional[int] = ...) -> None: ...
 
 class NodeView(_message.Message):
-    __slots__ = ("node", "host", "slots", "state", "attached", "position", "first_rank", "underway", "how", "draining", "index", "places", "spare_slots")
+    __slots__ = ("node", "host", "slots", "state", "attached", "position", "first_rank", "underway", "how", "draining", "index", "places", "spare_slots", "step_s")
     NODE_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
@@ -563,6 +563,7 @@ class NodeView(_message.Message):
     INDEX_FIELD_NUMBER: _ClassVar[int]
     PLACES_FIELD_NUMBER: _ClassVar[int]
     SPARE_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    STEP_S_FIELD_NUMBER: _ClassVar[int]
     node: str
     host: str
     slots: int
@@ -576,7 +577,8 @@ class NodeView(_message.Message):
     index: int
     places: _containers.RepeatedScalarFieldContainer[int]
     spare_slots: int
-    def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., slots: _Optional[int] = ..., state: _Optional[str] = ..., attached: bool = ..., position: _Optional[int] = ..., first_rank: _Optional[int] = ..., underway: bool = ..., how: _Optional[str] = ..., draining: bool = ..., index: _Optional[int] = ..., places: _Optional[_Iterable[int]] = ..., spare_slots: _Optional[int] = ...) -> None: ...
+    step_s: float
+    def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., slots: _Optional[int] = ..., state: _Optional[str] = ..., attached: bool = ..., position: _Optional[int] = ..., first_rank: _Optional[int] = ..., underway: bool = ..., how: _Optional[str] = ..., draining: bool = ..., index: _Optional[int] = ..., places: _Optional[_Iterable[int]] = ..., spare_slots: _Optional[int] = ..., step_s: _Optional[float] = ...) -> None: ...
 
 class DroppedSlot(_message.Message):
     __slots__ = ("node", "host", "slot", "device", "why", "round")
@@ -615,7 +617,7 @@ class ServiceView(_message.Message):
     def __init__(self, service: _Optional[str] = ..., name: _Optional[str] = ..., text: _Optional[str] = ..., counts: _Optional[_Iterable[_Union[Count, _Mapping]]] = ...) -> None: ...
 
 class JobStatus(_message.Message):
-    __slots__ = ("job", "phase", "round", "world_size", "reason", "nnodes", "fault_tolerance", "restarts_used", "restarts_allowed", "master", "nodes", "history", "failures", "era", "restored", "saved", "saved_in", "boundary", "kill", "services", "flaws", "settings", "scale", "dropped", "warnings")
+    __slots__ = ("job", "phase", "round", "world_size", "reason", "nnodes", "fault_tolerance", "restarts_used", "restarts_allowed", "master", "nodes", "history", "failures", "era", "restored", "saved", "saved_in", "boundary", "kill", "services", "flaws", "settings", "scale", "dropped", "warnings", "commit")
     JOB_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -641,6 +643,7 @@ class JobStatus(_message.Message):
     SCALE_FIELD_NUMBER: _ClassVar[int]
     DROPPED_FIELD_NUMBER: _ClassVar[int]
     WARNINGS_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
     job: str
     phase: str
     round: int
@@ -666,7 +669,8 @@ class JobStatus(_message.Message):
     scale: ScaleView
     dropped: _containers.RepeatedCompositeFieldContainer[DroppedSlot]
     warnings: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, job: _Optional[str] = ..., phase: _Optional[str] = ..., round: _Optional[int] = ..., world_size: _Optional[int] = ..., reason: _Optional[str] = ..., nnodes: _Optional[str] = ..., fault_tolerance: _Optional[str] = ..., restarts_used: _Optional[int] = ..., restarts_allowed: _Optional[int] = ..., master: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[NodeView, _Mapping]]] = ..., history: _Optional[_Iterable[_Union[HistoryEntry, _Mapping]]] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., era: _Optional[int] = ..., restored: _Optional[_Union[Version, _Mapping]] = ..., saved: _Optional[_Union[Version, _Mapping]] = ..., saved_in: _Optional[str] = ..., boundary: _Optional[str] = ..., kill: _Optional[str] = ..., services: _Optional[_Iterable[_Union[ServiceView, _Mapping]]] = ..., flaws: _Optional[_Iterable[str]] = ..., settings: _Optional[_Union[Settings, _Mapping]] = ..., scale: _Optional[_Union[ScaleView, _Mapping]] = ..., dropped: _Optional[_Iterable[_Union[DroppedSlot, _Mapping]]] = ..., warnings: _Optional[_Iterable[str]] = ...) -> None: ...
+    commit: int
+    def __init__(self, job: _Optional[str] = ..., phase: _Optional[str] = ..., round: _Optional[int] = ..., world_size: _Optional[int] = ..., reason: _Optional[str] = ..., nnodes: _Optional[str] = ..., fault_tolerance: _Optional[str] = ..., restarts_used: _Optional[int] = ..., restarts_allowed: _Optional[int] = ..., master: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[NodeView, _Mapping]]] = ..., history: _Optional[_Iterable[_Union[HistoryEntry, _Mapping]]] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., era: _Optional[int] = ..., restored: _Optional[_Union[Version, _Mapping]] = ..., saved: _Optional[_Union[Version, _Mapping]] = ..., saved_in: _Optional[str] = ..., boundary: _Optional[str] = ..., kill: _Optional[str] = ..., services: _Optional[_Iterable[_Union[ServiceView, _Mapping]]] = ..., flaws: _Optional[_Iterable[str]] = ..., settings: _Optional[_Union[Settings, _Mapping]] = ..., scale: _Optional[_Union[ScaleView, _Mapping]] = ..., dropped: _Optional[_Iterable[_Union[DroppedSlot, _Mapping]]] = ..., warnings: _Optional[_Iterable[str]] = ..., commit: _Optional[int] = ...) -> None: ...
 
 class EventsRequest(_message.Message):
     __slots__ = ("after", "follow")

@@ -73,6 +73,8 @@ class NodeView:
     """Slots of its workers; empty outside the current world."""
     spare_slots: int = 0
     """See ``NodeInfo``."""
+    step_s: float = 0.0
+    """Seconds from commit to commit, as last reported in the current round; 0: not reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +153,8 @@ class JobStatus:
     """Slots that take no part, including those of nodes that are gone."""
     warnings: tuple[str, ...] = ()
     """Conditions that make a failure more costly: a failed checkpoint, no memory for commits."""
+    commit: int = 0
+    """Newest commit that a node has reported in the current round; reports arrive every few seconds. 0: none."""
 
 
 @dataclass(frozen=True, slots=True)
