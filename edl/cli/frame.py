@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from rich.cells import cell_len, set_cell_size
 
-from edl.cli.node_text import JobPace, kind_of, pace_of, ranks_of, rate_text, step_text
+from edl.cli.node_text import JobPace, is_slow, kind_of, pace_of, ranks_of, rate_text, step_text
 from edl.rendezvous.phrases import count, one_line
 from edl.wire.status import HistoryEntry, JobStatus, NodeView
 
@@ -27,8 +27,8 @@ _NOTICES = 3
 """Most lines of each kind in the summary: warnings, data sets."""
 _EVENTS = 3
 """Lines for events that nodes do not take."""
-_ORDER = ("stopping", "leaving", "warming", "loading", "preparing", "ready", "cordoned", "spare", "running", "done")
-"""States of nodes, the worst first. A node that is not attached is worse than all of them."""
+_SETTLED = {"running": 4, "ready": 4, "done": 5, "spare": 5, "cordoned": 3}
+"""States in which a node stays, and how bad they are; see ``_badness``."""
 
 
 class Look(enum.Enum):
@@ -154,11 +154,11 @@ def _nodes(status: JobStatus, before: JobStatus | None, width: int, height: int)
         worst = sorted(shown, key=lambda node: _badness(node, pace))
         shown, rest = worst[: height - 2], worst[height - 2 :]
     old = {node.node: _key(node) for node in before.nodes} if before is not None else {}
-    rows = [_row(node, pace) for node in shown]
+    rows = [_row(node, pace, " slowest" if width >= WIDE else " !") for node in shown]
     names = ["NODE", "STATE", "RANKS", "STEP", "HOST"] if width >= WIDE else ["NODE", "STATE", "RANKS", "STEP"]
     widths = _widths([names, *(row[: len(names)] for row in rows)], width)
     lines = [Line(_joined(names, widths), Look.HEADING)]
-    for node, row in zip(shown, rows):
+    for node, row in zip(shown, rows, strict=True):
         changed = before is not None and old.get(node.node) != _key(node)
         lines.append(Line(_joined(row[: len(names)], widths), _look(node, pace, changed)))
     if rest:
@@ -168,20 +168,25 @@ def _nodes(status: JobStatus, before: JobStatus | None, width: int, height: int)
     return lines
 
 
-def _badness(node: NodeView, pace: JobPace) -> tuple[bool, int, bool, float, int]:
-    """Sorts the worst node first: broken streams, states, the slowest node, slow ones, then by rank."""
-    state = _ORDER.index(node.state) if node.state in _ORDER else -1
-    return (node.attached, state, not node.draining, -node.step_s if pace.slowest else 0.0, node.position)
+def _badness(node: NodeView, pace: JobPace) -> tuple[int, float, int]:
+    """Sorts the worst node first: broken streams, nodes that come or go, slow ones, then the others."""
+    if not node.attached:
+        return 0, 0.0, node.position
+    if node.draining or node.state not in _SETTLED:
+        return 1, 0.0, node.position
+    if is_slow(node.step_s, pace.median_s):
+        return 2, -node.step_s, node.position
+    return _SETTLED[node.state], 0.0, node.position
 
 
 def _key(node: NodeView) -> tuple[str, str]:
     return kind_of(node), ranks_of(node)
 
 
-def _row(node: NodeView, pace: JobPace) -> list[str]:
-    slowest = " slowest" if node.node == pace.slowest else ""
-    return [one_line(text) for text in (node.node, kind_of(node), ranks_of(node), step_text(node.step_s) + slowest,
-                                        node.host)]  # fmt: skip
+def _row(node: NodeView, pace: JobPace, mark: str) -> list[str]:
+    """The cells of one node. ``mark``: follows the step time of the slowest one."""
+    step = step_text(node.step_s) + (mark if node.node == pace.slowest else "")
+    return [one_line(cell) for cell in (node.node, kind_of(node), ranks_of(node), step, node.host)]
 
 
 def _look(node: NodeView, pace: JobPace, changed: bool) -> Look:
@@ -194,7 +199,7 @@ def _look(node: NodeView, pace: JobPace, changed: bool) -> Look:
 
 def _widths(rows: Sequence[Sequence[str]], width: int) -> list[int]:
     """The widths of columns that two spaces separate; the widest ones are narrowed until all of them fit."""
-    widths = [max(cell_len(cell) for cell in column) for column in zip(*rows)]
+    widths = [max(cell_len(cell) for cell in column) for column in zip(*rows, strict=True)]
     while sum(widths) + 2 * (len(widths) - 1) > width:
         widest = max(range(len(widths)), key=lambda index: widths[index])
         widths[widest] -= 1
@@ -202,8 +207,8 @@ def _widths(rows: Sequence[Sequence[str]], width: int) -> list[int]:
 
 
 def _joined(row: Sequence[str], widths: Sequence[int]) -> str:
-    cells = (_cut(cell, room) for cell, room in zip(row, widths))
-    return "  ".join(set_cell_size(cell, room) for cell, room in zip(cells, widths)).rstrip()
+    cells = (_cut(cell, room) for cell, room in zip(row, widths, strict=True))
+    return "  ".join(set_cell_size(cell, room) for cell, room in zip(cells, widths, strict=True)).rstrip()
 
 
 def _cut(text: str, width: int) -> str:

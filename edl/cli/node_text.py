@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from edl.wire.status import JobStatus, NodeView
 
 SLOW = 1.1
-"""The slowest node is pointed out if its step time is at least this many times the median."""
+"""A node is slow if its step time is at least this many times the median."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ def pace_of(status: JobStatus) -> JobPace:
         return JobPace()
     median_s = statistics.median(node.step_s for node in reporting)
     last = max(reporting, key=lambda node: node.step_s)
-    slow = len(reporting) > 1 and last.step_s >= SLOW * median_s
+    slow = is_slow(last.step_s, median_s)
     return JobPace(
         steps_per_s=1 / median_s,
         median_s=median_s,
@@ -44,6 +44,11 @@ def pace_of(status: JobStatus) -> JobPace:
         slowest_ranks=ranks_of(last) if slow else "",
         nodes=len(reporting),
     )
+
+
+def is_slow(step_s: float, median_s: float) -> bool:
+    """Whether a node's step time is well above the median."""
+    return step_s > 0 and step_s >= SLOW * median_s
 
 
 def kind_of(node: NodeView) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -41,7 +41,7 @@ class Reading:
     """Whether the job has ended, so that polling ends."""
 
 
-async def readings(connect: Connect, pause: Callable[[], Awaitable[None]]) -> AsyncIterator[Reading]:
+async def readings(connect: Connect, pause: Callable[[], Awaitable[None]]) -> AsyncGenerator[Reading, None]:
     """Poll until the job has ended. ``pause``: sleeps between two polls.
 
     Raises ``EdlError`` if the first poll fails. Later failures are readings, because a job may be without a Master for
