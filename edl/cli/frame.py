@@ -31,7 +31,7 @@ _SETTLED = {"running": 4, "ready": 4, "done": 5, "spare": 5, "cordoned": 3}
 """States in which a node stays, and how bad they are; see ``_badness``."""
 
 
-class Look(enum.Enum):
+class LineLook(enum.Enum):
     """How a line is shown."""
 
     PLAIN = ""
@@ -45,22 +45,22 @@ class Look(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class FrameLine:
     """One line of a frame: printable characters only, and no trailing spaces."""
 
     text: str
-    look: Look = Look.PLAIN
+    look: LineLook = LineLook.PLAIN
 
 
 @dataclass(frozen=True, slots=True)
-class Screen:
+class ScreenSize:
     """The size of a terminal in character cells."""
 
     width: int
     height: int
 
 
-def frame(status: JobStatus, before: JobStatus | None, screen: Screen, problem: str = "") -> list[Line]:
+def frame(status: JobStatus, before: JobStatus | None, screen: ScreenSize, problem: str = "") -> list[FrameLine]:
     """The lines of one frame.
 
     ``before``: the status of the previous frame; nodes and events that are new or different stand out. ``problem``: why
@@ -73,26 +73,28 @@ def frame(status: JobStatus, before: JobStatus | None, screen: Screen, problem: 
     for_events = min(len(events), max(_EVENTS, left - len(status.nodes) - 3))
     for_nodes = max(0, left - (for_events + 2 if for_events else 1))
     nodes = _nodes(status, before, width, for_nodes)
-    lines = [*head, Line(""), *nodes]
+    lines = [*head, FrameLine(""), *nodes]
     if for_events:
-        lines += [Line("Last events:", Look.TITLE)]
+        lines += [FrameLine("Last events:", LineLook.TITLE)]
         lines += [_event(entry, before, width) for entry in events[:for_events]]
-    return [Line(_cut(line.text, width), line.look) for line in lines[:height]]
+    return [FrameLine(_cut(line.text, width), line.look) for line in lines[:height]]
 
 
-def _summary(status: JobStatus, width: int, problem: str) -> list[Line]:
+def _summary(status: JobStatus, width: int, problem: str) -> list[FrameLine]:
     """The job in a few lines, the most important first."""
     workers = f"{count(status.world_size, 'worker')} on {count(status.scale.nodes)}"
     title = [status.job, status.phase, f"round {status.round}", workers, f"Master {status.master or '-'}"]
-    lines = [Line(text, Look.TITLE) for text in _flow(title, width)]
+    lines = [FrameLine(text, LineLook.TITLE) for text in _flow(title, width)]
     if problem:
-        lines.insert(0, Line(one_line(problem), Look.BAD))
-    lines += [Line(text) for text in _flow([*_pace(status, pace_of(status)), *_budget(status)], width)]
-    lines.append(Line(one_line(status.reason), Look.DIM))
+        lines.insert(0, FrameLine(one_line(problem), LineLook.BAD))
+    lines += [FrameLine(text) for text in _flow([*_pace(status, pace_of(status)), *_budget(status)], width)]
+    lines.append(FrameLine(one_line(status.reason), LineLook.DIM))
     notices = [*status.warnings, *(f"incomplete: {text}" for text in status.flaws)]
-    lines += [Line(one_line(text), Look.WARNING) for text in _folded(notices, "warning")]
-    lines += [Line(one_line(text)) for text in _plans(status)]
-    lines += [Line(one_line(text)) for text in _folded([f"{one.service}: {one.text}" for one in status.services], "")]
+    lines += [FrameLine(one_line(text), LineLook.WARNING) for text in _folded(notices, "warning")]
+    lines += [FrameLine(one_line(text)) for text in _plans(status)]
+    lines += [
+        FrameLine(one_line(text)) for text in _folded([f"{one.service}: {one.text}" for one in status.services], "")
+    ]
     return lines
 
 
@@ -144,7 +146,7 @@ def _flow(items: Sequence[str], width: int) -> list[str]:
 # --- nodes -----------------------------------------------------------------------------------------------------------
 
 
-def _nodes(status: JobStatus, before: JobStatus | None, width: int, height: int) -> list[Line]:
+def _nodes(status: JobStatus, before: JobStatus | None, width: int, height: int) -> list[FrameLine]:
     """The table of nodes in at most ``height`` lines: all of them by rank, or the worst and the number of the rest."""
     if not status.nodes or height < 2:
         return []
@@ -157,14 +159,14 @@ def _nodes(status: JobStatus, before: JobStatus | None, width: int, height: int)
     rows = [_row(node, pace, " slowest" if width >= WIDE else " !") for node in shown]
     names = ["NODE", "STATE", "RANKS", "STEP", "HOST"] if width >= WIDE else ["NODE", "STATE", "RANKS", "STEP"]
     widths = _widths([names, *(row[: len(names)] for row in rows)], width)
-    lines = [Line(_joined(names, widths), Look.HEADING)]
+    lines = [FrameLine(_joined(names, widths), LineLook.HEADING)]
     for node, row in zip(shown, rows, strict=True):
         changed = before is not None and old.get(node.node) != _key(node)
-        lines.append(Line(_joined(row[: len(names)], widths), _look(node, pace, changed)))
+        lines.append(FrameLine(_joined(row[: len(names)], widths), _look(node, pace, changed)))
     if rest:
         kinds = collections.Counter(kind_of(node) for node in rest)
         sizes = ", ".join(f"{number} {kind}" for kind, number in kinds.most_common())
-        lines.append(Line(one_line(f"and {len(rest)} more: {sizes}"), Look.DIM))
+        lines.append(FrameLine(one_line(f"and {len(rest)} more: {sizes}"), LineLook.DIM))
     return lines
 
 
@@ -189,12 +191,12 @@ def _row(node: NodeView, pace: JobPace, mark: str) -> list[str]:
     return [one_line(cell) for cell in (node.node, kind_of(node), ranks_of(node), step, node.host)]
 
 
-def _look(node: NodeView, pace: JobPace, changed: bool) -> Look:
+def _look(node: NodeView, pace: JobPace, changed: bool) -> LineLook:
     if not node.attached:
-        return Look.BAD
+        return LineLook.BAD
     if changed:
-        return Look.CHANGED
-    return Look.WARNING if node.node == pace.slowest or node.draining else Look.PLAIN
+        return LineLook.CHANGED
+    return LineLook.WARNING if node.node == pace.slowest or node.draining else LineLook.PLAIN
 
 
 def _widths(rows: Sequence[Sequence[str]], width: int) -> list[int]:
@@ -219,8 +221,10 @@ def _cut(text: str, width: int) -> str:
 # --- events ----------------------------------------------------------------------------------------------------------
 
 
-def _event(entry: HistoryEntry, before: JobStatus | None, width: int) -> Line:
+def _event(entry: HistoryEntry, before: JobStatus | None, width: int) -> FrameLine:
     last = before.history[-1].number if before is not None and before.history else 0
     stamp = time.strftime("%H:%M:%S", time.localtime(entry.at_s))
     kind = f" {one_line(entry.kind):<14}" if width >= WIDE else ""
-    return Line(f"{stamp}{kind} {one_line(entry.text)}", Look.CHANGED if before and entry.number > last else Look.PLAIN)
+    return FrameLine(
+        f"{stamp}{kind} {one_line(entry.text)}", LineLook.CHANGED if before and entry.number > last else LineLook.PLAIN
+    )

@@ -82,14 +82,14 @@ def plain_reading(reading: Reading) -> dict[str, object]:
 
 
 async def _print_frame(source: AsyncIterator[Reading]) -> None:
-    from edl.cli.frame import Screen, frame
+    from edl.cli.frame import ScreenSize, frame
     from edl.cli.show import screen
 
     first = await anext(source)
     if first.status is not None:
         size = shutil.get_terminal_size()
         console = screen()
-        for line in frame(first.status, None, Screen(size.columns, size.lines)):
+        for line in frame(first.status, None, ScreenSize(size.columns, size.lines)):
             console.print(line.text, style=line.look.value, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -145,11 +145,11 @@ class LiveView:
         """Draw the frame again, for instance because the terminal has another size."""
         from rich.text import Text
 
-        from edl.cli.frame import Screen, frame
+        from edl.cli.frame import ScreenSize, frame
 
         if self._status is None:
             return
         size = self._live.console.size
-        lines = frame(self._status, self._before, Screen(size.width, size.height), self.problem)
+        lines = frame(self._status, self._before, ScreenSize(size.width, size.height), self.problem)
         text = Text("\n", no_wrap=True, overflow="crop").join(Text(line.text, line.look.value) for line in lines)
         self._live.update(text, refresh=True)

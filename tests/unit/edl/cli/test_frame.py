@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
-from edl.cli.frame import SMALLEST, Line, Look, Screen, frame
+from edl.cli.frame import SMALLEST, FrameLine, LineLook, ScreenSize, frame
 from edl.cli.node_text import kind_of, pace_of, rate_text, step_text
 from edl.wire.messages import Version
 from edl.wire.scale_requests import ScaleView
 from edl.wire.status import HistoryEntry, JobStatus, NodeView, ServiceView
 
 FRAMES = Path(__file__).parent / "frames"
-SMALL, LARGE = Screen(40, 20), Screen(80, 24)
+SMALL, LARGE = ScreenSize(40, 20), ScreenSize(80, 24)
 
 
 @pytest.fixture(autouse=True)
@@ -75,14 +75,14 @@ THOUSAND = job(
     [("three", THREE, ""), ("thousand", THOUSAND, ""), ("searching", THREE, f"looking for the Master: {EVIL}")],
     ids=lambda value: value if isinstance(value, str) and value.isalpha() else "",
 )
-def test_golden(name: str, status: JobStatus, problem: str, screen: Screen) -> None:
+def test_golden(name: str, status: JobStatus, problem: str, screen: ScreenSize) -> None:
     lines = frame(status, None, screen, problem)
     shown = "".join(f"{line.look.name:<8}|{line.text}\n" for line in lines)
     path = FRAMES / f"{name}-{screen.width}x{screen.height}.txt"
     assert shown == path.read_text()
 
 
-def texts(lines: list[Line]) -> str:
+def texts(lines: list[FrameLine]) -> str:
     return "\n".join(line.text for line in lines)
 
 
@@ -99,10 +99,10 @@ def test_the_worst_nodes_come_first_and_the_others_are_counted() -> None:
 def test_nodes_and_events_that_are_new_stand_out() -> None:
     before = job(node(0), node(1, state="stopping"))
     after = job(node(0), node(1), history=(*before.history, HistoryEntry(8, 1.8e9, "scale", "more", "", 8)))
-    changed = [line.text for line in frame(after, before, LARGE) if line.look is Look.CHANGED]
+    changed = [line.text for line in frame(after, before, LARGE) if line.look is LineLook.CHANGED]
     assert [text.split()[0] for text in changed] == ["n0001", "08:00:00"]
-    assert not [line for line in frame(after, None, LARGE) if line.look is Look.CHANGED]
-    assert not [line for line in frame(after, after, LARGE) if line.look is Look.CHANGED]
+    assert not [line for line in frame(after, None, LARGE) if line.look is LineLook.CHANGED]
+    assert not [line for line in frame(after, after, LARGE) if line.look is LineLook.CHANGED]
 
 
 def test_a_frame_never_exceeds_its_screen() -> None:
@@ -121,7 +121,7 @@ def test_a_frame_never_exceeds_its_screen() -> None:
         warnings = tuple(word(90) for _ in range(rng.randrange(6)))
         history = tuple(HistoryEntry(number, 0.0, word(9), word(150)) for number in range(rng.randrange(11)))
         status = job(*nodes, reason=word(200), job=word(50), warnings=warnings, history=history)
-        screen = Screen(rng.randrange(1, 130), rng.randrange(1, 50))
+        screen = ScreenSize(rng.randrange(1, 130), rng.randrange(1, 50))
         lines = frame(status, rng.choice((None, status)), screen, rng.choice(("", word(99))))
         assert len(lines) <= max(screen.height, SMALLEST[1])
         for line in lines:
