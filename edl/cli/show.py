@@ -177,7 +177,11 @@ def _slots(node: NodeView) -> str:
     return f"{'slot' if len(node.places) == 1 else 'slots'} {numbers} of {everything}"
 
 
+def moment(at_s: float) -> str:
+    """A point in time, in seconds since 1970, by this host's time zone."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at_s))
+
+
 def entry_line(entry: HistoryEntry) -> str:
     """One line of history."""
-    stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.at_s))
-    return f"{stamp} round {entry.round} {entry.kind:<14} {one_line(entry.text)}"
+    return f"{moment(entry.at_s)} round {entry.round} {entry.kind:<14} {one_line(entry.text)}"

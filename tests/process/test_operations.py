@@ -118,3 +118,20 @@ def test_top_watches_a_job_whose_master_goes(committing: Job) -> None:
         screen.wait_for("2 workers on 2 nodes")
         screen.process.send_signal(signal.SIGINT)  # this terminal does not control it, so Ctrl-C would not reach it
         assert screen.end() == 0
+
+
+def test_errors_after_failed_workers(tmp_path: Path, etcd: OutsideEtcd) -> None:
+    with Job(tmp_path, [etcd.endpoint], arguments=("--fail=1:5:raise", "--fail-rounds=2")) as job:
+        job.start("a", "b")
+        job.wait_world(2, after=2)
+        shown = job.cli("errors")
+        assert shown.returncode == 0, shown.stderr
+        assert shown.stdout.startswith("Incident in round 2, ")
+        assert "rank      : 1 (local_rank: 0)" in shown.stdout
+        assert "(node: b)" in shown.stdout
+        assert "traceback : Traceback (most recent call last):" in shown.stdout
+        assert shown.stdout.splitlines()[-1] == "1 earlier incident: edl errors --all"
+        plain = json.loads(job.cli("errors", "--all", "--json").stdout)
+        assert [incident["round"] for incident in plain["incidents"]] == [2, 1]
+        assert plain["incidents"][0]["failures"][0]["node"] == "b"
+        assert "restart 1 of 3" in plain["incidents"][1]["events"][0]["text"]
