@@ -121,7 +121,8 @@ def test_top_watches_a_job_whose_master_goes(committing: Job) -> None:
 
 
 def test_errors_after_failed_workers(tmp_path: Path, etcd: OutsideEtcd) -> None:
-    with Job(tmp_path, [etcd.endpoint], arguments=("--fail=1:5:raise", "--fail-rounds=2")) as job:
+    arguments = ("--fail=1:5:raise", "--fail-rounds=2")
+    with Job(tmp_path, [etcd.endpoint], options=("--slot-strikes=0",), arguments=arguments) as job:
         job.start("a", "b")
         job.wait_world(2, after=2)
         shown = job.cli("errors")
