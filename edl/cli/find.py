@@ -16,7 +16,7 @@ from edl.adapters.etcd_rpc import EtcdTls
 from edl.adapters.host_notes import HostNote, notes
 from edl.adapters.identity import Identity, identity_of, secret_at
 from edl.adapters.secret_file import secret_from
-from edl.adapters.transport import MasterClient
+from edl.adapters.transport import MasterClient, NodeClient
 from edl.errors import SettingError, StoreUnavailable, UsageError
 from edl.master.election import MasterInfo
 from edl.ports import Store
@@ -24,7 +24,7 @@ from edl.types import JobId
 from edl.wire import plain
 from edl.wire.address import address
 from edl.wire.keys import JobKeys
-from edl.wire.messages import Finish
+from edl.wire.messages import Finish, NodeInfo
 from edl.wire.secret import Secret, described, described_own, token_of
 
 SHOWN_NODES = 8
@@ -71,6 +71,13 @@ class JobClient(MasterClient):
         """The job's own token."""
         self.http = master.http
         """Address of the Master's HTTP server; empty: it has none."""
+        self.launchers: tuple[NodeInfo, ...] = ()
+        """All registered nodes, with the addresses of their launchers."""
+        self._identity = identity
+
+    def launcher(self, info: NodeInfo) -> NodeClient:
+        """A client of one node's launcher."""
+        return NodeClient(info.host, info.port, self.token, identity=self._identity)
 
 
 @contextlib.asynccontextmanager
@@ -190,7 +197,10 @@ async def _client(store: Store, keys: JobKeys, secret: Secret | None, identity: 
         if token is None:
             what = f"job {keys.job} has {described(values[keys.token])}, and this command has {described_own(secret)}"
             raise SettingError("--secret-file", "''", what, "Give the job's --secret-file, or EDL_SECRET")
-        return JobClient(keys.job, master, token, identity)
+        client = JobClient(keys.job, master, token, identity)
+        registered = sorted(key for key in values if key.startswith(keys.nodes))
+        client.launchers = tuple(plain.loads(NodeInfo, values[key]) for key in registered)
+        return client
     for entry in (entry for entry in (await store.read(keys.farewell)).entries if entry.key == keys.farewell):
         outcome = plain.loads(Finish, entry.value)
         raise NoMaster(f"job {keys.job} has ended with exit code {outcome.exit_code}: {outcome.reason}", outcome)

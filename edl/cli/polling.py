@@ -58,7 +58,7 @@ async def readings(connect: Connect, pause: Callable[[], Awaitable[None]]) -> As
         except (UsageError, StoreError, grpc.aio.AioRpcError) as error:
             if last is None:
                 raise
-            ending = _ending(error, last)
+            ending = ending_of(error, last)
             if ending:
                 yield Reading(None, ending, over=True)
                 return
@@ -67,7 +67,7 @@ async def readings(connect: Connect, pause: Callable[[], Awaitable[None]]) -> As
         await pause()
 
 
-def _ending(error: Exception, last: JobStatus) -> str:
+def ending_of(error: Exception, last: JobStatus) -> str:
     """How the job ended, if this error or the last status shows that it did; otherwise empty."""
     if isinstance(error, NoMaster) and error.outcome is not None:
         return str(error)

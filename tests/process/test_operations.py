@@ -136,3 +136,34 @@ def test_errors_after_failed_workers(tmp_path: Path, etcd: OutsideEtcd) -> None:
         assert [incident["round"] for incident in plain["incidents"]] == [2, 1]
         assert plain["incidents"][0]["failures"][0]["node"] == "b"
         assert "restart 1 of 3" in plain["incidents"][1]["events"][0]["text"]
+
+
+def test_logs_and_stacks_of_nodes_that_are_not_the_master(tmp_path: Path, etcd: OutsideEtcd) -> None:
+    """Without a shared directory, and without files at all."""
+    arguments = ("--say=\x1b[31mhello\x1b[0m", "--free")
+    with Job(tmp_path, [etcd.endpoint], arguments=arguments, options=("--log-dir=/dev/null",)) as job:
+        job.start("a")
+        job.wait_world(1)
+        job.start("b", "c")
+        seen = job.wait_world(3)
+        rank = seen.ranks("b")[0]
+        shown = job.cli("logs", f"--rank={rank}")
+        assert shown.returncode == 0, shown.stderr
+        assert f"[{rank}@b]: hello" in shown.stdout.splitlines()
+        assert "@a]" not in shown.stdout and "@c]" not in shown.stdout
+        assert "\x1b[31mhello" in job.cli("logs", "--node=b", "--raw").stdout
+        assert {line.partition("@")[2][0] for line in job.cli("logs").stdout.splitlines()} == {"a", "b", "c"}
+        plain = [json.loads(line) for line in job.cli("logs", "--json", "--node=c", "--lines=1").stdout.splitlines()]
+        assert {(line["node"], line["stderr"]) for line in plain} == {("c", True)}
+        stacks = job.cli("stacks", "--node=b")
+        assert stacks.returncode == 0, stacks.stderr
+        assert f"[{rank}@b]: Current thread " in stacks.stdout
+        assert "plain.py" in stacks.stdout
+        job.wait_steps(5, 3)  # they train on
+        with terminal(["logs", "-f", "--node=c", "--lines=0"], job) as screen:
+            job.start("d")  # a new world, in which each worker says it again
+            screen.wait_for("@c]: hello")
+            job.end_soon()
+            until(screen._ended, "the end of logs -f with the job")
+            assert screen.process.wait() == 0
+        assert set(job.exit_codes().values()) == {0}
