@@ -74,9 +74,8 @@ class Selection:
         if found.gap:
             click.echo(f"edl: some lines of node {node} are missing: more were written than are kept", err=True)
         for line in found.lines:
-            click.echo(
-                json.dumps({"node": node, **to_plain(line)}) if self.as_json else line_text(node, line, self.raw)
-            )
+            text = json.dumps({"node": node, **to_plain(line)}) if self.as_json else line_text(node, line, self.raw)
+            click.echo(text, color=True)  # otherwise click removes colours from what --raw keeps
 
 
 async def _logs(where: Where, selection: Selection, lines: int, follow: bool) -> None:
