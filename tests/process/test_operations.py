@@ -160,7 +160,8 @@ def test_logs_and_stacks_of_nodes_that_are_not_the_master(tmp_path: Path, etcd: 
         assert f"[{rank}@b]: Current thread " in stacks.stdout
         assert "plain.py" in stacks.stdout
         job.wait_steps(5, 3)  # they train on
-        with terminal(["logs", "-f", "--node=c", "--lines=0"], job) as screen:
+        with terminal(["logs", "-f", "--node=c", "--lines=1"], job) as screen:
+            screen.wait_for("@c]: hello")
             job.start("d")  # a new world, in which each worker says it again
             screen.wait_for("@c]: hello")
             job.end_soon()
