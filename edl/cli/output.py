@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from edl.agent.workers.recent_output import MOST_LINES
+from edl.cli.completion import node_names
 from edl.cli.options import job_options, where_of
 
 if TYPE_CHECKING:
@@ -23,7 +24,9 @@ POLLS = 10
 """Requests until the job's nodes are looked up again."""
 
 _rank_option = click.option("--rank", "ranks", type=click.IntRange(min=0), multiple=True, help="Only this rank.")
-_node_option = click.option("--node", "nodes", multiple=True, metavar="NODE", help="Only this node.")
+_node_option = click.option(
+    "--node", "nodes", multiple=True, metavar="NODE", help="Only this node.", shell_complete=node_names
+)
 _raw_option = click.option("--raw", is_flag=True, help="Keep control characters and escape sequences of the output.")
 
 

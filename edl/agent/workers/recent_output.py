@@ -27,7 +27,7 @@ BEGIN = 1
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _NumberedLine:
     number: int
     """Counts the lines of all workers of this launcher."""
     rank: int
@@ -38,7 +38,7 @@ class _Kept:
 
 @dataclass(slots=True)
 class _Ring:
-    lines: collections.deque[_Kept] = field(default_factory=collections.deque)
+    lines: collections.deque[_NumberedLine] = field(default_factory=collections.deque)
     size: int = 0
     """Bytes of all lines."""
     lost: int = 0
@@ -67,7 +67,7 @@ class RecentOutput:
         for line in lines[skipped:]:
             self._last += 1
             text = line if len(line) <= LINE_BYTES else line[: LINE_BYTES - len(CUT)] + CUT
-            ring.lines.append(_Kept(self._last, rank, number_of_round, stderr, text))
+            ring.lines.append(_NumberedLine(self._last, rank, number_of_round, stderr, text))
             ring.size += len(text)
         while len(ring.lines) > MOST_LINES or ring.size > MOST_BYTES:
             gone = ring.lines.popleft()
@@ -88,8 +88,8 @@ class RecentOutput:
             gap=not first and any(ring.lost > after for ring in self._rings.values()),
         )
 
-    def _lines_of(self, ring: _Ring, request: OutputRequest, after: int, first: bool) -> list[_Kept]:
-        found: list[_Kept] = []
+    def _lines_of(self, ring: _Ring, request: OutputRequest, after: int, first: bool) -> list[_NumberedLine]:
+        found: list[_NumberedLine] = []
         for kept in reversed(ring.lines):
             if kept.number <= after or (first and len(found) >= request.lines):
                 break
@@ -98,7 +98,7 @@ class RecentOutput:
         return found[::-1]
 
 
-def _oldest(lines: Sequence[_Kept]) -> Sequence[_Kept]:
+def _oldest(lines: Sequence[_NumberedLine]) -> Sequence[_NumberedLine]:
     """As many lines from the beginning as fit into an answer, at least one."""
     size = 0
     for index, kept in enumerate(lines):
@@ -108,6 +108,6 @@ def _oldest(lines: Sequence[_Kept]) -> Sequence[_Kept]:
     return lines
 
 
-def _newest(lines: Sequence[_Kept]) -> Sequence[_Kept]:
+def _newest(lines: Sequence[_NumberedLine]) -> Sequence[_NumberedLine]:
     """As many lines from the end as fit into an answer."""
     return list(reversed(_oldest(list(reversed(lines)))))
