@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from edl.cli.options import job_options, where_of
+from edl.rendezvous.phrases import one_line
 from edl.tasks import end
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ async def _live(source: AsyncIterator[Reading]) -> None:
     if drawing.cancelled():
         return
     drawing.result()
-    click.echo(view.problem)
+    click.echo(one_line(view.problem))
 
 
 class LiveView:
