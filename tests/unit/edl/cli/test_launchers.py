@@ -10,7 +10,6 @@ import pytest
 
 from edl.adapters.transport import MasterServer, NodeClient
 from edl.agent.workers.recent_output import RecentOutput
-from edl.cli import launchers as launchers_module
 from edl.cli.find import NoAnswer, NoMaster, Where
 from edl.cli.launchers import MOST_FAILURES, Launchers
 from edl.errors import UsageError
@@ -182,7 +181,7 @@ def test_a_launcher_that_still_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(job: Job, launchers: Launchers) -> None:
         monkeypatch.setattr(job.nodes[0].server, "_node", None)
         await launchers.find()
-        with pytest.raises(launchers_module.NoAnswer, match="unavailable"):
+        with pytest.raises(NoAnswer, match="unavailable"):
             await launchers.show_output(9, job.show, required=True)
 
     play(monkeypatch, scenario, nodes=("a",))

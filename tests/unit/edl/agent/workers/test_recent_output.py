@@ -49,6 +49,9 @@ def test_a_reader_that_is_too_slow_is_told() -> None:
     found = recent.read(OutputRequest(after=begin.next))
     assert found.gap and len(found.lines) == MOST_LINES
     assert not recent.read(OutputRequest(after=found.next)).gap
+    for _ in range(MOST_LINES + 1):
+        recent.add(0, 0, 1, False, [b"y"])
+    assert recent.read(OutputRequest(after=found.next)).gap
 
 
 def test_a_position_of_an_earlier_launcher_gets_all_lines() -> None:
