@@ -72,13 +72,14 @@ class Launchers:
 
         await self._ask_all(ask, show, required)
 
-    async def show_stacks(self, show: Show) -> None:
-        """Show the stacks of all workers. Raises ``NoAnswer`` if no launcher answers."""
-        await self._ask_all(lambda info, client: client.stacks(StacksRequest(self._ranks)), show, required=True)
+    async def show_stacks(self, show: Show) -> bool:
+        """Show the stacks of all workers; returns whether there are any. Raises ``NoAnswer`` if no launcher answers."""
+        return await self._ask_all(lambda info, client: client.stacks(StacksRequest(self._ranks)), show, required=True)
 
     async def _ask_all(
         self, ask: Callable[[NodeInfo, NodeClient], Awaitable[OutputLines]], show: Show, required: bool
-    ) -> None:
+    ) -> bool:
+        """Send the same request to all launchers and show their answers; returns whether there was any line."""
         calls = (ask(info, client) for info, client in self._clients.items())
         answers = await asyncio.gather(*calls, return_exceptions=True)
         silent = []
@@ -93,6 +94,7 @@ class Launchers:
             raise NoAnswer(f"{silent[0]}. It may be about to end; see edl status")
         for text in silent if required else ():
             click.echo(f"edl: {text}", err=True)
+        return any(isinstance(answer, OutputLines) and answer.lines for answer in answers)
 
     async def aclose(self) -> None:
         """Close all connections."""

@@ -100,4 +100,5 @@ async def _stacks(where: Where, selection: Selection) -> None:
 
     async with contextlib.aclosing(Launchers(where, selection.nodes, selection.ranks)) as launchers:
         await launchers.find()
-        await launchers.show_stacks(selection.show)
+        if not await launchers.show_stacks(selection.show):
+            click.echo("edl: no stacks: none of these workers runs, or they are frozen and cannot write", err=True)

@@ -123,7 +123,7 @@ def test_only_what_is_selected(monkeypatch: pytest.MonkeyPatch) -> None:
             node.write("line")
         await launchers.find()
         await launchers.show_output(9, job.show, required=True)
-        await launchers.show_stacks(job.show)
+        assert await launchers.show_stacks(job.show)
         assert job.take() == ["1@b line", "1@b stacks for (1,)"]
 
     play(monkeypatch, scenario, ranks=(1,))
