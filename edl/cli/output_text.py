@@ -33,7 +33,7 @@ def printable(text: str) -> str:
 def line_text(node: str, line: OutputLine, raw: bool) -> str:
     """One line with rank and node in front, as workers' lines look on a launcher's console."""
     rank = "-" if line.rank < 0 else str(line.rank)
-    return f"[{rank}@{node}]: {line.text if raw else printable(line.text)}"
+    return f"[{rank}@{node}]: {line.text}" if raw else f"[{rank}@{node}]: {printable(line.text)}".rstrip()
 
 
 def nodes_to_ask(

@@ -51,6 +51,7 @@ def test_a_line() -> None:
     assert line_text("node-a", line, raw=False) == "[3@node-a]: loss"
     assert line_text("node-a", line, raw=True) == "[3@node-a]: \x1b[31mloss\x1b[0m"
     assert line_text("node-a", OutputLine(-1, 1, False, "early"), raw=False) == "[-@node-a]: early"
+    assert line_text("node-a", OutputLine(0, 1, True, ""), raw=False) == "[0@node-a]:"
 
 
 def launcher(name: str) -> NodeInfo:
