@@ -152,7 +152,7 @@ class Loader(IndependentLoader):
         self._reader: FormatReader | None = None
         self._plan: StepPlan | None = None
         self._share: Share | None = None
-        self._meter = Meter(self._deps.clock)
+        self._meter = Meter(self._deps.clock, self._context.waited)
 
     # --- for framework subclasses ------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from data_service.loader.lease_client import LeaseClient
 from data_service.protocol.messages import ReadRate
@@ -16,8 +16,10 @@ PACE_S = 2.0
 class Meter:
     """The meter of one worker and one data set."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, waited: Callable[[float], None]) -> None:
+        """``waited``: called with the seconds of each wait."""
         self._clock = clock
+        self._waited = waited
         self._since_s = self._clock.now_s()
         self._records = 0
         self._waited_s = 0.0
@@ -33,7 +35,9 @@ class Meter:
         try:
             yield
         finally:
-            self._waited_s += self._clock.now_s() - began_s
+            waited_s = self._clock.now_s() - began_s
+            self._waited_s += waited_s
+            self._waited(waited_s)
 
     def tell(self, client: LeaseClient | None, name: str) -> None:
         """Send a report if one is due."""

@@ -61,6 +61,10 @@ class WorkerContext(Protocol):
         """The environment variables of this process."""
         ...
 
+    def waited(self, duration_s: float) -> None:
+        """Training has waited for data."""
+        ...
+
     def restart_leases(self) -> bool:
         """Restart the in-process lease machine, if this process has its own. Return whether it has."""
         ...
@@ -134,6 +138,10 @@ class SessionContext:
         """The environment variables of the session."""
         return sessions.current().environment
 
+    def waited(self, duration_s: float) -> None:
+        """Count the wait in the session, for the job's goodput."""
+        sessions.current().waiting_s += duration_s
+
     def restart_leases(self) -> bool:
         """Restart the lease machine of a script without a launcher."""
         self._local = None
@@ -206,6 +214,10 @@ class IndependentContext:
     def environment(self) -> Mapping[str, str]:
         """The environment variables of the session."""
         return sessions.current().environment
+
+    def waited(self, duration_s: float) -> None:
+        """Count the wait in the session, for the job's goodput."""
+        sessions.current().waiting_s += duration_s
 
     def restart_leases(self) -> bool:
         """Restart the lease machine of a script without a launcher."""

@@ -103,6 +103,8 @@ class WorkerLink(Protocol):
     """Newest commit of each slot."""
     newest: tuple[int, float] | None
     """The highest of these commits and its time on the event loop's clock; None before the first one."""
+    waits: dict[int, tuple[float, float]]
+    """Seconds that the worker of each slot has waited for its commits and for data, since its process started."""
 
     def open(self) -> None:
         """Start to accept connections."""

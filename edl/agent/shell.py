@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import statistics
 import traceback
 from collections.abc import Awaitable, Coroutine
 from dataclasses import replace
@@ -250,7 +251,7 @@ class AgentShell:
 
     def _say(self, message: AgentMessage) -> None:
         if isinstance(message, Preparing):
-            message = replace(message, holdings=self._deps.checkpoints.holdings())
+            message = replace(message, holdings=self._deps.checkpoints.holdings(), commit_age_s=self._commit_age_s())
         if self._stream is None:
             return
         self._stream.send(message)
@@ -312,6 +313,7 @@ class AgentShell:
                     sharded,
                     checkpoints.refused,
                     self._state.stopped_itself,
+                    self._commit_age_s(),
                 )
             )
 
@@ -397,7 +399,19 @@ class AgentShell:
     def _mark(self) -> Mark | None:
         """Position of this node's workers if they train in a world."""
         newest, state = self._worker_server.newest, self._state
-        return Mark(state.running_round, *newest) if newest is not None and state.underway else None
+        if newest is None or not state.underway:
+            return None
+        waits = list(self._worker_server.waits.values()) or [(0.0, 0.0)]
+        committing_s, waiting_s = (statistics.fmean(column) for column in zip(*waits, strict=True))
+        return Mark(state.running_round, *newest, committing_s, waiting_s)
+
+    def _commit_age_s(self) -> float:
+        """Seconds since the newest commit in memory, if it was made here in the last world; else 0."""
+        newest = self._worker_server.newest
+        held = max((one.version.commit for one in self._deps.checkpoints.holdings()), default=0)
+        if newest is None or newest[0] != held:
+            return 0.0
+        return max(0.0, asyncio.get_running_loop().time() - newest[1])
 
     def _watch_for_hangs(self) -> Coroutine[None, None, None]:
         deps = self._deps

@@ -120,6 +120,7 @@ class WorkerServer:
         self.progress: dict[int, int] = {}
         """Newest commit that each slot has announced, for the detection of hangs. Some workers announce none."""
         self.newest: tuple[int, float] | None = None
+        self.waits: dict[int, tuple[float, float]] = {}
         """The highest of these commits and its time on the event loop's clock; None before the first one."""
         self.address = f"edl-{os.getpid()}-{secrets.token_hex(8)}"
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -267,9 +268,9 @@ class WorkerServer:
                 self._heard(ev.WorkerEntered(born, slot, rejoins, why_not))
             case local.Parked(round=left):
                 self._heard(ev.WorkerParked(born, slot, Round(left)))
-            case local.TrainingStarted(round=joined):
+            case local.TrainingStarted(joined, connect_s, restore_s):
                 self._checkpoints.restored(slot)
-                self._heard(ev.WorkerUnderway(born, slot, Round(joined)))
+                self._heard(ev.WorkerUnderway(born, slot, Round(joined), connect_s, restore_s))
             case local.Here(hold=hold, commit=commit):
                 self._heard(ev.WorkerHere(born, slot, hold, commit))
             case local.GiveUp(exit_code=code):
@@ -278,6 +279,7 @@ class WorkerServer:
                 self._background.begin(self._grant(line, stream, self._checkpoints.want(slot, stream, size, saves)))
             case local.Committed():
                 self.progress[slot] = message.commit
+                self.waits[slot] = message.committing_s, message.waiting_s
                 if self.newest is None or message.commit > self.newest[0]:
                     self.newest = (message.commit, asyncio.get_running_loop().time())
                 self._committed(line, message)

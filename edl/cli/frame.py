@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from rich.cells import cell_len, set_cell_size
 
 from edl.cli.node_text import JobPace, is_slow, kind_of, pace_of, ranks_of, rate_text, step_text
-from edl.rendezvous.phrases import count, one_line
+from edl.rendezvous.phrases import count, goodput, one_line
 from edl.wire.status import HistoryEntry, JobStatus, NodeView
 
 SMALLEST = (20, 6)
@@ -88,6 +88,8 @@ def _summary(status: JobStatus, width: int, problem: str) -> list[FrameLine]:
     if problem:
         lines.insert(0, FrameLine(one_line(problem), LineLook.BAD))
     lines += [FrameLine(text) for text in _flow([*_pace(status, pace_of(status)), *_budget(status)], width)]
+    if status.goodput:
+        lines.append(FrameLine(f"goodput: {goodput({one.name: one.value for one in status.goodput})}"))
     lines.append(FrameLine(one_line(status.reason), LineLook.DIM))
     notices = [*status.warnings, *(f"incomplete: {text}" for text in status.flaws)]
     lines += [FrameLine(one_line(text), LineLook.WARNING) for text in _folded(notices, "warning")]

@@ -14,7 +14,7 @@ from rich.text import Text
 from edl.agent.failure_report import failure_text
 from edl.arithmetic.hyper import describe
 from edl.cli.node_text import kind_of, pace_of, ranks_of, rate_text, step_text
-from edl.rendezvous.phrases import lines_of, one_line
+from edl.rendezvous.phrases import goodput, lines_of, one_line
 from edl.wire.messages import Version
 from edl.wire.scale_requests import ScaleView
 from edl.wire.status import DroppedSlot, HistoryEntry, JobStatus, NodeView
@@ -73,6 +73,8 @@ def _lines(status: JobStatus) -> list[str]:
     if status.saved.commit:
         where = f" in {status.saved_in}" if status.saved_in else ""
         lines.append(f"Last checkpoint: {_commit(status.saved)}{where}")
+    if status.goodput:
+        lines.append(f"Goodput: {goodput({one.name: one.value for one in status.goodput})}")
     lines += [f"Warning: {text}" for text in status.warnings]
     if status.settings.number:
         lines.append(f"Settings {status.settings.number}: {describe(status.settings)}")

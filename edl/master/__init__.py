@@ -6,7 +6,8 @@
   learning rate), ``sizing``, ``resizing`` and ``autoscaling`` (the number of nodes), and ``policies``.
   ``invariants`` lists what holds after every step.
 - Its shell: ``shell``, with ``companions``, ``guarded`` (writes under the fencing token), ``history``, ``probing``,
-  ``stored`` (the record in the store), ``streams`` (the agents) and ``view`` (the status).
+  ``stored`` (the record in the store), ``streams`` (the agents), ``view`` (the status) and ``goodput`` (what the slots
+  spend their time on).
 - Machines of services beside it, such as the data service: ``service`` (the interface) and ``hosting``.
 - The election, in every launcher: ``election`` is the machine, ``candidate`` its shell.
 """

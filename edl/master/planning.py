@@ -282,8 +282,12 @@ def asked(turn: MasterTurn, message: Asked) -> None:
     elif message.purpose is Purpose.SAVE:
         if turn.underway:
             agree(turn, Purpose.SAVE, f"checkpoint requested by {message.by}")
-        else:
-            turn.note(Kind.BOUNDARY, f"checkpoint requested by {message.by}: no world with edl.State is in training")
+        elif turn.spec.independent:
+            turn.note(Kind.BOUNDARY, f"checkpoint requested by {message.by}: the workers do not step together")
+        else:  # a file asks as soon as its own node trains
+            wanted = f"checkpoint requested by {message.by}"
+            turn.note(Kind.BOUNDARY, f"{wanted}: it is written once a world with edl.State is in training")
+            turn.write(owed=wanted)
     elif message.purpose is Purpose.SET:
         hyper.asked(turn, message)
 

@@ -19,6 +19,8 @@ from edl.errors import FencedOut, StoreError
 from edl.master import events as ev
 from edl.master import service as sv
 from edl.master.companions import OVER, ChangeNotifier, Companions, PendingScaleRequest
+from edl.master.goodput.goodput import Goodput
+from edl.master.goodput.slot_times import SlotTimes
 from edl.master.guarded import GuardedStore
 from edl.master.history import KEPT, JobHistory, folded
 from edl.master.hosting import Hosted, Hosting
@@ -135,6 +137,7 @@ class MasterShell:
         listener = _Listener(self._events)
         self._lines = deps.lines(token, listener) if deps.lines is not None and self._hosting else None
         self.history = JobHistory()
+        self._goodput = Goodput(deps.wall_clock_s)
         self._notifier = ChangeNotifier()
         self._companions = Companions(deps.log)
         self._rest_s = 0.0
@@ -158,6 +161,11 @@ class MasterShell:
     def state(self) -> MasterState | None:
         """The state of the machine; None until the take-over is done."""
         return self._state
+
+    @property
+    def slot_times(self) -> SlotTimes:
+        """What the slots have spent their time on, as of the last decision."""
+        return self._goodput.times
 
     # --- the loop --------------------------------------------------------------------------------------------------
 
@@ -237,7 +245,9 @@ class MasterShell:
             for name, value in helpers.items():
                 self._lines.put(name, value)
         self._hosting.follow(record or Record(), now_s, taken_over=True)
-        await self._carry_out((), take_over(self._deps.spec, record, nodes, now_s))
+        decision = take_over(self._deps.spec, record, nodes, now_s)
+        self._goodput.load(values.get(keys.goodput), decision.state, now_s, self._deps.log)
+        await self._carry_out((), decision)
         await self._serve()
 
     async def _readable(self, kind: type[T], values: Mapping[str, bytes], prefix: str) -> list[T]:
@@ -261,11 +271,12 @@ class MasterShell:
     async def _carry_out(self, events: Sequence[ev.Event], decision: ev.Decision) -> None:
         """Write what has changed, then run the effects in order. Raises ``FencedOut``."""
         self._deps.decided(self._state, events, decision)
+        decision = self._goodput.follow(self._state, events, decision, self._deps.clock.now_s())
         record = decision.state.record
         notes = folded([effect for effect in decision.effects if isinstance(effect, ev.HistoryNote)])
         wall_s = self._deps.wall_clock_s()
         added = [self.history.make(note, record.round, wall_s) for note in notes]
-        if record != self._stored or added:
+        if record != self._stored or added or self._goodput.due:
             await self._write(record, added)
         self._state = decision.state
         self._stored = record
@@ -341,6 +352,7 @@ class MasterShell:
         for operations in earlier:  # the history may be written before the changes that it describes
             await self._store.write(operations)
         last += record_operations(keys, self._stored, record)
+        last.append(Put(keys.goodput, self._goodput.stored()))
         before = self._stored.sizing if self._stored is not None else Sizing()
         resized = record.sizing != before or not self._size_revision
         if resized:
@@ -443,7 +455,11 @@ class MasterShell:
         scale = dataclasses.replace(status.scale, waiting=waiting)
         warnings = [text for text in (self._store.trouble(),) if text]
         return dataclasses.replace(
-            status, services=self._hosting.views(), scale=scale, warnings=(*warnings, *status.warnings)
+            status,
+            services=self._hosting.views(),
+            scale=scale,
+            warnings=(*warnings, *status.warnings),
+            goodput=self._goodput.counts(now_s),
         )
 
     async def submit(self, request: ScaleRequest) -> Granted:

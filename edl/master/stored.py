@@ -99,7 +99,7 @@ def transactions(operations: Sequence[Operation]) -> Iterator[list[Operation]]:
 
 def whole_job(keys: JobKeys) -> list[Operation]:
     """The operations that delete a job's keys, except its outcome and those of its launchers."""
-    single = keys.spec, keys.origin, keys.record, keys.world, keys.scale, keys.token, keys.over
+    single = keys.spec, keys.origin, keys.record, keys.world, keys.scale, keys.goodput, keys.token, keys.over
     return [
         *(Delete(key) for key in single),
         Delete(keys.history, prefix=True),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 
 def count(number: int, noun: str = "node") -> str:
@@ -24,6 +24,32 @@ def lines_of(text: str) -> list[str]:
     """The lines of untrusted text, made safe to print like ``one_line``, but with their indentation."""
     lines = (line.expandtabs() for line in text.splitlines())
     return ["".join(letter if letter.isprintable() else " " for letter in line).rstrip() for line in lines]
+
+
+LEAST_S = 0.0005
+"""Shorter durations are not mentioned."""
+
+
+def duration(amount_s: float) -> str:
+    """A duration with about three significant digits: ``0.143 s``, ``5,310 s``."""
+    digits = 3 if amount_s < 1 else 2 if amount_s < 10 else 1 if amount_s < 100 else 0
+    return f"{amount_s:,.{digits}f} s"
+
+
+def largest(parts: Mapping[str, float]) -> str:
+    """The four largest durations, in parentheses and after a space; empty: none is worth mentioning."""
+    long = sorted((one for one in parts.items() if one[1] >= LEAST_S), key=lambda one: -one[1])[:4]
+    return f" ({', '.join(f'{name} {duration(part_s)}' for name, part_s in long)})" if long else ""
+
+
+def goodput(slot_seconds: Mapping[str, float]) -> str:
+    """A job's goodput, given its slot-seconds by use; empty: there are none."""
+    whole_s = sum(slot_seconds.values())
+    if not whole_s:
+        return ""
+    rest = {name.replace("_", " "): part_s for name, part_s in slot_seconds.items() if name != "useful"}
+    share = slot_seconds.get("useful", 0.0) / whole_s
+    return f"{share:.1%} of {duration(whole_s)} of slot time{largest(rest)}"
 
 
 def one_line(text: str) -> str:

@@ -179,6 +179,7 @@ class JobStatusDocument(Document):
     proposal: ProposalDocument
     flaws: list[str]
     warnings: list[str]
+    goodput: dict[str, Annotated[float, Meta(ge=0)]]
     conditions: list[ConditionDocument]
     nodes: list[NodeDocument]
     dropped_slots: list[DroppedSlotDocument]
@@ -263,6 +264,7 @@ def _job_status(status: JobStatus, history: Sequence[HistoryEntry]) -> JobStatus
         proposal=ProposalDocument(replicas=scale.proposal, reason=scale.proposal_reason),
         flaws=list(status.flaws),
         warnings=list(status.warnings),
+        goodput={one.name: one.value for one in status.goodput},
         conditions=[
             ConditionDocument(
                 type=one.kind,

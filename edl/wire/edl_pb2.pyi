@@ -193,7 +193,7 @@ class Attach(_message.Message):
     def __init__(self, info: _Optional[_Union[NodeInfo, _Mapping]] = ..., seen_round: _Optional[int] = ..., running_round: _Optional[int] = ..., done: bool = ..., underway: bool = ..., uses: _Optional[_Iterable[int]] = ..., saving: bool = ..., unsaved: _Optional[str] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("seen_round", "ports", "parked", "holdings", "stored", "stored_sharded", "refused", "stopped_itself")
+    __slots__ = ("seen_round", "ports", "parked", "holdings", "stored", "stored_sharded", "refused", "stopped_itself", "commit_age_s")
     SEEN_ROUND_FIELD_NUMBER: _ClassVar[int]
     PORTS_FIELD_NUMBER: _ClassVar[int]
     PARKED_FIELD_NUMBER: _ClassVar[int]
@@ -202,6 +202,7 @@ class Ready(_message.Message):
     STORED_SHARDED_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     STOPPED_ITSELF_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_AGE_S_FIELD_NUMBER: _ClassVar[int]
     seen_round: int
     ports: _containers.RepeatedScalarFieldContainer[int]
     parked: bool
@@ -210,27 +211,34 @@ class Ready(_message.Message):
     stored_sharded: bool
     refused: str
     stopped_itself: bool
-    def __init__(self, seen_round: _Optional[int] = ..., ports: _Optional[_Iterable[int]] = ..., parked: bool = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ..., stored: _Optional[_Union[Version, _Mapping]] = ..., stored_sharded: bool = ..., refused: _Optional[str] = ..., stopped_itself: bool = ...) -> None: ...
+    commit_age_s: float
+    def __init__(self, seen_round: _Optional[int] = ..., ports: _Optional[_Iterable[int]] = ..., parked: bool = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ..., stored: _Optional[_Union[Version, _Mapping]] = ..., stored_sharded: bool = ..., refused: _Optional[str] = ..., stopped_itself: bool = ..., commit_age_s: _Optional[float] = ...) -> None: ...
 
 class Preparing(_message.Message):
-    __slots__ = ("seen_round", "reason", "holdings", "stopped_itself")
+    __slots__ = ("seen_round", "reason", "holdings", "stopped_itself", "commit_age_s")
     SEEN_ROUND_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     HOLDINGS_FIELD_NUMBER: _ClassVar[int]
     STOPPED_ITSELF_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_AGE_S_FIELD_NUMBER: _ClassVar[int]
     seen_round: int
     reason: str
     holdings: _containers.RepeatedCompositeFieldContainer[Holding]
     stopped_itself: bool
-    def __init__(self, seen_round: _Optional[int] = ..., reason: _Optional[str] = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ..., stopped_itself: bool = ...) -> None: ...
+    commit_age_s: float
+    def __init__(self, seen_round: _Optional[int] = ..., reason: _Optional[str] = ..., holdings: _Optional[_Iterable[_Union[Holding, _Mapping]]] = ..., stopped_itself: bool = ..., commit_age_s: _Optional[float] = ...) -> None: ...
 
 class Underway(_message.Message):
-    __slots__ = ("round", "how")
+    __slots__ = ("round", "how", "connect_s", "restore_s")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     HOW_FIELD_NUMBER: _ClassVar[int]
+    CONNECT_S_FIELD_NUMBER: _ClassVar[int]
+    RESTORE_S_FIELD_NUMBER: _ClassVar[int]
     round: int
     how: str
-    def __init__(self, round: _Optional[int] = ..., how: _Optional[str] = ...) -> None: ...
+    connect_s: float
+    restore_s: float
+    def __init__(self, round: _Optional[int] = ..., how: _Optional[str] = ..., connect_s: _Optional[float] = ..., restore_s: _Optional[float] = ...) -> None: ...
 
 class Boundary(_message.Message):
     __slots__ = ("round", "hold", "commit")
@@ -323,14 +331,20 @@ class ServiceFromWorker(_message.Message):
     def __init__(self, service: _Optional[str] = ..., slot: _Optional[int] = ..., round: _Optional[int] = ..., body: _Optional[str] = ...) -> None: ...
 
 class Pace(_message.Message):
-    __slots__ = ("round", "commit", "step_s")
+    __slots__ = ("round", "commit", "step_s", "age_s", "commit_share", "data_share")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     COMMIT_FIELD_NUMBER: _ClassVar[int]
     STEP_S_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_SHARE_FIELD_NUMBER: _ClassVar[int]
+    DATA_SHARE_FIELD_NUMBER: _ClassVar[int]
     round: int
     commit: int
     step_s: float
-    def __init__(self, round: _Optional[int] = ..., commit: _Optional[int] = ..., step_s: _Optional[float] = ...) -> None: ...
+    age_s: float
+    commit_share: float
+    data_share: float
+    def __init__(self, round: _Optional[int] = ..., commit: _Optional[int] = ..., step_s: _Optional[float] = ..., age_s: _Optional[float] = ..., commit_share: _Optional[float] = ..., data_share: _Optional[float] = ...) -> None: ...
 
 class FromAgent(_message.Message):
     __slots__ = ("attach", "ready", "worker_failed", "workers_done", "leaving", "preparing", "underway", "boundary", "kept", "asked", "hanging", "service_from_worker", "pace", "not_kept", "not_logged")
@@ -617,7 +631,7 @@ class ServiceView(_message.Message):
     def __init__(self, service: _Optional[str] = ..., name: _Optional[str] = ..., text: _Optional[str] = ..., counts: _Optional[_Iterable[_Union[Count, _Mapping]]] = ...) -> None: ...
 
 class JobStatus(_message.Message):
-    __slots__ = ("job", "phase", "round", "world_size", "reason", "nnodes", "fault_tolerance", "restarts_used", "restarts_allowed", "master", "nodes", "history", "failures", "era", "restored", "saved", "saved_in", "boundary", "kill", "services", "flaws", "settings", "scale", "dropped", "warnings", "commit")
+    __slots__ = ("job", "phase", "round", "world_size", "reason", "nnodes", "fault_tolerance", "restarts_used", "restarts_allowed", "master", "nodes", "history", "failures", "era", "restored", "saved", "saved_in", "boundary", "kill", "services", "flaws", "settings", "scale", "dropped", "warnings", "goodput", "commit")
     JOB_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -643,6 +657,7 @@ class JobStatus(_message.Message):
     SCALE_FIELD_NUMBER: _ClassVar[int]
     DROPPED_FIELD_NUMBER: _ClassVar[int]
     WARNINGS_FIELD_NUMBER: _ClassVar[int]
+    GOODPUT_FIELD_NUMBER: _ClassVar[int]
     COMMIT_FIELD_NUMBER: _ClassVar[int]
     job: str
     phase: str
@@ -669,8 +684,9 @@ class JobStatus(_message.Message):
     scale: ScaleView
     dropped: _containers.RepeatedCompositeFieldContainer[DroppedSlot]
     warnings: _containers.RepeatedScalarFieldContainer[str]
+    goodput: _containers.RepeatedCompositeFieldContainer[Count]
     commit: int
-    def __init__(self, job: _Optional[str] = ..., phase: _Optional[str] = ..., round: _Optional[int] = ..., world_size: _Optional[int] = ..., reason: _Optional[str] = ..., nnodes: _Optional[str] = ..., fault_tolerance: _Optional[str] = ..., restarts_used: _Optional[int] = ..., restarts_allowed: _Optional[int] = ..., master: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[NodeView, _Mapping]]] = ..., history: _Optional[_Iterable[_Union[HistoryEntry, _Mapping]]] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., era: _Optional[int] = ..., restored: _Optional[_Union[Version, _Mapping]] = ..., saved: _Optional[_Union[Version, _Mapping]] = ..., saved_in: _Optional[str] = ..., boundary: _Optional[str] = ..., kill: _Optional[str] = ..., services: _Optional[_Iterable[_Union[ServiceView, _Mapping]]] = ..., flaws: _Optional[_Iterable[str]] = ..., settings: _Optional[_Union[Settings, _Mapping]] = ..., scale: _Optional[_Union[ScaleView, _Mapping]] = ..., dropped: _Optional[_Iterable[_Union[DroppedSlot, _Mapping]]] = ..., warnings: _Optional[_Iterable[str]] = ..., commit: _Optional[int] = ...) -> None: ...
+    def __init__(self, job: _Optional[str] = ..., phase: _Optional[str] = ..., round: _Optional[int] = ..., world_size: _Optional[int] = ..., reason: _Optional[str] = ..., nnodes: _Optional[str] = ..., fault_tolerance: _Optional[str] = ..., restarts_used: _Optional[int] = ..., restarts_allowed: _Optional[int] = ..., master: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[NodeView, _Mapping]]] = ..., history: _Optional[_Iterable[_Union[HistoryEntry, _Mapping]]] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., era: _Optional[int] = ..., restored: _Optional[_Union[Version, _Mapping]] = ..., saved: _Optional[_Union[Version, _Mapping]] = ..., saved_in: _Optional[str] = ..., boundary: _Optional[str] = ..., kill: _Optional[str] = ..., services: _Optional[_Iterable[_Union[ServiceView, _Mapping]]] = ..., flaws: _Optional[_Iterable[str]] = ..., settings: _Optional[_Union[Settings, _Mapping]] = ..., scale: _Optional[_Union[ScaleView, _Mapping]] = ..., dropped: _Optional[_Iterable[_Union[DroppedSlot, _Mapping]]] = ..., warnings: _Optional[_Iterable[str]] = ..., goodput: _Optional[_Iterable[_Union[Count, _Mapping]]] = ..., commit: _Optional[int] = ...) -> None: ...
 
 class EventsRequest(_message.Message):
     __slots__ = ("after", "follow")

@@ -49,6 +49,11 @@ class JobKeys:
         return f"{self.prefix}world"
 
     @property
+    def goodput(self) -> str:
+        """What the job's slots have spent their time on."""
+        return f"{self.prefix}goodput"
+
+    @property
     def over(self) -> str:
         """Exists once the job has ended, until the last launcher knows."""
         return f"{self.prefix}over"

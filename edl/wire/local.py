@@ -45,6 +45,10 @@ class TrainingStarted:
     """The worker has its state and a communicator, and starts to train."""
 
     round: int
+    connect_s: float = 0.0
+    """Seconds that forming the communicator took."""
+    restore_s: float = 0.0
+    """Seconds that restoring the state took."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +85,10 @@ class Committed:
     """The commit is to be written to the checkpoint directory."""
     others: tuple[str, ...] = ()
     """Of a sharded state: some other nodes whose workers keep the same part."""
+    committing_s: float = 0.0
+    """Seconds that training has waited for commits since this process started, this one not included."""
+    waiting_s: float = 0.0
+    """The same for data of edl's loader."""
 
 
 @dataclass(frozen=True, slots=True)

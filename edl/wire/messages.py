@@ -277,6 +277,9 @@ class Ready:
     stopped_itself: bool = False
     """The workers of the last round were killed here before the Master asked for it, because their launcher was silent:
     lost peers that other workers report are a consequence."""
+    commit_age_s: float = 0.0
+    """Seconds since the newest commit of ``holdings`` was made by workers of this node; 0: they made none in the last
+    world."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,6 +291,8 @@ class Preparing:
     holdings: tuple[Holding, ...] = ()
     stopped_itself: bool = False
     """Its workers were killed before the Master asked; see ``Ready``."""
+    commit_age_s: float = 0.0
+    """See ``Ready``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,6 +303,10 @@ class Underway:
     round: Round
     how: str
     """How each worker recovered: ``in process``, ``restarted: …``."""
+    connect_s: float = 0.0
+    """Seconds that forming the communicator took, of the slowest worker."""
+    restore_s: float = 0.0
+    """Seconds that restoring the state took, of the slowest worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,6 +387,12 @@ class Pace:
     """Number of the newest commit."""
     step_s: float
     """Seconds per commit, averaged since the last message; positive."""
+    age_s: float = 0.0
+    """Seconds since the newest commit."""
+    commit_share: float = 0.0
+    """Share of the time since the last message that the workers waited for commits; 0 to 1."""
+    data_share: float = 0.0
+    """The same for data of edl's loader."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,6 +153,8 @@ class JobStatus:
     """Slots that take no part, including those of nodes that are gone."""
     warnings: tuple[str, ...] = ()
     """Conditions that make a failure more costly: a failed checkpoint, no memory for commits."""
+    goodput: tuple[Count, ...] = ()
+    """Slot-seconds by use since the job began; see ``edl.master.goodput.slot_use.SlotUse``."""
     commit: int = 0
     """Newest commit that a node has reported in the current round; reports arrive every few seconds. 0: none."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 import traceback
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
@@ -111,12 +112,14 @@ def _join(session: Session, state: BaseState) -> None:
     while True:
         seat = session.place()
         state._ask(session, seat)
+        began_s = time.monotonic()
         if session.connect() is seat:  # else that round ended, and this one's state is not requested yet
             break
+    connected_s = time.monotonic()
     state._begin(session, seat)
     session.underway = True
     if session.link is not None:
-        session.link.send(TrainingStarted(seat.round))
+        session.link.send(TrainingStarted(seat.round, connected_s - began_s, time.monotonic() - connected_s))
 
 
 def _left(session: Session) -> bool:

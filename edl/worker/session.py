@@ -50,6 +50,8 @@ class Session:
         """The only ``State`` of this process, once ``run`` has seen it."""
         self.trainer: int | None = None
         """The thread that is inside a function called by ``run``."""
+        self.committing_s = self.waiting_s = 0.0
+        """Seconds that training has waited for commits, and for data, since this process started."""
         self.rejoins = True
         self.underway = False
         """This round's state has been restored."""

@@ -9,6 +9,7 @@ import math
 import mmap
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -229,8 +230,10 @@ class BaseState(Contents):
             # and it is made when all copies are complete.
             if self._sharded and self._part is None and turn is not BoundaryAction.STOP and not last:
                 self._part = self._agreed_part(session, seat)
+            began_s = time.monotonic()
             kept = self._keep(session, seat, save)
             session.announce(kept)
+            session.committing_s += time.monotonic() - began_s
             copied = any(isinstance(one, local.Committed) and one.stream == STATE for one in kept)
             if copied:
                 self._last = Version(seat.era, commit)
@@ -327,9 +330,8 @@ class BaseState(Contents):
             return None
         self._unkept = self._unkept and stream != STATE
         save = save and (part.saves or part.parts == 1)
-        return local.Committed(
-            stream, number, size, seat.era, self._commits, part.number, part.parts, save, part.others
-        )
+        version, waits = (seat.era, self._commits), (session.committing_s, session.waiting_s)
+        return local.Committed(stream, number, size, *version, part.number, part.parts, save, part.others, *waits)
 
     def _write_through(self, session: Session, seat: Seat, why: str) -> local.WroteThrough | None:
         """Save without memory: the first node's worker writes, and training waits for it."""

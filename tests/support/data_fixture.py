@@ -179,6 +179,9 @@ class BenchContext:
     def environment(self) -> Mapping[str, str]:
         return self.variables
 
+    def waited(self, duration_s: float) -> None:
+        """Ignored."""
+
     def restart_leases(self) -> bool:
         return False
 

@@ -111,6 +111,10 @@ class WorkerUnderway:
     round: Round
     slot: int
     joined: Round
+    connect_s: float = 0.0
+    """Seconds that forming the communicator took."""
+    restore_s: float = 0.0
+    """Seconds that restoring the state took."""
 
 
 @dataclass(frozen=True, slots=True)

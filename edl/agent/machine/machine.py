@@ -70,7 +70,6 @@ from edl.wire.messages import (
     StartRound,
     StopRound,
     Switch,
-    Underway,
     UseSlots,
     WorkerFailed,
     World,
@@ -133,7 +132,7 @@ def _tell_where(turn: AgentTurn) -> None:
     elif turn.state.phase is AgentPhase.PREPARING:
         rounds.say_preparing(turn)
     elif turn.state.underway:
-        turn.say(Underway(turn.state.running_round, rounds.ways(turn)))
+        rounds.say_underway(turn)
 
 
 def _disconnected(turn: AgentTurn, event: Disconnected) -> None:
@@ -331,7 +330,7 @@ def _parked(turn: AgentTurn, event: WorkerParked) -> None:
 def _underway(turn: AgentTurn, event: WorkerUnderway) -> None:
     worker = _worker(turn, event.round, event.slot)
     if worker is not None and not turn.state.independent:
-        rounds.underway(turn, worker, event.joined)
+        rounds.underway(turn, worker, event)
 
 
 def _here(turn: AgentTurn, event: WorkerHere) -> None:

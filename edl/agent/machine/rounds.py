@@ -10,7 +10,16 @@ from __future__ import annotations
 
 import dataclasses
 
-from edl.agent.machine.events import DumpStacks, FlushSaves, GivePlace, SignalWorkers, Start, StartAhead, TellWorkers
+from edl.agent.machine.events import (
+    DumpStacks,
+    FlushSaves,
+    GivePlace,
+    SignalWorkers,
+    Start,
+    StartAhead,
+    TellWorkers,
+    WorkerUnderway,
+)
 from edl.agent.machine.state import HAS_PROCESS, AgentPhase, Leave, Worker, WorkerStatus
 from edl.agent.machine.turn import SIGKILL, SIGTERM, AgentTurn
 from edl.types import Rank, Round
@@ -406,13 +415,20 @@ def release(turn: AgentTurn) -> None:
         turn.set(hold=0)
 
 
-def underway(turn: AgentTurn, worker: Worker, joined: Round) -> None:
+def underway(turn: AgentTurn, worker: Worker, event: WorkerUnderway) -> None:
     """A worker trains; after the last one, tell the Master how each came into the world."""
-    if worker.status is not WorkerStatus.ALIVE or joined != turn.state.running_round:
+    if worker.status is not WorkerStatus.ALIVE or event.joined != turn.state.running_round:
         return
-    turn.set_worker(worker.slot, underway=True)
+    turn.set_worker(worker.slot, underway=True, connect_s=event.connect_s, restore_s=event.restore_s)
     if turn.state.underway:
-        turn.say(Underway(joined, ways(turn)))
+        say_underway(turn)
+
+
+def say_underway(turn: AgentTurn) -> None:
+    """Tell the Master that all workers train."""
+    here = turn.state.workers
+    slowest = max((one.connect_s for one in here), default=0.0), max((one.restore_s for one in here), default=0.0)
+    turn.say(Underway(turn.state.running_round, ways(turn), *slowest))
 
 
 def ways(turn: AgentTurn) -> str:

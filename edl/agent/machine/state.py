@@ -81,6 +81,10 @@ class Worker:
     """It can leave a world and join the next one without a restart."""
     underway: bool = False
     """It has its state and a communicator, and trains."""
+    connect_s: float = 0.0
+    """Seconds that forming its last communicator took."""
+    restore_s: float = 0.0
+    """Seconds that it last took to restore the state."""
     here: int | None = None
     """Its answer to the current ``Hold``: its newest commit."""
     how: str = "started"

@@ -21,14 +21,25 @@ class Mark:
     round: Round
     commit: int
     at_s: float
+    committing_s: float = 0.0
+    """Seconds that a worker has waited for its commits so far, on average."""
+    waiting_s: float = 0.0
+    """The same for data."""
 
 
-def pace(before: Mark | None, now: Mark | None) -> Pace | None:
-    """The pace to report; None without new commits or after a change of the world."""
+def pace(before: Mark | None, now: Mark | None, now_s: float) -> Pace | None:
+    """The pace to report at ``now_s``; None without new commits or after a change of the world."""
     if before is None or now is None or before.round != now.round or not now.round:
         return None
     commits, took_s = now.commit - before.commit, now.at_s - before.at_s
-    return Pace(now.round, now.commit, took_s / commits) if commits > 0 and took_s > 0 else None
+    if commits <= 0 or took_s <= 0:
+        return None
+
+    def share(waited_s: float) -> float:
+        return min(1.0, max(0.0, waited_s / took_s))  # a new process begins to count again
+
+    shares = share(now.committing_s - before.committing_s), share(now.waiting_s - before.waiting_s)
+    return Pace(now.round, now.commit, took_s / commits, max(0.0, now_s - now.at_s), *shares)
 
 
 async def tell_pace(mark: Callable[[], Mark | None], post: Callable[[Event], None], every_s: float = EVERY_S) -> None:
@@ -37,7 +48,7 @@ async def tell_pace(mark: Callable[[], Mark | None], post: Callable[[Event], Non
     while True:
         await asyncio.sleep(every_s)
         now = mark()
-        found = pace(before, now)
+        found = pace(before, now, asyncio.get_running_loop().time())
         if found is not None:
             post(Report(found))
         if before is None or now is None or now.round != before.round or now.commit > before.commit:

@@ -113,6 +113,8 @@ class Checks:
         """Whether a worker or a service has reported that the job cannot continue."""
         self.lost_memories = 0
         """Number of in-memory checkpoints that were lost before they were written to the directory."""
+        self.stored_ns = 0
+        """Slot-nanoseconds in the stored accounts of the goodput."""
         self.owed: tuple[Version, int] | None = None
         """The checkpoint that the kill switch must leave in the directory, and ``lost_memories`` at that time: if more
         are lost, it may be missing."""

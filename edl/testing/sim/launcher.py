@@ -21,10 +21,12 @@ from edl.launch.wiring import wire
 from edl.master import events as ev
 from edl.master.candidate import Candidate
 from edl.master.election import MasterInfo
+from edl.master.goodput.stored import StoredSlotTimes
 from edl.master.shell import MasterDeps, MasterShell
 from edl.master.state import MasterState
 from edl.master.stored import record_in
 from edl.ports import Condition, Operation
+from edl.testing.sim.goodput_check import GoodputCheck, amount_ns
 from edl.testing.sim.memory_checkpoints import SimMemory
 from edl.testing.sim.node import SimCheckpoints, SimPorts, SimProcesses, SimSwitchFiles, SimWorkerLink, SimWorkers
 from edl.testing.sim.process import SimDeps, SimProcess
@@ -32,6 +34,7 @@ from edl.testing.sim.store import StoreClient
 from edl.testing.sim.transport import SimConnection, SimServer, answers, refuses
 from edl.testing.sim.workers import SimWorker
 from edl.types import FencingToken, NodeId
+from edl.wire import plain
 from edl.wire.messages import Failure, Hold, Kept, MasterMessage, NodeInfo, ServiceFromWorker, Switch
 from edl.wire.status import HistoryEntry
 
@@ -65,6 +68,7 @@ class SimLauncher(SimProcess):
         """Receives the workers' messages to services of the Master."""
         self._connection: SimConnection | None = None
         self._decision: ev.Decision | None = None
+        self._goodput_check = GoodputCheck()
         """The last decision of the Master in this process."""
         self._decided_s = 0.0
         self._token = FencingToken(0)
@@ -199,8 +203,16 @@ class SimLauncher(SimProcess):
     # --- the shells' decisions ----------------------------------------------------------------------------------------
 
     def _master_decided(self, before: MasterState | None, events: Sequence[ev.Event], decision: ev.Decision) -> None:
-        if before is not None:
-            self.deps.checks.master_stepped(before, events, decision, self.host)
+        shell = self.candidate.shell if self.candidate is not None else None
+        if before is None:
+            self._goodput_check = GoodputCheck()
+        else:
+            checks = self.deps.checks
+            checks.master_stepped(before, events, decision, self.host)
+            if shell is not None and (
+                trouble := self._goodput_check.trouble(shell.slot_times, before, checks.stored_ns)
+            ):
+                checks.fail(f"the goodput that {self.node} counts {trouble}")
         self._decision, self._decided_s = decision, self.deps.timeline.now_s
         if self.candidate is not None and self.candidate.shell is not None:
             self._token = self.candidate.shell.token
@@ -209,6 +221,9 @@ class SimLauncher(SimProcess):
         """A write has taken effect. If it wrote the Master's record, it came from the Master's last decision."""
         deps, keys, decision = self.deps, self.deps.keys, self._decision
         written = {operation.key for operation in operations}
+        if keys.goodput in written:
+            stored = deps.store.values(keys.goodput).values()  # none once the job has ended
+            deps.checks.stored_ns = sum(amount_ns(plain.loads(StoredSlotTimes, value)) for value in stored)
         if keys.spec in written and self.candidate is None:
             deps.checks.job_founded(self.node)
         if decision is None or not written & {keys.record, keys.scale}:

@@ -253,6 +253,7 @@ class SimWorkerLink:
         self.address = ""
         self.progress: dict[int, int] = {}
         self.newest: tuple[int, float] | None = None
+        self.waits: dict[int, tuple[float, float]] = {}
 
     def open(self) -> None:
         """Does nothing: simulated workers need no listener."""

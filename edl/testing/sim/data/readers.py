@@ -177,6 +177,9 @@ class SimContext:
         """The variables of the process: always none."""
         return {}
 
+    def waited(self, duration_s: float) -> None:
+        """Ignored."""
+
     def restart_leases(self) -> bool:
         """Always false: the lease machine is not in this process."""
         return False

@@ -257,6 +257,7 @@ if __name__ == "__main__":
     recipe = Recipe(packs=(Pack("dense", ("I*",)),), fill={"I2": -1}, shard_records=256, file_bytes=20_000, seed=7)
     def report(now):
         print(now.files, flush=True)
+        sys.stdin.readline()  # until the test has read this
     convert(sys.argv[1], sys.argv[2], recipe, workers=int(sys.argv[3]), progress=report)
     print("done", flush=True)
 """
@@ -272,8 +273,9 @@ def test_killed_again_and_again_it_ends_with_the_same_bytes(tmp_path: Path, work
     kills, finished = 0, False
     while not finished:
         command = [sys.executable, str(tmp_path / "program.py"), source, str(out), str(workers)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
-            assert process.stdout is not None
+        pipe = subprocess.PIPE
+        with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment) as process:
+            assert process.stdin is not None and process.stdout is not None
             began = None
             for line in process.stdout:
                 if line.strip() == "done":
@@ -284,6 +286,7 @@ def test_killed_again_and_again_it_ends_with_the_same_bytes(tmp_path: Path, work
                     process.send_signal(signal.SIGKILL)
                     kills += 1
                     break
+                print(file=process.stdin, flush=True)
             process.stdout.read()  # until the last process that has it open is gone
         assert process.returncode in (0, -signal.SIGKILL)
     assert kills >= 3

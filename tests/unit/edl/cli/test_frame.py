@@ -16,7 +16,7 @@ from edl.cli.frame import SMALLEST, FrameLine, LineLook, ScreenSize, frame
 from edl.cli.node_text import kind_of, pace_of, rate_text, step_text
 from edl.wire.messages import Version
 from edl.wire.scale_requests import ScaleView
-from edl.wire.status import HistoryEntry, JobStatus, NodeView, ServiceView
+from edl.wire.status import Count, HistoryEntry, JobStatus, NodeView, ServiceView
 
 FRAMES = Path(__file__).parent / "frames"
 SMALL, LARGE = ScreenSize(40, 20), ScreenSize(80, 24)
@@ -103,6 +103,11 @@ def test_nodes_and_events_that_are_new_stand_out() -> None:
     assert [text.split()[0] for text in changed] == ["n0001", "08:00:00"]
     assert not [line for line in frame(after, None, LARGE) if line.look is LineLook.CHANGED]
     assert not [line for line in frame(after, after, LARGE) if line.look is LineLook.CHANGED]
+
+
+def test_goodput() -> None:
+    status = job(node(0), goodput=(Count("useful", 60.0), Count("waiting", 40.0)))
+    assert "goodput: 60.0% of 100 s of slot time (waiting 40.0 s)" in texts(frame(status, None, LARGE))
 
 
 def test_a_frame_never_exceeds_its_screen() -> None:

@@ -166,6 +166,23 @@ def test_a_checkpoint_that_is_not_agreed_on_lets_all_go_on() -> None:
     assert rule.phase is Phase.RUNNING
 
 
+def test_a_checkpoint_that_is_asked_for_too_early_is_written_once_the_world_trains() -> None:
+    """A ``SAVE`` file asks when the workers of its own node train."""
+    rule = Aware(NodeRange(1, 2))
+    rule.join("a", "b")
+    rule.underway("a")
+    rule.say("a", Asked(Purpose.SAVE, "the file SAVE"))
+    assert rule.state.agreement is None
+    rule.underway("b")
+    assert rule.state.agreement is not None
+    assert rule.state.agreement.purpose is Purpose.SAVE
+    for name in "ab":
+        rule.answer(name, rule.state.agreement.number, 7)
+    assert notes(rule) == ["boundary: checkpoint requested by the file SAVE: saving commit 8"]
+    rule.wait(1.0)
+    assert rule.state.agreement is None
+
+
 def test_trouble_on_the_way_to_the_boundary_makes_it_an_interruption() -> None:
     rule = growing()
     rule.answer("a", 1, 7)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 
 import pytest
 
@@ -31,7 +32,7 @@ R1, R2 = Round(1), Round(2)
     ],
 )
 def test_pace(before: Mark | None, now: Mark | None, step_s: float | None) -> None:
-    found = pace(before, now)
+    found = pace(before, now, 100.0)
     assert (found.step_s if found is not None else None) == step_s
 
 
@@ -56,7 +57,16 @@ def test_it_is_said_only_while_somebody_commits() -> None:
             await tell_pace(lambda: next(marks), told.append, every_s=0)
 
     asyncio.run(scenario())
-    assert told == [Report(Pace(R1, 3, 2.0)), Report(Pace(R1, 4, 4.0)), Report(Pace(R2, 6, 0.5))]
+    messages = [one.message for one in told if isinstance(one, Report)]
+    paces = [dataclasses.replace(one, age_s=0.0) for one in messages if isinstance(one, Pace)]
+    assert paces == [Pace(R1, 3, 2.0), Pace(R1, 4, 4.0), Pace(R2, 6, 0.5)]
+
+
+def test_it_comes_with_the_shares_of_time_that_the_workers_waited() -> None:
+    before, now = Mark(R1, 5, 10.0, 1.0, 2.0), Mark(R1, 9, 14.0, 2.0, 5.0)
+    assert pace(before, now, 14.5) == Pace(R1, 9, 1.0, 0.5, 0.25, 0.75)
+    restarted = Mark(R1, 9, 14.0, 0.5, 10.0)
+    assert pace(before, restarted, 14.0) == Pace(R1, 9, 1.0, 0.0, 0.0, 1.0)
 
 
 @pytest.mark.parametrize(
