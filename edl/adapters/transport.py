@@ -24,6 +24,7 @@ from edl.errors import PortInUse, ProtocolError, StoreError
 from edl.wire import codec
 from edl.wire.address import address
 from edl.wire.messages import AgentMessage, Asked, MasterMessage
+from edl.wire.node_requests import OutputLines, OutputRequest, StacksRequest
 from edl.wire.purpose import Purpose
 from edl.wire.scale_requests import Granted, ScaleRequest
 from edl.wire.status import Answer, EventsRequest, HistoryEntry, JobStatus, Question
@@ -46,6 +47,8 @@ _OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),  # one connection per channel: streams are limited per connection
 ]
 DEFAULT_LEASE_TTL_S = 3.0
+STACKS_TIMEOUT_S = 15.0
+"""Seconds that a launcher may take to answer with the stacks of all its workers."""
 LEAST_CONNECT_S = 1.0
 """A newly elected Master is contacted by all nodes at once, and may need that many seconds to answer each."""
 
@@ -118,6 +121,18 @@ class MasterService(Protocol):
         ...
 
 
+class NodeService(Protocol):
+    """What each launcher answers for its own node."""
+
+    def output(self, request: OutputRequest) -> OutputLines:
+        """Recent output of the node's workers."""
+        ...
+
+    async def stacks(self, request: StacksRequest) -> OutputLines:
+        """The stacks of the node's living workers, which continue to run."""
+        ...
+
+
 class MasterServer:
     """The launcher's gRPC server, whether or not it is the Master. ``connections``: maximum number of connections."""
 
@@ -132,6 +147,7 @@ class MasterServer:
         self._identity = identity
         self._lease_ttl_s = lease_ttl_s
         self._service: MasterService | None = None
+        self._node: NodeService | None = None
         self._token = token
         self._server: grpc.aio.Server | None = None
 
@@ -146,6 +162,8 @@ class MasterServer:
             "Status": grpc.unary_unary_rpc_method_handler(self._status, small(_decode_question), codec.encode),
             "Events": grpc.unary_stream_rpc_method_handler(self._events, small(_decode_request), codec.encode),
             "Ask": grpc.unary_unary_rpc_method_handler(self._ask, small(_decode_asked), codec.encode),
+            "Output": grpc.unary_unary_rpc_method_handler(self._output, small(_decode_output), codec.encode),
+            "Stacks": grpc.unary_unary_rpc_method_handler(self._stacks, small(_decode_stacks), codec.encode),
             **{kind.__name__: self._scale_handler(kind) for kind in typing.get_args(ScaleRequest)},
         }
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
@@ -167,6 +185,10 @@ class MasterServer:
         """Answer with this Master from now on, or with none."""
         self._service = service
 
+    def serve_node(self, node: NodeService) -> None:
+        """Answer for this node from now on."""
+        self._node = node
+
     async def stop(self) -> None:
         """Stop listening; open streams end."""
         if self._server is not None:
@@ -178,6 +200,18 @@ class MasterServer:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "this launcher is not the Master")
         assert service is not None  # noqa: S101 - abort raises
         return service
+
+    async def _own_node(self, context: Any) -> NodeService:
+        if self._node is None:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "this launcher is still starting")
+        assert self._node is not None  # noqa: S101 - abort raises
+        return self._node
+
+    async def _output(self, request: OutputRequest, context: Any) -> OutputLines:
+        return (await self._own_node(context)).output(request)
+
+    async def _stacks(self, request: StacksRequest, context: Any) -> OutputLines:
+        return await (await self._own_node(context)).stacks(request)
 
     async def _join(self, requests: AsyncIterator[AgentMessage], context: Any) -> AsyncIterator[MasterMessage]:
         service = await self._serving_master(context)
@@ -311,6 +345,35 @@ class MasterClient:
         await self._channel.close()
 
 
+class NodeClient:
+    """The command line's client of one launcher."""
+
+    def __init__(
+        self, host: str, port: int, token: str, timeout_s: float = 5.0, identity: Identity | None = None
+    ) -> None:
+        self._channel = _channel(host, port, DEFAULT_LEASE_TTL_S, identity)
+        self._metadata = _metadata(token)
+        self._timeout_s = timeout_s
+
+    async def output(self, request: OutputRequest) -> OutputLines:
+        """Recent output of the node's workers. Raises ``grpc.aio.AioRpcError``."""
+        return await self._call("Output", request, self._timeout_s)
+
+    async def stacks(self, request: StacksRequest) -> OutputLines:
+        """The stacks of the node's workers. Raises ``grpc.aio.AioRpcError``."""
+        return await self._call("Stacks", request, STACKS_TIMEOUT_S)
+
+    async def _call(self, name: str, request: OutputRequest | StacksRequest, timeout_s: float) -> OutputLines:
+        method = self._channel.unary_unary(f"/{SERVICE}/{name}", codec.encode, _decode_lines)
+        reply: Any = method(request, metadata=self._metadata, timeout=timeout_s)
+        lines: OutputLines = await reply
+        return lines
+
+    async def close(self) -> None:
+        """Close the gRPC channel; running calls end."""
+        await self._channel.close()
+
+
 async def refuses(host: str, port: int, timeout_s: float = 1.0) -> bool:
     """Whether the host refuses connections on the port. Silence and success both count as no."""
     try:
@@ -348,6 +411,18 @@ def _decode_request(data: bytes) -> EventsRequest:
 
 def _decode_asked(data: bytes) -> Asked:
     return codec.decode(Asked, data)
+
+
+def _decode_output(data: bytes) -> OutputRequest:
+    return codec.decode(OutputRequest, data)
+
+
+def _decode_stacks(data: bytes) -> StacksRequest:
+    return codec.decode(StacksRequest, data)
+
+
+def _decode_lines(data: bytes) -> OutputLines:
+    return codec.decode(OutputLines, data)
 
 
 def _decode_answer(data: bytes) -> Answer:

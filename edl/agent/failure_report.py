@@ -44,11 +44,12 @@ def text_report(
     return "\n".join([*lines, SECTION, "Failures:", *(others or [NO_OTHERS]), SECTION, ROOT_CAUSE, *root, RULE])
 
 
-def failure_text(failures: Sequence[Failure]) -> str:
-    """A report on failures that the job has survived. ``failures``: at least one, root cause first."""
+def failure_text(failures: Sequence[Failure], *, every: bool = False) -> str:
+    """A report on failures that the job has survived. ``failures``: at least one, root cause first. ``every``: show the
+    traceback of each failure that is no consequence, not only of the root cause."""
     lines = [ROOT_CAUSE, *_block(0, failures[0], full=True)]
     for index, failure in enumerate(failures[1:], start=1):
-        lines += _block(index, failure)
+        lines += _block(index, failure, full=every and not failure.peer_loss)
     return "\n".join(lines)
 
 

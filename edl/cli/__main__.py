@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from edl import __version__
-from edl.cli import data, size
+from edl.cli import data, errors, output, size, top
 from edl.cli.options import job_options, wait_option, where_of
 from edl.errors import EdlError
 from edl.exit_codes import ExitCode
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 class _Commands(click.Group):
-    """Answers an unknown command with the list of commands. click would suggest the most similar name, which for
-    ``top`` is ``stop``."""
+    """Answers an unknown command with the list of commands. click would suggest the most similar name, which may be
+    ``stop``."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -90,6 +90,10 @@ def set_(as_json: bool, wait: bool, settings: tuple[str, ...], **where: str) -> 
 
 
 edl.add_command(data.data)
+edl.add_command(top.top)
+edl.add_command(errors.errors)
+edl.add_command(output.logs)
+edl.add_command(output.stacks)
 for _command in size.COMMANDS:
     edl.add_command(_command)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import grpc
 import grpc.aio
@@ -16,15 +16,15 @@ from edl.adapters.etcd_rpc import EtcdTls
 from edl.adapters.host_notes import HostNote, notes
 from edl.adapters.identity import Identity, identity_of, secret_at
 from edl.adapters.secret_file import secret_from
-from edl.adapters.transport import MasterClient
+from edl.adapters.transport import MasterClient, NodeClient
 from edl.errors import SettingError, StoreUnavailable, UsageError
 from edl.master.election import MasterInfo
 from edl.ports import Store
-from edl.types import JobId, NodeId
+from edl.types import JobId
 from edl.wire import plain
 from edl.wire.address import address
 from edl.wire.keys import JobKeys
-from edl.wire.messages import Finish
+from edl.wire.messages import Finish, NodeInfo
 from edl.wire.secret import Secret, described, described_own, token_of
 
 SHOWN_NODES = 8
@@ -71,24 +71,30 @@ class JobClient(MasterClient):
         """The job's own token."""
         self.http = master.http
         """Address of the Master's HTTP server; empty: it has none."""
+        self.launchers: tuple[NodeInfo, ...] = ()
+        """All registered nodes, with the addresses of their launchers."""
+        self._identity = identity
+
+    def launcher(self, info: NodeInfo) -> NodeClient:
+        """A client of one node's launcher."""
+        return NodeClient(info.host, info.port, self.token, identity=self._identity)
 
 
 @contextlib.asynccontextmanager
 async def master_of(where: Where) -> AsyncIterator[JobClient]:
     """A client of the job's Master. Raises ``UsageError`` with advice when there is none."""
-    note = HostNote(JobId(where.job), NodeId(""), where.endpoints) if where.endpoints else _job_here(where.job)
-    file = where.secret_file or ("" if where.secret else note.secret_file)
-    secret, _ = secret_from(file, where.secret, note.job)
+    where = located(where)
+    secret, _ = secret_from(where.secret_file, where.secret, JobId(where.job))
     identity = identity_of(secret) if secret is not None else None
-    tls = where.tls or await _proof(note.endpoints, identity)
-    store = EtcdStore(note.endpoints, tls=tls, user=where.user, password=where.password)
+    tls = where.tls or await _proof(where.endpoints, identity)
+    store = EtcdStore(where.endpoints, tls=tls, user=where.user, password=where.password)
     try:
-        job = JobId(note.job or await _only_job(store))
+        job = JobId(where.job or await _only_job(store))
         client = await _client(store, JobKeys(job), secret, identity)
-        client.door = door_of(note.endpoints, secret, own=tls is None or tls is not identity)
+        client.door = door_of(where.endpoints, secret, own=tls is None or tls is not identity)
     except StoreUnavailable:
         if tls is None:
-            await refuse_other_secret(note.endpoints, None)
+            await refuse_other_secret(where.endpoints, None)
         raise
     finally:
         await store.close()
@@ -98,6 +104,17 @@ async def master_of(where: Where) -> AsyncIterator[JobClient]:
         raise NoAnswer(_silence(client, error)) from error
     finally:
         await client.close()
+
+
+def located(where: Where) -> Where:
+    """Fill in job, store and secret file from the launchers of this host, unless the store is given. A command that
+    asks repeatedly does this once, so that it goes on when the launcher of this host has ended. Raises
+    ``UsageError``."""
+    if where.endpoints:
+        return where
+    note = _job_here(where.job)
+    file = where.secret_file or ("" if where.secret else note.secret_file)
+    return replace(where, job=note.job, endpoints=tuple(note.endpoints), secret_file=file)
 
 
 def _who_elects(values: Mapping[str, bytes], keys: JobKeys) -> str:
@@ -180,7 +197,10 @@ async def _client(store: Store, keys: JobKeys, secret: Secret | None, identity: 
         if token is None:
             what = f"job {keys.job} has {described(values[keys.token])}, and this command has {described_own(secret)}"
             raise SettingError("--secret-file", "''", what, "Give the job's --secret-file, or EDL_SECRET")
-        return JobClient(keys.job, master, token, identity)
+        client = JobClient(keys.job, master, token, identity)
+        registered = sorted(key for key in values if key.startswith(keys.nodes))
+        client.launchers = tuple(plain.loads(NodeInfo, values[key]) for key in registered)
+        return client
     for entry in (entry for entry in (await store.read(keys.farewell)).entries if entry.key == keys.farewell):
         outcome = plain.loads(Finish, entry.value)
         raise NoMaster(f"job {keys.job} has ended with exit code {outcome.exit_code}: {outcome.reason}", outcome)

@@ -7,11 +7,14 @@ import time
 from collections.abc import Sequence
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from edl.agent.failure_report import failure_text
 from edl.arithmetic.hyper import describe
-from edl.rendezvous.phrases import goodput
+from edl.cli.node_text import kind_of, pace_of, ranks_of, rate_text, step_text
+from edl.rendezvous.phrases import goodput, lines_of, one_line
 from edl.wire.messages import Version
 from edl.wire.scale_requests import ScaleView
 from edl.wire.status import DroppedSlot, HistoryEntry, JobStatus, NodeView
@@ -36,15 +39,15 @@ def show_status(
     """Print the job on one screen: summary, nodes, the Master's last events, errors. ``everything``: list all nodes."""
     workers = f"{status.world_size} worker{'' if status.world_size == 1 else 's'}"
     console.print(
-        f"[bold]{status.job}[/]  {status.phase}  round {status.round}, {workers}  "
+        f"[bold]{escape(one_line(status.job))}[/]  {status.phase}  round {status.round}, {workers}  "
         f"nodes {status.nnodes} ({status.fault_tolerance})  "
-        f"restarts {status.restarts_used} of {status.restarts_allowed}  Master {status.master}",
+        f"restarts {status.restarts_used} of {status.restarts_allowed}  Master {escape(one_line(status.master))}",
         soft_wrap=True,
     )
-    console.print(status.reason, style="italic", markup=False, soft_wrap=True)
+    console.print(one_line(status.reason), style="italic", markup=False, soft_wrap=True)
     access = [f"Access: {door}"] if door else []
     for line in [*access, *_lines(status), *([f"HTTP: {http}/v1/jobs/{status.job}"] if http else [])]:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        console.print(one_line(line), markup=False, highlight=False, soft_wrap=True)
     listed = status.nodes if everything or len(status.nodes) <= SCREEN else _unusual(status)
     if len(listed) < len(status.nodes):
         console.print(_summary(status, len(listed)), markup=False, highlight=False, soft_wrap=True)
@@ -57,7 +60,7 @@ def show_status(
     if status.failures:
         causes = sorted(status.failures, key=lambda failure: failure.peer_loss)
         console.print("Last incident:")
-        console.print(failure_text(causes), markup=False, highlight=False, soft_wrap=True)
+        console.print("\n".join(lines_of(failure_text(causes))), markup=False, highlight=False, soft_wrap=True)
 
 
 def _lines(status: JobStatus) -> list[str]:
@@ -66,6 +69,7 @@ def _lines(status: JobStatus) -> list[str]:
     if any(node.underway for node in status.nodes):
         began = f"from {_commit(status.restored)}" if status.restored.commit else "without a checkpoint"
         lines.append(f"State: era {status.era}, began {began}")
+    lines += pace_lines(status)
     if status.saved.commit:
         where = f" in {status.saved_in}" if status.saved_in else ""
         lines.append(f"Last checkpoint: {_commit(status.saved)}{where}")
@@ -82,6 +86,16 @@ def _lines(status: JobStatus) -> list[str]:
     if status.kill:
         lines.append(f"Ending: stop requested by {status.kill}")
     return lines
+
+
+def pace_lines(status: JobStatus) -> list[str]:
+    """How fast the job trains; empty if no node has reported it."""
+    pace = pace_of(status)
+    if not pace.nodes:
+        return []
+    slowest = f"; slowest {pace.slowest} (ranks {pace.slowest_ranks}) {step_text(pace.slowest_s)}"
+    line = f"Pace: {rate_text(pace.steps_per_s)}, a step takes {step_text(pace.median_s)}"
+    return [f"{line}{slowest if pace.slowest else ''}; newest commit {status.commit}"]
 
 
 def _dropped(one: DroppedSlot) -> str:
@@ -126,22 +140,16 @@ def _commit(version: Version) -> str:
     return f"commit {version.commit} of era {version.era}"
 
 
-def _kind(node: NodeView) -> str:
-    """The kind by which nodes are counted: state, draining, attached."""
-    leaving = ", draining" if node.draining else ""
-    return f"{node.state}{leaving}" if node.attached else f"{node.state}{leaving}, not attached"
-
-
 def _unusual(status: JobStatus) -> tuple[NodeView, ...]:
     """Nodes of all kinds but the most frequent one, the rarest kind first."""
-    sizes = collections.Counter(_kind(node) for node in status.nodes)
+    sizes = collections.Counter(kind_of(node) for node in status.nodes)
     usual = sizes.most_common(1)[0][0]
-    others = [node for node in status.nodes if _kind(node) != usual]
-    return tuple(sorted(others, key=lambda node: sizes[_kind(node)])[:SCREEN])
+    others = [node for node in status.nodes if kind_of(node) != usual]
+    return tuple(sorted(others, key=lambda node: sizes[kind_of(node)])[:SCREEN])
 
 
 def _summary(status: JobStatus, listed: int) -> str:
-    sizes = collections.Counter(_kind(node) for node in status.nodes)
+    sizes = collections.Counter(kind_of(node) for node in status.nodes)
     kinds = ", ".join(f"{number} {kind}" for kind, number in sizes.most_common())
     rest = "the others below; " if listed == len(status.nodes) - sizes.most_common(1)[0][1] else "some below; "
     return f"{len(status.nodes)} nodes: {kinds} ({rest if listed else ''}--all lists them)"
@@ -149,13 +157,16 @@ def _summary(status: JobStatus, listed: int) -> str:
 
 def _table(status: JobStatus, nodes: Sequence[NodeView]) -> Table:
     names = ["NODE", "STATE", "RANKS", "SLOTS", "HOST", "ATTACHED"]
-    ways = any(node.underway for node in status.nodes)
-    table = Table(*names, *(("UNDERWAY",) if ways else ()), box=None, pad_edge=False)
+    ways, paced = any(node.underway for node in status.nodes), any(node.step_s for node in status.nodes)
+    names += ["STEP"] if paced else []
+    names += ["UNDERWAY"] if ways else []
+    table = Table(*names, box=None, pad_edge=False)
     for node in nodes:
-        ranks = _ranks(node.first_rank, len(node.places) or node.slots) if node.first_rank >= 0 else "-"
         state = f"{node.state}, draining" if node.draining else node.state
-        row = [node.node, state, ranks, _slots(node), node.host, "yes" if node.attached else "no"]
-        table.add_row(*row, *((node.how or ("yes" if node.underway else "no"),) if ways else ()))
+        row = [node.node, state, ranks_of(node), _slots(node), node.host, "yes" if node.attached else "no"]
+        row += [step_text(node.step_s)] if paced else []
+        row += [node.how or ("yes" if node.underway else "no")] if ways else []
+        table.add_row(*(Text(cell) for cell in map(one_line, row)))
     return table
 
 
@@ -168,12 +179,11 @@ def _slots(node: NodeView) -> str:
     return f"{'slot' if len(node.places) == 1 else 'slots'} {numbers} of {everything}"
 
 
-def _ranks(first: int, slots: int) -> str:
-    """``0-3``, or ``4`` for a single rank."""
-    return str(first) if slots == 1 else f"{first}-{first + slots - 1}"
+def moment(at_s: float) -> str:
+    """A point in time, in seconds since 1970, by this host's time zone."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at_s))
 
 
 def entry_line(entry: HistoryEntry) -> str:
     """One line of history."""
-    stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.at_s))
-    return f"{stamp} round {entry.round} {entry.kind:<14} {entry.text}"
+    return f"{moment(entry.at_s)} round {entry.round} {entry.kind:<14} {one_line(entry.text)}"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edl.cli.completion import node_names
 from edl.cli.options import job_options, reason_option, wait_option, where_of
 from edl.config import MAX_NODES
 from edl.errors import UsageError
@@ -71,7 +72,7 @@ def scale(
 @job_options
 @wait_option
 @reason_option
-@click.argument("nodes", nargs=-1, required=True, metavar="NODE…")
+@click.argument("nodes", nargs=-1, required=True, metavar="NODE…", shell_complete=node_names)
 @click.option(
     "--deadline",
     type=click.FloatRange(min=0),
@@ -101,7 +102,7 @@ def drain(
 @wait_option
 @reason_option
 @_device_option
-@click.argument("node")
+@click.argument("node", shell_complete=node_names)
 def cordon(node: str, device: str, reason: str, wait: bool, as_json: bool, **where: str) -> None:
     """Exclude a node, or one slot of it, from training until it is uncordoned. Its launcher stays."""
     _run(_SizeCommand(where, as_json, wait).cordon(node, device, reason, wanted=True))
@@ -112,7 +113,7 @@ def cordon(node: str, device: str, reason: str, wait: bool, as_json: bool, **whe
 @wait_option
 @reason_option
 @_device_option
-@click.argument("node")
+@click.argument("node", shell_complete=node_names)
 def uncordon(node: str, device: str, reason: str, wait: bool, as_json: bool, **where: str) -> None:
     """Let a cordoned node, or a dropped slot, take part again."""
     _run(_SizeCommand(where, as_json, wait).cordon(node, device, reason, wanted=False))

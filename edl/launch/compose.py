@@ -417,6 +417,7 @@ def _agent(
     )
     base = {**deps.base, **pservers.environment_of(settings.servers)}
     workers = WorkerGroup(processes, spec, node, base, deps.logs, workers_deps, log, wall_clock_s)
+    deps.server.serve_node(workers)
     manager = deps.checkpoint_manager
     return AgentShell(
         AgentDeps(

@@ -20,6 +20,12 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(names[:LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
+def lines_of(text: str) -> list[str]:
+    """The lines of untrusted text, made safe to print like ``one_line``, but with their indentation."""
+    lines = (line.expandtabs() for line in text.splitlines())
+    return ["".join(letter if letter.isprintable() else " " for letter in line).rstrip() for line in lines]
+
+
 LEAST_S = 0.0005
 """Shorter durations are not mentioned."""
 

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from google.protobuf.message import DecodeError, Message
 
 from edl.errors import ProtocolError
-from edl.wire import edl_pb2, messages, status
+from edl.wire import edl_pb2, messages, node_requests, status
 from edl.wire.messages import AgentMessage, MasterMessage
 from edl.wire.scale_requests import Granted, ScaleRequest
 
@@ -110,6 +110,9 @@ Loose = (
     | status.Question
     | status.EventsRequest
     | status.Answer
+    | node_requests.OutputRequest
+    | node_requests.StacksRequest
+    | node_requests.OutputLines
     | messages.Asked
     | ScaleRequest
     | Granted

@@ -696,6 +696,44 @@ class EventsRequest(_message.Message):
     follow: bool
     def __init__(self, after: _Optional[int] = ..., follow: bool = ...) -> None: ...
 
+class OutputRequest(_message.Message):
+    __slots__ = ("ranks", "lines", "after")
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    LINES_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    ranks: _containers.RepeatedScalarFieldContainer[int]
+    lines: int
+    after: int
+    def __init__(self, ranks: _Optional[_Iterable[int]] = ..., lines: _Optional[int] = ..., after: _Optional[int] = ...) -> None: ...
+
+class StacksRequest(_message.Message):
+    __slots__ = ("ranks",)
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    ranks: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, ranks: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class OutputLine(_message.Message):
+    __slots__ = ("rank", "round", "stderr", "text")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    STDERR_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    round: int
+    stderr: bool
+    text: str
+    def __init__(self, rank: _Optional[int] = ..., round: _Optional[int] = ..., stderr: bool = ..., text: _Optional[str] = ...) -> None: ...
+
+class OutputLines(_message.Message):
+    __slots__ = ("lines", "next", "gap")
+    LINES_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    GAP_FIELD_NUMBER: _ClassVar[int]
+    lines: _containers.RepeatedCompositeFieldContainer[OutputLine]
+    next: int
+    gap: bool
+    def __init__(self, lines: _Optional[_Iterable[_Union[OutputLine, _Mapping]]] = ..., next: _Optional[int] = ..., gap: bool = ...) -> None: ...
+
 class Answer(_message.Message):
     __slots__ = ("text", "ok")
     TEXT_FIELD_NUMBER: _ClassVar[int]

@@ -19,11 +19,11 @@ from tests.process.harness import DEADLINE_S, Job, OutsideEtcd
 
 
 def test_no_command_is_mistaken_for_another(tmp_path: Path, etcd: OutsideEtcd) -> None:
-    """The nearest name to ``top`` would be ``stop``."""
+    """The nearest name to ``sop`` would be ``stop``."""
     with Job(tmp_path, [etcd.endpoint]) as job:
-        asked = job.cli("top")
+        asked = job.cli("sop")
         assert asked.returncode == ExitCode.USAGE
-        assert "no such command: top. Commands: " in asked.stderr and "`edl status` shows a job" in asked.stderr
+        assert "no such command: sop. Commands: " in asked.stderr and "`edl status` shows a job" in asked.stderr
         assert "mean" not in asked.stderr
 
 

@@ -40,6 +40,8 @@ class StreamPlan:
     """File for the lines that contain one of ``filters``, with the prefix; several streams may write to it."""
     filters: tuple[bytes, ...] = ()
     bounds: Bounds = UNBOUNDED
+    keep: Callable[[list[bytes]], None] = lambda lines: None
+    """Gets all lines, to keep the last ones in memory."""
 
 
 class OutputStream:
@@ -131,6 +133,7 @@ class OutputStream:
             self._emit(lines)
 
     def _emit(self, lines: list[bytes]) -> None:
+        self._plan.keep(lines)
         if self._plan.console is not None:
             text = b"".join(self._plan.prefix + line + b"\n" for line in lines)
             try:

@@ -36,6 +36,7 @@ from edl.agent.workers.log_paths import (
 from edl.agent.workers.log_retention import LogPieces, part_bytes
 from edl.agent.workers.logs import OutputStream, StreamPlan
 from edl.agent.workers.paddle_environment import shortened, too_long
+from edl.agent.workers.recent_output import RecentOutput
 from edl.agent.workers.writer_thread import Scribe, in_loop, said_by_loop
 from edl.config import LogPlan, StreamTarget
 from edl.wire.messages import World
@@ -140,6 +141,8 @@ class Outputs:
         self._environment = environment
         self._log = log
         self._path_each_round = path_each_round
+        self.recent = RecentOutput()
+        """The last lines of all workers."""
         self._made: dict[tuple[str, int], int] = {}
         self._scribe = Scribe()
         self._pieces = LogPieces(plan.rounds, plan.most_bytes)
@@ -298,6 +301,7 @@ class Outputs:
             filtered=Path(files.filtered(name)) if both and filters else None,
             filters=tuple(text.encode() for text in filters) if both else (),
             bounds=self._bounds(attempt.folder),
+            keep=functools.partial(self.recent.add, attempt.local_rank, attempt.rank, attempt.round, stderr),
         )
 
     def _note(self, files: WorkerFiles, environment: Mapping[str, str]) -> None:

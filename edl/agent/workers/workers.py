@@ -6,7 +6,7 @@ import asyncio
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edl.agent.machine.diagnosis import last_words
 from edl.agent.machine.events import WorkerEnded
@@ -21,6 +21,7 @@ from edl.ports import Processes
 from edl.types import NodeId, Round
 from edl.wire.local import AGENT_VARIABLE, Seat
 from edl.wire.messages import Member, World
+from edl.wire.node_requests import OutputLines, OutputRequest, StacksRequest
 
 CANNOT_START = 127
 """Exit status reported for a worker that could not be created, as a shell does for a missing program."""
@@ -74,6 +75,7 @@ class WorkerGroup:
         self._outputs.ask_busy(lambda: {one.output.files.attempt.folder for one in self._running.values()})
         self._memory = OutOfMemory()
         self._timeout_s = TIMEOUT_S
+        self._stacks_lock = asyncio.Lock()
 
     def meet_at(self, worker_server: str) -> None:
         """Set the address at which workers find their agent."""
@@ -178,13 +180,28 @@ class WorkerGroup:
         for worker in list(self._running.values()):
             await self._processes.forward(worker.pid, number)
 
-    async def dump_stacks(self) -> None:
-        """Have all workers write the stacks of their threads to stderr, one after another.
+    def output(self, request: OutputRequest) -> OutputLines:
+        """Recent output of the workers, those that have ended included."""
+        return self._outputs.recent.read(request)
+
+    async def stacks(self, request: StacksRequest) -> OutputLines:
+        """The stacks of living workers: what these write to stderr while they dump them, which their logs get too."""
+        async with self._stacks_lock:  # one caller would get the stacks of another
+            before = self._outputs.recent.last
+            await self.dump_stacks(request.ranks)
+            found = self._outputs.recent.read(OutputRequest(request.ranks, after=before))
+        return replace(found, lines=tuple(line for line in found.lines if line.stderr))
+
+    async def dump_stacks(self, ranks: tuple[int, ...] = ()) -> None:
+        """Have workers write the stacks of their threads to stderr, one after another; all of them if ``ranks`` is
+        empty.
 
         Returns when they have, since the next signal may end them.
         """
         budget = _TimeBudget(_STACKS_BEGIN_S)
         for worker in sorted(self._running.values(), key=lambda worker: worker.slot):
+            if ranks and worker.output.files.attempt.rank not in ranks:
+                continue
             local_rank = worker.output.files.attempt.local_rank
             self._log(f"stacks of local rank {local_rank} (process {worker.pid}), in its stderr:")
             before = worker.output.stderr.received

@@ -25,7 +25,7 @@ class Decoded:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
-        for name in ("_decode_question", "_decode_request", "_decode_asked"):
+        for name in ("_decode_question", "_decode_request", "_decode_asked", "_decode_output", "_decode_stacks"):
             monkeypatch.setattr(transport, name, self._decode)
         for name in ("decode", "decode_agent"):
             monkeypatch.setattr(codec, name, self._decode)
@@ -66,7 +66,7 @@ def serve(body: Any) -> None:
 
 
 @pytest.mark.parametrize("token", [None, "", "wrong", "righ"])
-@pytest.mark.parametrize("method", ["Status", "Events", "Ask", "Drain", "Stop", "Join"])
+@pytest.mark.parametrize("method", ["Status", "Events", "Ask", "Drain", "Stop", "Join", "Output", "Stacks"])
 def test_nothing_is_decoded_without_the_token(monkeypatch: pytest.MonkeyPatch, method: str, token: str | None) -> None:
     decoded = Decoded(monkeypatch)
 
@@ -77,7 +77,7 @@ def test_nothing_is_decoded_without_the_token(monkeypatch: pytest.MonkeyPatch, m
     assert decoded.count == 0
 
 
-@pytest.mark.parametrize("method", ["Status", "Events", "Ask", "Drain"])
+@pytest.mark.parametrize("method", ["Status", "Events", "Ask", "Drain", "Output", "Stacks"])
 def test_what_asks_for_something_is_short(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     decoded = Decoded(monkeypatch)
 

@@ -22,6 +22,7 @@ from edl.config import JobSpec, LogPlan, NodeRange
 from edl.errors import WorkerStartError
 from edl.types import Incarnation, JobId, NodeId, Rank, Round
 from edl.wire.messages import Member, World
+from edl.wire.node_requests import OutputRequest, StacksRequest
 from edl.wire.process_events import ProcessEvent
 
 WORLD = World(
@@ -238,6 +239,50 @@ def test_a_worker_that_writes_no_stacks_is_not_waited_for_for_long(
         bench.processes.stacks = {1001: b"Thread 2\n"}
         await asyncio.wait_for(bench.group.dump_stacks(), 10)
         assert bench.processes.dumped == [1000, 1001]
+
+    play(bench, scenario)
+
+
+def test_recent_output_has_the_ranks_of_its_workers(tmp_path: Path) -> None:
+    """Also of workers that have ended, and before files are written."""
+    bench = Bench(tmp_path)
+
+    async def scenario() -> None:
+        await bench.group.start(WORLD, (0, 1))
+        bench.processes.write(1000, stdout=b"loss 1\nloss", stderr=b"warning\n")
+        bench.processes.write(1001, stdout=b"loss 2\n")
+        await bench.group.ended(1000, 0)
+        while len(bench.group.output(OutputRequest()).lines) < 4:  # noqa: ASYNC110 - a pipe is read in the loop
+            await asyncio.sleep(0.001)
+        found = bench.group.output(OutputRequest((1,)))
+        assert [(line.rank, line.round, line.stderr, line.text) for line in found.lines] == [
+            (1, 3, False, "loss 1"), (1, 3, False, "loss"), (1, 3, True, "warning")]  # fmt: skip
+        bench.group.seat(dataclasses.replace(WORLD, round=Round(4)), 1, "secret")  # it lives on
+        bench.processes.write(1001, stdout=b"loss 3\n")
+        while not bench.group.output(OutputRequest(after=found.next)).lines:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        (line,) = bench.group.output(OutputRequest(after=found.next)).lines
+        assert (line.rank, line.round, line.text) == (2, 4, "loss 3")
+
+    play(bench, scenario)
+
+
+def test_stacks_on_request_are_those_of_the_named_ranks(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+
+    async def scenario() -> None:
+        await bench.group.start(WORLD, (0, 1))
+        bench.processes.write(1001, stderr=b"before\n")
+        bench.processes.stacks = {1000: b"Thread 1\n", 1001: b"Thread 2\n  frame\n"}
+        while not bench.group.output(OutputRequest()).lines:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        found = await bench.group.stacks(StacksRequest((2,)))
+        assert [line.text for line in found.lines] == ["Thread 2", "  frame"]
+        assert bench.processes.dumped == [1001]
+        assert bench.processes.signals == []
+        both = await asyncio.gather(bench.group.stacks(StacksRequest()), bench.group.stacks(StacksRequest((1,))))
+        assert [[line.text for line in one.lines] for one in both] == [
+            ["Thread 1", "Thread 2", "  frame"], ["Thread 1"]]  # fmt: skip
 
     play(bench, scenario)
 

@@ -1,0 +1,94 @@
+"""Reads a job's status again and again, from whichever launcher is the Master."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+import grpc.aio
+
+from edl.cli.find import JobClient, NoMaster, Where, located, master_of
+from edl.errors import EdlError, StoreError, UsageError
+from edl.wire.status import JobStatus
+
+LOOKING = "looking for the Master"
+
+
+class StatusCalls(Protocol):
+    """The part of a Master's client that is polled."""
+
+    async def status(self) -> JobStatus:
+        """The current status of the job."""
+        ...
+
+
+Connect = Callable[[], AbstractAsyncContextManager[StatusCalls]]
+"""Connects to the current Master."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The result of one poll."""
+
+    status: JobStatus | None
+    """None: the Master did not answer."""
+    problem: str = ""
+    """Why there is no status."""
+    over: bool = False
+    """Whether the job has ended, so that polling ends."""
+
+
+async def readings(connect: Connect, pause: Callable[[], Awaitable[None]]) -> AsyncGenerator[Reading, None]:
+    """Poll until the job has ended. ``pause``: sleeps between two polls.
+
+    Raises ``EdlError`` if the first poll fails. Later failures are readings, because a job may be without a Master for
+    some seconds.
+    """
+    last: JobStatus | None = None
+    while True:
+        try:
+            async with connect() as client:
+                while True:
+                    last = await client.status()
+                    yield Reading(last)
+                    await pause()
+        except (UsageError, StoreError, grpc.aio.AioRpcError) as error:
+            if last is None:
+                raise
+            ending = ending_of(error, last)
+            if ending:
+                yield Reading(None, ending, over=True)
+                return
+            why = str(error) if isinstance(error, EdlError) else "it does not answer"
+            yield Reading(None, f"{LOOKING}: {why}")
+        await pause()
+
+
+def ending_of(error: Exception, last: JobStatus) -> str:
+    """How the job ended, if this error or the last status shows that it did; otherwise empty."""
+    if isinstance(error, NoMaster) and error.outcome is not None:
+        return str(error)
+    # A private store ends with its launcher, so nothing else remains of such a job.
+    return f"job {last.job} has ended: {last.reason}" if last.phase == "ended" else ""
+
+
+class Finder:
+    """Finds the Master again and again, also after the launcher of this host has ended."""
+
+    def __init__(self, where: Where) -> None:
+        self._asked = where
+        self._known: Where | None = None
+
+    @contextlib.asynccontextmanager
+    async def connect(self) -> AsyncIterator[JobClient]:
+        """A client of the current Master. Raises what ``master_of`` raises."""
+        try:
+            self._known = located(self._asked)
+        except UsageError:
+            if self._known is None:
+                raise
+        async with master_of(self._known) as client:
+            yield client
