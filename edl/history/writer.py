@@ -22,8 +22,10 @@ MOST_KEPT_BYTES = 1 << 20
 """Bytes of lines that are kept while the disk takes none."""
 RETRY_S = 5.0
 """Seconds between two attempts on a disk that takes none, if there is nothing new to write."""
-_REST = 1024 * 1024
-"""Bytes that are appended at once."""
+MOST_AT_ONCE_BYTES = 1 << 20
+"""Bytes that are appended at once, if there are several lines."""
+_AT_EVENTS = ("event", "round")
+"""Kinds of lines that a Master writes together with their event."""
 
 
 class LineFiles(Protocol):
@@ -82,14 +84,10 @@ class HistoryFiles:
         if lines and lines[0].term != self._part.term:
             self._part, self._size = Part(self._run, lines[0].term, 0), 0
             known = self._known() if any(line.copied for line in lines) else set()
-            lines = [line for line in lines if not (line.copied and line.after in known)]
+            lines = [line for line in lines if not (line.copied and line.kind in _AT_EVENTS and line.after in known)]
         for line in lines:
             self._keep(line_text(line))
         self.retry()
-
-    def lose(self, count: int) -> None:
-        """Note that steps were lost because the disk is slow."""
-        self._lost += count
 
     def retry(self) -> None:
         """Write what is waiting, if the disk takes it."""
@@ -125,7 +123,7 @@ class HistoryFiles:
             self._begin_part()
         count = size = 0
         for text in self._waiting:
-            if count and (self._size + size + len(text) > self._part_bytes or size > _REST):
+            if count and (self._size + size + len(text) > self._part_bytes or size > MOST_AT_ONCE_BYTES):
                 break
             count, size = count + 1, size + len(text)
         data = b"".join(self._waiting[index] for index in range(count))
@@ -237,7 +235,6 @@ class WriterThread(Generic[Item]):
         for item in items:
             self._files.append(self._lines_of(item))
         if lost:
-            self._files.lose(lost)
             self._said_lost = False
             self._say(f"the disk of the history responds again; {lost} steps of the Master are missing in it")
         if not items:

@@ -36,6 +36,7 @@ _BUSY = frozenset({NodeStatus.RUNNING, NodeStatus.STOPPING, NodeStatus.DONE})
 """Statuses of nodes whose workers of the previous world have not stopped."""
 _CHANGES = frozenset({Purpose.SWITCH, Purpose.KILL})
 """Purposes of agreements after which the world ends."""
+_FORMED = Kind.WORLD_FORMED.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +110,9 @@ class _Pen:
         for entry in self._written.added:
             self._set(last=entry.number)
             self._line(entry, entry.number)
+        repeated = self._written.before is None and bool(self._written.kept)
         for fact in self._facts():
-            self._line(fact, self.chronicle.last)
+            self._line(fact, self.chronicle.last, copied=repeated and not isinstance(fact, JobOutcome))
         self._follow_change()
 
     def _set(self, **changes: Any) -> None:
@@ -137,11 +139,9 @@ class _Pen:
         for entry in now.kept:
             self._line(entry, entry.number, copied=True)
         if now.before is None and record.world is not None and now.kept:
-            formed = (one.number for one in now.kept if one.kind == Kind.WORLD_FORMED.value)
-            world, place = record.world, (one for one in now.kept if one.round == record.round)
-            number = next((one.number for one in place if one.kind == Kind.WORLD_FORMED.value), max(formed, default=last))
+            formed = [one.number for one in now.kept if one.kind == _FORMED and one.round == record.round]
             reason = record.reason if record.phase is Phase.RUNNING else ""
-            self._line(_formed(world, reason), number)
+            self._line(_formed(record.world, reason), formed[0] if formed else last, copied=True)
 
     def _facts(self) -> Iterator[Fact]:
         """What is new in the record."""
@@ -192,9 +192,10 @@ class _Pen:
             return
         if change is None or resumed:
             change = _Change(now.now_s)
-        if record.phase is Phase.FORMING and record.world is not None and change.stopped_s == UNKNOWN_S:
-            if not any(_is_busy(state, member.node, member.incarnation) for member in record.world.members):
-                change = dataclasses.replace(change, stopped_s=round(now.now_s - change.noticed_s, 6))
+        waits = record.phase is Phase.FORMING and change.stopped_s == UNKNOWN_S
+        members = record.world.members if record.world is not None and waits else ()
+        if members and not any(_is_busy(state, member.node, member.incarnation) for member in members):
+            change = dataclasses.replace(change, stopped_s=round(now.now_s - change.noticed_s, 6))
         self._set(change=change)
 
 

@@ -142,7 +142,7 @@ class HistoryLine:
     body: Mapping[str, Any]
     """The fields of the fact."""
     copied: bool = False
-    """Whether the event is from before this Master's term, read from the store."""
+    """Whether the line is about something before this Master's term, read from the store."""
     v: int = FORMAT
 
     def fact(self) -> Fact | None:
