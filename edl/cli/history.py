@@ -100,7 +100,7 @@ def _show(files: RunFiles, last: int, since_s: float, *, errors: bool, as_json: 
 
     whole = since_s > 0 or not last
     view = _read(files, 0 if whole else last if as_json else last * _MARGIN)
-    lines = [line for line in view.lines if line.at_s >= since_s] if since_s else view.lines
+    lines = [line for line in view.lines if line.moment_s >= since_s] if since_s else view.lines
     if as_json:
         output = sys.stdout.buffer
         output.writelines(line_text(line) for line in (lines[-last:] if last else lines))

@@ -27,9 +27,9 @@ def row_lines(rows: Iterable[Row], width: int = 0) -> Iterator[str]:
             yield click.style(today, bold=True)
         narrow = 0 < width < NARROW
         head = f"{time.strftime('%H:%M:%S', moment)} "
-        label = click.style(row.label if narrow else f"{row.label:<{_LABELS}}", fg=_COLOURS.get(row.mark))
+        label = click.style(f"{row.label}:" if narrow else f"{row.label:<{_LABELS}}", fg=_COLOURS.get(row.mark))
         indent = "  " if narrow else " " * (len(head) + _LABELS + 1)
-        begin = len(head) + (len(row.label) if narrow else max(_LABELS, len(row.label))) + 1
+        begin = len(head) + (len(row.label) + 1 if narrow else max(_LABELS, len(row.label))) + 1
         first, *more = _wrapped(row.text, width, begin, indent)
         yield f"{head}{label} {first}".rstrip()
         yield from more

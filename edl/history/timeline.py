@@ -117,7 +117,7 @@ def _rows(lines: Sequence[HistoryLine], first: HistoryLine | None, errors: bool)
                 replaced = _replaced(fact, formed, set(underway), ended)
                 if not replaced:
                     mark = "bad" if fact.kind in _BAD else ""
-                    yield fact.kind, Row(line.at_s, fact.kind, fact.text, mark), fact.node
+                    yield fact.kind, Row(line.moment_s, fact.kind, fact.text, mark), fact.node
             case RoundFormed():
                 yield "", _round(line, fact, underway.get(fact.round)), ""
             case RoundUnderway(round=number) if number not in formed:
@@ -190,7 +190,7 @@ def _master(fact: TermBegan) -> str:
 
 def _round(line: HistoryLine, fact: RoundFormed, underway: RoundUnderway | None) -> Row:
     what = f"{count(fact.nodes)}, {count(fact.workers, 'worker')}"
-    why = f": {fact.reason}" if fact.reason else ""
+    why = f": {fact.cause or fact.reason}" if fact.cause or fact.reason else ""
     return Row(line.at_s, f"round {fact.round}", f"{what}{why}{_took(fact, underway)}", "good")
 
 

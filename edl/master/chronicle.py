@@ -63,6 +63,7 @@ class _Change:
     noticed_s: float
     whole: bool = True
     stopped_s: float = UNKNOWN_S
+    cause: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,12 +172,15 @@ class _Pen:
     def _round(self, world: World, reason: str) -> RoundFormed:
         now_s = self._written.now_s
         change = self.chronicle.change or _Change(now_s)
+        spent_s = round(now_s - change.noticed_s, 6)
         self._set(change=None, formed=(world.round, now_s, change.noticed_s))
         before = self._written.before
         return dataclasses.replace(
             _formed(world, reason),
-            stopped_s=change.stopped_s,
-            formed_s=round(now_s - change.noticed_s, 6),
+            cause=change.cause,
+            # A world forms when the last one has stopped, perhaps in the same step.
+            stopped_s=spent_s if change.stopped_s == UNKNOWN_S and world.round > 1 else change.stopped_s,
+            formed_s=spent_s,
             boundary=before is not None and before.at_boundary,
             whole=change.whole,
         )
@@ -192,6 +196,8 @@ class _Pen:
             return
         if change is None or resumed:
             change = _Change(now.now_s)
+        if not change.cause and record.phase is Phase.FORMING and record.world is not None:
+            change = dataclasses.replace(change, cause=record.reason)
         waits = record.phase is Phase.FORMING and change.stopped_s == UNKNOWN_S
         members = record.world.members if record.world is not None and waits else ()
         if members and not any(_is_busy(state, member.node, member.incarnation) for member in members):

@@ -55,6 +55,9 @@ class RoundFormed:
     members: tuple[MemberLine, ...]
     """In the order of their ranks; only the first ones of a large world."""
     reason: str
+    """Why these nodes: ``3 nodes ready``."""
+    cause: str = ""
+    """Why the previous world ended; empty: there was none, or an earlier Master knows."""
     stopped_s: float = UNKNOWN_S
     """Until the last worker of the previous world had stopped, or waited at the step boundary."""
     formed_s: float = UNKNOWN_S
@@ -144,6 +147,12 @@ class HistoryLine:
     copied: bool = False
     """Whether the line is about something before this Master's term, read from the store."""
     v: int = FORMAT
+
+    @property
+    def moment_s(self) -> float:
+        """Wall clock of what the line is about, which may be older than the line."""
+        own = self.body.get("at_s") if self.kind == "event" else None
+        return float(own) if isinstance(own, (int, float)) else self.at_s
 
     def fact(self) -> Fact | None:
         """The content; None if this edl does not know it. Fields that it does not know are left out."""
