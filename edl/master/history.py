@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import itertools
 from collections.abc import AsyncIterator, Sequence
 
 from edl.master.events import HistoryNote, Kind
@@ -88,9 +89,9 @@ def remaining(entries: Sequence[HistoryEntry]) -> tuple[HistoryEntry, ...]:
         return tuple(entries)
     checkpoint = next((entry.number for entry in reversed(entries) if complete(entry)), 0)
     old = [entry for entry in entries[:-RECENT] if entry.number != checkpoint]
-    routine = [entry for entry in old if _is_routine(entry)]
-    causes = [entry for entry in old if not _is_routine(entry)]
-    gone = {entry.number for entry in (*routine, *causes)[:surplus]}
+    gone = {entry.number for entry in itertools.islice(filter(_is_routine, old), surplus)}
+    causes = (entry.number for entry in old if entry.number not in gone)
+    gone.update(itertools.islice(causes, surplus - len(gone)))
     return tuple(entry for entry in entries if entry.number not in gone)
 
 
