@@ -17,7 +17,7 @@ from edl.config import environment
 from edl.errors import SettingError
 
 if TYPE_CHECKING:
-    from edl.history.reading import RunFiles, View
+    from edl.history.reading import RunFiles, RunView
 
 SHOWN = 200
 """Default of ``--last``."""
@@ -64,7 +64,7 @@ def _default() -> Path:
     return Path((own if own != "auto" else "") or variables.get("EDL_CHECKPOINT_DIR") or ".")
 
 
-def _read(files: RunFiles, enough: int) -> View:
+def _read(files: RunFiles, enough: int) -> RunView:
     """Raises ``SettingError`` if the files cannot be read."""
     from edl.adapters import line_files
     from edl.history.reading import ADVICE, read

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 
 import click
 
-from edl.history.timeline import Row, Summary, seconds
+from edl.history.timeline import Summary, TimelineRow, seconds
 
 NARROW = 60
 """Columns below which a row's label stands in front of its text instead of in a column."""
@@ -16,7 +16,7 @@ _LABELS = 15
 _COLOURS = {"bad": "red", "good": "green", "quiet": "bright_black"}
 
 
-def row_lines(rows: Iterable[Row], width: int = 0) -> Iterator[str]:
+def row_lines(rows: Iterable[TimelineRow], width: int = 0) -> Iterator[str]:
     """Lines for these rows, with a heading for each day. ``width``: columns; 0: lines are not wrapped."""
     day = ""
     for row in rows:

@@ -22,7 +22,7 @@ MOST_FILES = 1000
 _NAME = re.compile(r"([0-9a-f]{12})\.(\d{1,20})\.(\d{1,9})\.jsonl")
 
 
-class Part(NamedTuple):
+class HistoryPart(NamedTuple):
     """One file. Parts of one run are in the order of their lines."""
 
     run: str
@@ -37,10 +37,10 @@ class Part(NamedTuple):
         return f"{self.run}.{self.term}.{self.number}.jsonl"
 
 
-def part_of(name: str) -> Part | None:
+def part_of(name: str) -> HistoryPart | None:
     """The part with this file name; None for a file that edl has not written."""
     match = _NAME.fullmatch(name)
-    part = Part(match[1], int(match[2]), int(match[3])) if match else None
+    part = HistoryPart(match[1], int(match[2]), int(match[3])) if match else None
     return part if part is not None and part.name == name else None
 
 
@@ -49,14 +49,14 @@ def part_bytes(most_bytes: int) -> int:
     return min(MOST_PART_BYTES, most_bytes // PARTS_SHARE) if most_bytes else MOST_PART_BYTES
 
 
-class Found(NamedTuple):
+class PartFile(NamedTuple):
     """A file's size, and when it was last written in seconds since 1970."""
 
     size: int
     at_s: float
 
 
-def surplus(files: Mapping[str, Found], run: str, most_bytes: int, room: int) -> list[str]:
+def surplus(files: Mapping[str, PartFile], run: str, most_bytes: int, room: int) -> list[str]:
     """The files to delete before another one is begun, oldest first.
 
     Earlier runs go first, in the order in which they were last written. ``files``: all files of the job; those that edl
@@ -75,7 +75,7 @@ def surplus(files: Mapping[str, Found], run: str, most_bytes: int, room: int) ->
     return gone
 
 
-def _last_written(parts: Iterable[tuple[Part, Found]]) -> dict[str, float]:
+def _last_written(parts: Iterable[tuple[HistoryPart, PartFile]]) -> dict[str, float]:
     """When a file of each run was last written."""
     ages: dict[str, float] = {}
     for part, found in parts:

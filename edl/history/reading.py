@@ -11,7 +11,7 @@ from typing import Protocol
 
 from edl.errors import SettingError
 from edl.history.merge import Merger
-from edl.history.parts import FOLDER, Part, part_of
+from edl.history.parts import FOLDER, HistoryPart, part_of
 from edl.wire.history_lines import HistoryLine, parse_line
 
 ADVICE = "Name the --history-dir of the job; by default it is .edl-history in the job's --checkpoint-dir"
@@ -19,7 +19,7 @@ SHOWN = 8
 """Number of jobs that an error lists."""
 
 
-class LineReader(Protocol):
+class FileLines(Protocol):
     """Reads files of lines; implemented by the module ``edl.adapters.line_files``. The methods raise ``OSError``."""
 
     @property
@@ -41,12 +41,12 @@ class RunFiles:
     run: str
     written_s: float = 0.0
     """When the last of them was written, in seconds since 1970."""
-    parts: dict[Part, list[Path]] = field(default_factory=dict)
+    parts: dict[HistoryPart, list[Path]] = field(default_factory=dict)
     """The files by part; several if directories were copied."""
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class RunView:
     """The lines of a run, or the last ones."""
 
     lines: list[HistoryLine]
@@ -113,10 +113,10 @@ def select(runs: Sequence[RunFiles], job: str, run: str = "") -> RunFiles:
     return named[-1]
 
 
-def read(files: RunFiles, reader: LineReader, enough: int = 0) -> View:
+def read(files: RunFiles, reader: FileLines, enough: int = 0) -> RunView:
     """Read the lines of a run; with ``enough`` at least that many of the last ones, and not much more. Raises
     ``OSError``."""
-    reading = _Reading(reader.lines_backwards, enough)
+    reading = _TailReading(reader.lines_backwards, enough)
     terms = sorted({part.term for part in files.parts}, reverse=True)
     complete = True
     for term in terms:
@@ -130,7 +130,7 @@ def read(files: RunFiles, reader: LineReader, enough: int = 0) -> View:
         # Below this, some lines have not been read: those of an earlier term, or events that were copied from it.
         # What a later Master has copied is out of place without them, except for events, which have numbers.
         lines = [line for line in lines if line.after > reading.low and not (line.copied and line.kind != "event")]
-    return View(lines, first, complete, reading.unreadable)
+    return RunView(lines, first, complete, reading.unreadable)
 
 
 def _first_of(files: RunFiles, first_line: Callable[[Path], bytes]) -> HistoryLine | None:
@@ -143,7 +143,7 @@ def _first_of(files: RunFiles, first_line: Callable[[Path], bytes]) -> HistoryLi
     return None
 
 
-class _Reading:
+class _TailReading:
     """Reads terms from the newest to the oldest, each from its end."""
 
     def __init__(self, backwards: Callable[[Path], Iterator[bytes]], enough: int) -> None:
@@ -158,7 +158,7 @@ class _Reading:
         self._count = 0
         """Number of lines after ``low``."""
 
-    def read_term(self, parts: Mapping[Part, list[Path]]) -> bool:
+    def read_term(self, parts: Mapping[HistoryPart, list[Path]]) -> bool:
         """Read a term's files; False if enough lines have been read."""
         for part in sorted(parts, reverse=True):
             for number, path in enumerate(parts[part]):

@@ -37,7 +37,7 @@ _BAD = frozenset({Kind.WORKER_FAILED.value, Kind.NODE_LOST.value, Kind.DRAIN_FAI
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TimelineRow:
     """One row."""
 
     at_s: float
@@ -95,12 +95,14 @@ def total_s(lines: Sequence[HistoryLine], first: HistoryLine) -> float:
     return max(lines[-1].at_s - first.at_s, sum(terms.values()))
 
 
-def rows(lines: Sequence[HistoryLine], first: HistoryLine | None, *, errors: bool = False) -> list[Row]:
+def rows(lines: Sequence[HistoryLine], first: HistoryLine | None, *, errors: bool = False) -> list[TimelineRow]:
     """The rows of a run, in order. ``first``: see ``summary``. ``errors``: show whole tracebacks."""
     return list(_folded(_rows(lines, first, errors)))
 
 
-def _rows(lines: Sequence[HistoryLine], first: HistoryLine | None, errors: bool) -> Iterator[tuple[str, Row, str]]:
+def _rows(
+    lines: Sequence[HistoryLine], first: HistoryLine | None, errors: bool
+) -> Iterator[tuple[str, TimelineRow, str]]:
     """Rows with the kind of their event, empty for other rows, and its node."""
     facts = [(line, line.fact()) for line in lines]
     formed = {fact.round for _, fact in facts if isinstance(fact, RoundFormed)}
@@ -112,18 +114,22 @@ def _rows(lines: Sequence[HistoryLine], first: HistoryLine | None, errors: bool)
             case TermBegan():
                 start = not began and (first is None or first == line)
                 began = True
-                yield "", _began(line, fact) if start else Row(line.at_s, "Master", _master(fact), "quiet"), ""
+                yield "", _began(line, fact) if start else TimelineRow(line.at_s, "Master", _master(fact), "quiet"), ""
             case HistoryEntry():
                 replaced = _replaced(fact, formed, set(underway), ended)
                 if not replaced:
                     mark = "bad" if fact.kind in _BAD else ""
-                    yield fact.kind, Row(line.moment_s, fact.kind, fact.text, mark), fact.node
+                    yield fact.kind, TimelineRow(line.moment_s, fact.kind, fact.text, mark), fact.node
             case RoundFormed():
                 yield "", _round(line, fact, underway.get(fact.round)), ""
             case RoundUnderway(round=number) if number not in formed:
-                yield "", Row(line.at_s, "underway", f"round {number}{_span(fact.formed_s, 'after it was formed')}"), ""
+                yield (
+                    "",
+                    TimelineRow(line.at_s, "underway", f"round {number}{_span(fact.formed_s, 'after it was formed')}"),
+                    "",
+                )
             case Failure():
-                yield "", Row(line.at_s, "error", failure_text(fact, whole=errors), "bad"), ""
+                yield "", TimelineRow(line.at_s, "error", failure_text(fact, whole=errors), "bad"), ""
             case JobOutcome():
                 yield "", _end(line, fact), ""
 
@@ -141,9 +147,9 @@ def _replaced(entry: HistoryEntry, formed: set[int], underway: set[int], ended: 
             return False
 
 
-def _folded(found: Iterable[tuple[str, Row, str]]) -> Iterator[Row]:
+def _folded(found: Iterable[tuple[str, TimelineRow, str]]) -> Iterator[TimelineRow]:
     """Combine rows that would fill the screen: many nodes in a row, and checkpoints of which only the last counts."""
-    group: list[tuple[str, Row, str]] = []
+    group: list[tuple[str, TimelineRow, str]] = []
     for one in found:
         if group and _fold_kind(group[0]) != _fold_kind(one):
             yield from _fold(group)
@@ -155,43 +161,43 @@ def _folded(found: Iterable[tuple[str, Row, str]]) -> Iterator[Row]:
     yield from _fold(group)
 
 
-def _fold_kind(one: tuple[str, Row, str]) -> str:
+def _fold_kind(one: tuple[str, TimelineRow, str]) -> str:
     kind, row, node = one
     if kind in _FOLDS and node:
         return kind
     return "complete" if kind == Kind.STATE.value and _COMPLETE.fullmatch(row.text) else ""
 
 
-def _fold(group: Sequence[tuple[str, Row, str]]) -> Iterator[Row]:
+def _fold(group: Sequence[tuple[str, TimelineRow, str]]) -> Iterator[TimelineRow]:
     if not group:
         return
     kind, last = group[0][0], group[-1][1]
     if kind == Kind.STATE.value:
         before = f" (and {len(group) - 1} before it)" if len(group) > 1 else ""
-        yield Row(last.at_s, last.label, last.text + before, "quiet")
+        yield TimelineRow(last.at_s, last.label, last.text + before, "quiet")
     elif len(group) > FOLDED:
         names = ", ".join(node for _, _, node in group[:FOLDED])
         text = f"{len(group)} {_FOLDS[kind]}: {names} and {len(group) - FOLDED} more"
-        yield Row(last.at_s, last.label, text, last.mark)
+        yield TimelineRow(last.at_s, last.label, text, last.mark)
     else:
         yield from (row for _, row, _ in group)
 
 
-def _began(line: HistoryLine, fact: TermBegan) -> Row:
+def _began(line: HistoryLine, fact: TermBegan) -> TimelineRow:
     nodes = fact.settings.get("nodes")
     wanted = f"{nodes.get('minimum')} to {nodes.get('maximum')} nodes, " if isinstance(nodes, dict) else ""
     level = f"{fact.settings.get('fault_tolerance')}, " if fact.settings.get("fault_tolerance") else ""
-    return Row(line.at_s, "began", f"{wanted}{level}Master on {fact.node} (edl {fact.edl})", "good")
+    return TimelineRow(line.at_s, "began", f"{wanted}{level}Master on {fact.node} (edl {fact.edl})", "good")
 
 
 def _master(fact: TermBegan) -> str:
     return f"node {fact.node} is the Master"
 
 
-def _round(line: HistoryLine, fact: RoundFormed, underway: RoundUnderway | None) -> Row:
+def _round(line: HistoryLine, fact: RoundFormed, underway: RoundUnderway | None) -> TimelineRow:
     what = f"{count(fact.nodes)}, {count(fact.workers, 'worker')}"
     why = f": {fact.cause or fact.reason}" if fact.cause or fact.reason else ""
-    return Row(line.at_s, f"round {fact.round}", f"{what}{why}{_took(fact, underway)}", "good")
+    return TimelineRow(line.at_s, f"round {fact.round}", f"{what}{why}{_took(fact, underway)}", "good")
 
 
 def _took(fact: RoundFormed, underway: RoundUnderway | None) -> str:
@@ -224,9 +230,9 @@ def failure_text(fact: Failure, *, whole: bool) -> str:
     return "\n".join([head, *(f"  {line}" for line in details)])
 
 
-def _end(line: HistoryLine, fact: JobOutcome) -> Row:
+def _end(line: HistoryLine, fact: JobOutcome) -> TimelineRow:
     good = "good" if fact.exit_code == 0 else "bad"
-    return Row(line.at_s, "ended", f"exit code {fact.exit_code}: {fact.reason}", good)
+    return TimelineRow(line.at_s, "ended", f"exit code {fact.exit_code}: {fact.reason}", good)
 
 
 def seconds(value_s: float) -> str:

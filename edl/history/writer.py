@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
-from edl.history.parts import Found, Part, part_bytes, part_of, surplus
+from edl.history.parts import HistoryPart, PartFile, part_bytes, part_of, surplus
 from edl.threads import Threads
 from edl.wire.history_lines import HistoryLine, line_text, parse_line
 
@@ -66,7 +66,7 @@ class HistoryFiles:
         self._most_bytes = most_bytes
         self._part_bytes = part_bytes(most_bytes)
         self._say = say
-        self._part = Part(run, 0, 0)
+        self._part = HistoryPart(run, 0, 0)
         self._size = 0
         self._waiting: deque[bytes] = deque()
         self._waiting_bytes = 0
@@ -82,7 +82,7 @@ class HistoryFiles:
         """Write lines, all of the same term. Events of earlier terms (``copied``) are left out if the files of this
         folder have them."""
         if lines and lines[0].term != self._part.term:
-            self._part, self._size = Part(self._run, lines[0].term, 0), 0
+            self._part, self._size = HistoryPart(self._run, lines[0].term, 0), 0
             known = self._known() if any(line.copied for line in lines) else set()
             lines = [line for line in lines if not (line.copied and line.kind in _AT_EVENTS and line.after in known)]
         for line in lines:
@@ -143,7 +143,7 @@ class HistoryFiles:
     def _begin_part(self) -> None:
         """Begin the next file, and delete the oldest ones if there is no room for it."""
         self._files.create(parents=not self._part.number)
-        found = {name: Found(*one) for name, one in self._files.files().items()}
+        found = {name: PartFile(*one) for name, one in self._files.files().items()}
         for name in surplus(found, self._run, self._most_bytes, self._part_bytes):
             self._files.delete(name)
         self._part, self._size = self._part._replace(number=self._part.number + 1), 0

@@ -13,7 +13,7 @@ from edl.adapters.system_threads import SYSTEM_THREADS
 from edl.agent.workers.writer_thread import said_by_loop
 from edl.history.writer import HistoryFiles, WriterThread
 from edl.launch.settings import LaunchSettings
-from edl.master.chronicle import Chronicle, Written, told
+from edl.master.chronicle import Chronicle, WrittenStep, step_lines
 from edl.wire.history_lines import HistoryLine
 from edl.wire.json_messages import to_plain
 
@@ -31,17 +31,17 @@ class Recording:
         self._chronicle = Chronicle(spec.job, run, settings.node.name, __version__, to_plain(spec))
         say = said_by_loop(log)
         files = HistoryFiles(LineFolder(Path(wanted.folder) / spec.job), run, wanted.most_bytes, say)
-        self._thread: WriterThread[Written] = WriterThread(SYSTEM_THREADS, files, self._lines_of, say)
+        self._thread: WriterThread[WrittenStep] = WriterThread(SYSTEM_THREADS, files, self._lines_of, say)
         self._log = log
         self._folder = wanted.folder
 
-    def written(self, step: Written) -> None:
+    def written(self, step: WrittenStep) -> None:
         """Record a step of the Master; does not block."""
         self._thread.put(step)
 
-    def _lines_of(self, step: Written) -> Sequence[HistoryLine]:
+    def _lines_of(self, step: WrittenStep) -> Sequence[HistoryLine]:
         """Called in the thread."""
-        self._chronicle, lines = told(self._chronicle, step)
+        self._chronicle, lines = step_lines(self._chronicle, step)
         return lines
 
     async def end(self) -> None:

@@ -40,7 +40,7 @@ _FORMED = Kind.WORLD_FORMED.value
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenStep:
     """One step of the Master whose changes are in the store."""
 
     term: FencingToken
@@ -57,7 +57,7 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True)
-class _Change:
+class _WorldChange:
     """A change of the world that has been noticed."""
 
     noticed_s: float
@@ -83,13 +83,13 @@ class Chronicle:
     last: int = 0
     """Number of the newest event."""
     began_s: float = 0.0
-    change: _Change | None = None
+    change: _WorldChange | None = None
     """The change in progress; None: there is none."""
     formed: tuple[int, float, float] = (0, 0.0, 0.0)
     """The last round, and when it was formed and its change noticed; round 0: unknown."""
 
 
-def told(chronicle: Chronicle, written: Written) -> tuple[Chronicle, tuple[HistoryLine, ...]]:
+def step_lines(chronicle: Chronicle, written: WrittenStep) -> tuple[Chronicle, tuple[HistoryLine, ...]]:
     """The lines for one step, in order. Steps may be missing in between: then their lines are missing, too."""
     pen = _Pen(chronicle, written)
     pen.write()
@@ -99,7 +99,7 @@ def told(chronicle: Chronicle, written: Written) -> tuple[Chronicle, tuple[Histo
 class _Pen:
     """Writes the lines of one step."""
 
-    def __init__(self, chronicle: Chronicle, written: Written) -> None:
+    def __init__(self, chronicle: Chronicle, written: WrittenStep) -> None:
         self.chronicle = chronicle
         self.lines: list[HistoryLine] = []
         self._written = written
@@ -134,7 +134,7 @@ class _Pen:
         last = max((entry.number for entry in now.kept), default=0)
         self._set(term=now.term, seq=0, last=last, began_s=now.now_s, change=None, formed=(0, 0.0, 0.0))
         if record.phase is not Phase.RUNNING and now.before is None:
-            self._set(change=_Change(now.now_s, whole=not record.round and not last))
+            self._set(change=_WorldChange(now.now_s, whole=not record.round and not last))
         own = self.chronicle
         self._line(TermBegan(own.node, own.edl, own.settings), last)
         for entry in now.kept:
@@ -171,7 +171,7 @@ class _Pen:
 
     def _round(self, world: World, reason: str) -> RoundFormed:
         now_s = self._written.now_s
-        change = self.chronicle.change or _Change(now_s)
+        change = self.chronicle.change or _WorldChange(now_s)
         spent_s = round(now_s - change.noticed_s, 6)
         self._set(change=None, formed=(world.round, now_s, change.noticed_s))
         before = self._written.before
@@ -195,7 +195,7 @@ class _Pen:
             self._set(change=None)
             return
         if change is None or resumed:
-            change = _Change(now.now_s)
+            change = _WorldChange(now.now_s)
         if not change.cause and record.phase is Phase.FORMING and record.world is not None:
             change = dataclasses.replace(change, cause=record.reason)
         waits = record.phase is Phase.FORMING and change.stopped_s == UNKNOWN_S

@@ -18,7 +18,7 @@ from edl.config import JobSpec
 from edl.errors import FencedOut, StoreError
 from edl.master import events as ev
 from edl.master import service as sv
-from edl.master.chronicle import Written
+from edl.master.chronicle import WrittenStep
 from edl.master.companions import OVER, ChangeNotifier, Companions, PendingScaleRequest
 from edl.master.guarded import GuardedStore
 from edl.master.history import KEPT, JobHistory, folded
@@ -111,7 +111,7 @@ class MasterDeps:
     """Creates coroutines that run beside the Master; see ``ElectedMaster``."""
     decided: Callable[[MasterState | None, Sequence[ev.Event], ev.Decision], None] = lambda *step: None
     """Called with each decision and its events before it is carried out; a take-over has no events."""
-    written: Callable[[Written], None] = lambda written: None
+    written: Callable[[WrittenStep], None] = lambda written: None
     """Called with each step after its changes are in the store. Must not block."""
 
 
@@ -290,7 +290,7 @@ class MasterShell:
         kept = self.history.last(KEPT) if before is None else ()
         self.history.publish(added)
         now_s = self._deps.clock.now_s()
-        self._deps.written(Written(self.token, before, state, tuple(added), now_s, wall_s, kept))
+        self._deps.written(WrittenStep(self.token, before, state, tuple(added), now_s, wall_s, kept))
 
     async def _run(self, effect: ev.Effect, record: Record) -> None:
         match effect:

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from edl.cli.__main__ import edl
 from edl.errors import SettingError
-from edl.history.parts import FOLDER, Part
+from edl.history.parts import FOLDER, HistoryPart
 from edl.wire.history_lines import line_text
 from tests.support.history_fixture import RUN, line, other
 
@@ -23,7 +23,7 @@ def write(folder: Path, job: str = "job", run: str = RUN) -> None:
     """A job of three events."""
     (folder / job).mkdir(parents=True)
     lines = [*(line(3, number, number, at_s=1e9 + number) for number in (1, 2, 3)), END]
-    (folder / job / Part(run, 3, 1).name).write_bytes(b"".join(map(line_text, lines)))
+    (folder / job / HistoryPart(run, 3, 1).name).write_bytes(b"".join(map(line_text, lines)))
 
 
 def history(*words: str) -> Result:
@@ -70,7 +70,7 @@ class TestShowing:
 
     def test_files_without_a_readable_line(self, tmp_path: Path) -> None:
         (tmp_path / "job").mkdir()
-        (tmp_path / "job" / Part(RUN, 3, 1).name).write_bytes(b'{"torn')
+        (tmp_path / "job" / HistoryPart(RUN, 3, 1).name).write_bytes(b'{"torn')
         assert isinstance(history(str(tmp_path)).exception, SettingError)
 
 

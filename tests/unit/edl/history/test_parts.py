@@ -6,13 +6,13 @@ import random
 
 import pytest
 
-from edl.history.parts import MOST_FILES, Found, Part, part_bytes, part_of, surplus
+from edl.history.parts import MOST_FILES, HistoryPart, PartFile, part_bytes, part_of, surplus
 
 RUN, OTHER = "0123456789ab", "ba9876543210"
 
 
 def test_a_name_and_back() -> None:
-    part = Part(RUN, 17, 3)
+    part = HistoryPart(RUN, 17, 3)
     assert part.name == "0123456789ab.17.3.jsonl"
     assert part_of(part.name) == part
 
@@ -41,12 +41,12 @@ def test_thousands_of_directories_keep_to_the_limits() -> None:
     draw = random.Random(7)
     for _ in range(3000):
         files = {
-            Part(draw.choice((RUN, OTHER, "f" * 12)), draw.randrange(1, 40), draw.randrange(1, 9)).name: Found(
-                draw.randrange(0, 5000), draw.random() * 1000
-            )
+            HistoryPart(
+                draw.choice((RUN, OTHER, "f" * 12)), draw.randrange(1, 40), draw.randrange(1, 9)
+            ).name: PartFile(draw.randrange(0, 5000), draw.random() * 1000)
             for _ in range(draw.randrange(0, 40))
         }
-        files |= {"notes.txt": Found(1 << 40, 0.0)}
+        files |= {"notes.txt": PartFile(1 << 40, 0.0)}
         most, room = draw.choice((0, draw.randrange(1, 60_000))), draw.randrange(0, 9000)
         gone = surplus(files, RUN, most, room)
         assert len(set(gone)) == len(gone)
@@ -65,14 +65,14 @@ def test_thousands_of_directories_keep_to_the_limits() -> None:
 
 def test_the_run_that_was_written_last_goes_last() -> None:
     files = {
-        Part(OTHER, 1, 1).name: Found(10, 5.0),
-        Part("f" * 12, 1, 1).name: Found(10, 9.0),
-        Part(OTHER, 2, 1).name: Found(10, 7.0),
-        Part(RUN, 1, 1).name: Found(10, 1.0),
+        HistoryPart(OTHER, 1, 1).name: PartFile(10, 5.0),
+        HistoryPart("f" * 12, 1, 1).name: PartFile(10, 9.0),
+        HistoryPart(OTHER, 2, 1).name: PartFile(10, 7.0),
+        HistoryPart(RUN, 1, 1).name: PartFile(10, 1.0),
     }
-    assert surplus(files, RUN, 21, 0) == [Part(OTHER, 1, 1).name, Part(OTHER, 2, 1).name]
+    assert surplus(files, RUN, 21, 0) == [HistoryPart(OTHER, 1, 1).name, HistoryPart(OTHER, 2, 1).name]
 
 
 def test_there_are_never_too_many_files() -> None:
-    files = {Part(RUN, term, 1).name: Found(1, 0.0) for term in range(1, MOST_FILES + 5)}
-    assert surplus(files, RUN, 0, 0) == [Part(RUN, term, 1).name for term in range(1, 6)]
+    files = {HistoryPart(RUN, term, 1).name: PartFile(1, 0.0) for term in range(1, MOST_FILES + 5)}
+    assert surplus(files, RUN, 0, 0) == [HistoryPart(RUN, term, 1).name for term in range(1, 6)]

@@ -11,7 +11,7 @@ from edl.adapters import line_files
 from edl.adapters.line_files import LineFolder
 from edl.errors import SettingError
 from edl.history.merge import merged
-from edl.history.parts import FOLDER, Part
+from edl.history.parts import FOLDER, HistoryPart
 from edl.history.reading import find_runs, read, select
 from edl.wire.history_lines import HistoryLine, line_text, parse_line
 from tests.support.history_fixture import RUN, line, other
@@ -86,7 +86,7 @@ class TestReading:
                 number, count = number + 1, draw.randrange(1, 9)
                 text = b"".join(map(line_text, lines[:count]))
                 torn = line_text(lines[0])[: draw.randrange(0, 50)] if draw.random() < 0.3 else b""
-                (place / Part(RUN, lines[0].term, number).name).write_bytes(text + torn)
+                (place / HistoryPart(RUN, lines[0].term, number).name).write_bytes(text + torn)
                 lines = lines[count:]
 
     def test_seeded_directories_whole_and_from_the_end(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +113,7 @@ class TestReading:
         folder.create(parents=False)
         for part in range(1, 11):
             lines = (line(3, number, number) for number in range(part * 10_000 - 9_999, part * 10_000 + 1))
-            folder.append(Part(RUN, 3, part).name, b"".join(map(line_text, lines)))
+            folder.append(HistoryPart(RUN, 3, part).name, b"".join(map(line_text, lines)))
         parsed = 0
 
         def counted(text: bytes) -> HistoryLine | None:
@@ -141,7 +141,7 @@ class TestReading:
 class TestFinding:
     def place(self, folder: Path, job: str, run: str = RUN) -> None:
         (folder / job).mkdir(parents=True, exist_ok=True)
-        (folder / job / Part(run, 3, 1).name).write_bytes(line_text(line(3, 1, 1)))
+        (folder / job / HistoryPart(run, 3, 1).name).write_bytes(line_text(line(3, 1, 1)))
 
     def test_history_checkpoint_and_job_directories(self, tmp_path: Path) -> None:
         self.place(tmp_path / FOLDER, "one")

@@ -7,7 +7,7 @@ import random
 from edl.config import NodeRange
 from edl.history.merge import merged
 from edl.master import events as ev
-from edl.master.chronicle import Chronicle, Written, told
+from edl.master.chronicle import Chronicle, WrittenStep, step_lines
 from edl.master.history import JobHistory, folded
 from edl.master.machine import step, take_over
 from edl.types import FencingToken, NodeId
@@ -49,8 +49,8 @@ class Recorded(Rule):
         kept = self.history.last(1000) if before is None else ()
         self.history.publish(added)
         times = self.now_s, 1e9 + self.now_s
-        written = Written(FencingToken(self.term), before, self.state, added, *times, kept)  # type: ignore[arg-type]
-        self.chronicle, lines = told(self.chronicle, written)
+        written = WrittenStep(FencingToken(self.term), before, self.state, added, *times, kept)  # type: ignore[arg-type]
+        self.chronicle, lines = step_lines(self.chronicle, written)
         self.lines += lines
 
     def feed(self, event: ev.Event) -> None:
