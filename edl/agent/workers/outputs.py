@@ -127,8 +127,8 @@ class Outputs:
     """Opens the log files of one launcher's workers.
 
     ``environment``: the launcher's own. ``path_each_round``: workers that live through several rounds get the path of
-    their error file for each round; otherwise the first path applies. ``wall_clock_s``: seconds since 1970, for the age of
-    files (``LogPlan.days``).
+    their error file for each round; otherwise the first path applies. ``wall_clock_s``: seconds since 1970, for
+    ``LogPlan.days``.
     """
 
     def __init__(
