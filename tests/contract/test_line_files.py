@@ -68,8 +68,8 @@ def test_what_cannot_be_taken_back_is_completed_to_a_line(tmp_path: Path, monkey
         raise OSError(errno.EIO, "Input/output error")
 
     with monkeypatch.context() as broken:
-        broken.setattr(line_files.os, "write", half)
-        broken.setattr(line_files.os, "ftruncate", refused)
+        broken.setattr(os, "write", half)
+        broken.setattr(os, "ftruncate", refused)
         with pytest.raises(OSError, match="No space"):
             folder.append("a", b"lines\n")
     folder.append("a", b"two\n")
