@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 import time
 from collections.abc import Iterable, Iterator
@@ -13,6 +14,9 @@ from edl.history.timeline import Summary, TimelineRow, seconds
 NARROW = 60
 """Columns below which a row's label stands in front of its text instead of in a column."""
 _LABELS = 15
+_DURATION = re.compile(r"(?<=\d) (?=(?:s|min|h|d)\b)")
+"""The space between a number and its unit, at which lines are not broken."""
+_UNBROKEN = "\u00a0"
 _COLOURS = {"bad": "red", "good": "green", "quiet": "bright_black"}
 
 
@@ -45,14 +49,14 @@ def _wrapped(text: str, width: int, begin: int, indent: str) -> list[str]:
             found.append(line if not found else indent + line)
             continue
         wrapped = textwrap.wrap(
-            line.strip(),
+            _DURATION.sub(_UNBROKEN, line.strip()),
             max(width, len(indent) + len(inner) + 8),
             initial_indent=" " * hang if hang else indent + inner,
             subsequent_indent=indent + inner,
             break_on_hyphens=False,
         ) or [""]
         found += [wrapped[0][hang:] if hang else wrapped[0], *wrapped[1:]]
-    return found
+    return [line.replace(_UNBROKEN, " ") for line in found]
 
 
 def summary_lines(one: Summary, width: int = 0) -> list[str]:

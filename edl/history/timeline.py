@@ -128,7 +128,7 @@ def _rows(
                     TimelineRow(line.at_s, "underway", f"round {number}{_span(fact.formed_s, 'after it was formed')}"),
                     "",
                 )
-            case Failure():
+            case Failure() if errors or _tells_more(fact):
                 yield "", TimelineRow(line.at_s, "error", failure_text(fact, whole=errors), "bad"), ""
             case JobOutcome():
                 yield "", _end(line, fact), ""
@@ -218,15 +218,19 @@ def _span(value_s: float, what: str) -> str:
     return f", {seconds(value_s)} {what}" if value_s != UNKNOWN_S else ""
 
 
+def _tells_more(fact: Failure) -> bool:
+    """Whether a failure tells more than its event. One that lost a peer is a consequence, whose traceback only says
+    so."""
+    return bool(fact.traceback or fact.tail) and not fact.peer_loss
+
+
 def failure_text(fact: Failure, *, whole: bool) -> str:
     """A failure, and the end of its traceback or output; with ``whole`` all of it."""
     note = " (it had lost a peer)" if fact.peer_loss else ""
     head = f"rank {fact.rank} on {fact.node} (pid {fact.pid}) {fact.what}{note}"
     details = (fact.traceback or fact.tail).rstrip().splitlines()
     if not whole:
-        details = details[-SHORT_LINES:] if not fact.peer_loss else []
-    if not details and fact.exception:
-        details = [fact.exception]
+        details = details[-SHORT_LINES:]
     return "\n".join([head, *(f"  {line}" for line in details)])
 
 

@@ -87,8 +87,9 @@ class TestRows:
         story.add(failure())
         assert len(story.told(errors=True)[0][1].splitlines()) == 12
         story.add(failure(peer_loss=True))
-        assert story.told()[1][1] == "\n".join(
-            ["rank 3 on b (pid 71) ended with exit status 1 (it had lost a peer)", "  ValueError: boom"]
+        assert len(story.told()) == 1
+        assert story.told(errors=True)[1][1].startswith(
+            "rank 3 on b (pid 71) ended with exit status 1 (it had lost a peer)"
         )
 
     def test_without_lines_of_rounds_the_events_speak(self) -> None:
@@ -163,6 +164,15 @@ class TestLayout:
             assert all(len(line) <= width for line in map(plain, found)), found
             said = " ".join(map(plain, found[1:])).split()
             assert said[-len(words) :] == words
+
+    def test_a_number_and_its_unit_stay_together(self) -> None:
+        for width in range(30, 80):
+            text = "\n".join(
+                map(plain, row_lines([TimelineRow(1e9, "round 2", "took 0.25 s: formed 3 min 5 s")], width))
+            )
+            assert "0.25 s" in text
+            assert "3 min" in text
+            assert "5 s" in text
 
     def test_lines_of_a_traceback_keep_their_indentation(self) -> None:
         row = TimelineRow(1e9, "error", "rank 3\n  Traceback\n    File\n  ValueError")
