@@ -119,7 +119,7 @@ def _launch_settings(resolved: ResolvedOptions, sizes: Sizes, invocation: Invoca
         node=node,
         state=state,
         sync=sync,
-        history=history_from(options, state.checkpoint_dir),
+        history=history_from(options, state.checkpoint_dir, sync.roots),
         readers=_readers(options, spec.data),
         servers=sizes.servers,
         http=http,

@@ -28,6 +28,14 @@ def test_a_directory_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert history("/ckpt", history_dir="").folder == ""
 
 
+def test_not_among_files_that_must_stand_still(tmp_path: Path) -> None:
+    names = {"history_dir": "auto", "history_size": "1G"}
+    assert history_from(names, f"{tmp_path}/out/ckpt", [f"{tmp_path}/out"]).folder == ""
+    assert history_from(names, f"{tmp_path}/ckpt", [f"{tmp_path}/out"]).folder == f"{tmp_path}/ckpt/.edl-history"
+    with pytest.raises(SettingError, match=r"--history-dir=.*lies in --sync-dir="):
+        history_from({**names, "history_dir": f"{tmp_path}/out"}, "", [f"{tmp_path}/out"])
+
+
 @pytest.mark.parametrize(
     ("given", "what"),
     [
