@@ -482,6 +482,8 @@ class LogPlan:
     kept. 0: all."""
     most_bytes: int = 10 << 30
     """Limit in bytes for the log files of this job on this node; 0: no limit."""
+    days: float = 0.0
+    """Days after which log files are deleted that nothing is written to; 0: never."""
     reserve: int = -1
     """Bytes that logs leave free on their disk; negative: a share that depends on the disk."""
     workers: int = 1

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from edl import __version__
-from edl.cli import data, errors, output, size, top
+from edl.cli import data, errors, history, output, size, top
 from edl.cli.options import job_options, wait_option, where_of
 from edl.errors import EdlError
 from edl.exit_codes import ExitCode
@@ -92,6 +92,7 @@ def set_(as_json: bool, wait: bool, settings: tuple[str, ...], **where: str) -> 
 edl.add_command(data.data)
 edl.add_command(top.top)
 edl.add_command(errors.errors)
+edl.add_command(history.history)
 edl.add_command(output.logs)
 edl.add_command(output.stacks)
 for _command in size.COMMANDS:

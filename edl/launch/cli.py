@@ -27,6 +27,7 @@ from edl.config import (
 from edl.errors import SettingError
 from edl.job_records import DataFiles, SchedulerChoice
 from edl.launch.data_option import data_sets, functions_from
+from edl.launch.history_options import history_from
 from edl.launch.http_options import http_from
 from edl.launch.leave_options import leave_from
 from edl.launch.log_options import log_plan, server_folder
@@ -118,6 +119,7 @@ def _launch_settings(resolved: ResolvedOptions, sizes: Sizes, invocation: Invoca
         node=node,
         state=state,
         sync=sync,
+        history=history_from(options, state.checkpoint_dir, sync.roots),
         readers=_readers(options, spec.data),
         servers=sizes.servers,
         http=http,

@@ -53,6 +53,7 @@ from edl.launch.addresses import address_towards, etcd_leases, identity_for
 from edl.launch.console import console, listen_to_modules
 from edl.launch.descriptors import for_peers, take_all
 from edl.launch.helpers import HelperDeps, HelperKind, HelpersBeside
+from edl.launch.history_recording import Recording
 from edl.launch.launcher import Beside, Launcher, LauncherDeps, ended_before
 from edl.launch.lease_guard import LeaseGuard
 from edl.launch.node_checkpoints import CheckpointReports, open_checkpoints
@@ -113,6 +114,9 @@ async def launch(settings: LaunchSettings) -> int:
             await _join(settings, deps, cleanup, log)
         except JobEnded as error:
             return ended_before(error, log, worker_status=report.worker_status)
+        deps.recording = _recording(settings, deps, log)
+        if deps.recording is not None:
+            cleanup.push_async_callback(deps.recording.end)
         cleanup.push_async_callback(deps.server.stop)
         for helpers in _helpers(settings, deps, log):
             deps.beside.append(helpers)
@@ -190,6 +194,8 @@ class _NodeDeps:
     reports: CheckpointReports = field(default_factory=CheckpointReports)
     synced: SyncedDirs | None = None
     """The synchronised directories; None without ``--sync-dir``."""
+    recording: Recording | None = None
+    """The files of the job's history; None: there are none."""
 
 
 async def _join(
@@ -250,6 +256,11 @@ async def _synced_dirs(
     return synced
 
 
+def _recording(settings: LaunchSettings, deps: _NodeDeps, log: Callable[[str], None]) -> Recording | None:
+    """The files of the job's history; None if there are none."""
+    return Recording(settings, deps.registration.token, log) if settings.history.folder else None
+
+
 def _web(settings: LaunchSettings, deps: _NodeDeps, log: Callable[[str], None]) -> Web | None:
     """The HTTP server, not listening yet; None without ``--http-port``."""
     if settings.http is None:
@@ -307,6 +318,7 @@ def _put_together(
             services=lambda: _services(spec, readers.authority_of(settings.store.secret, spec.job)),
             lines=_lines(spec, info.node, log),
             companions=scaling.companions(settings, store, deps.opened.endpoints, log),
+            written=deps.recording.written if deps.recording is not None else lambda step: None,
         ),
         MasterInfo(info.node, info.host, info.port, deps.web.url if deps.web is not None else ""),
         elected=lambda shell: _elected(deps, shell),

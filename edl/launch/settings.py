@@ -91,6 +91,16 @@ class StateSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class HistorySettings:
+    """The files of the job's history on this node."""
+
+    folder: str = ""
+    """Absolute path of the history directory; empty: none."""
+    most_bytes: int = 64 << 20
+    """Limit on the files of one job in it; 0: no limit."""
+
+
+@dataclass(frozen=True, slots=True)
 class SyncSettings:
     """The script's directories that are kept alike on all nodes."""
 
@@ -238,6 +248,7 @@ class LaunchSettings:
     logs: LogPlan
     state: StateSettings
     sync: SyncSettings = SyncSettings()
+    history: HistorySettings = HistorySettings()
     readers: ReaderPool = ReaderPool()
     """Remote readers that run beside the workers."""
     servers: ServerSettings = ServerSettings()

@@ -5,9 +5,9 @@
   ``restoring`` (the commit to begin from), ``dropping`` (slots), ``away`` (nodes that return), ``hyper`` (batch and
   learning rate), ``sizing``, ``resizing`` and ``autoscaling`` (the number of nodes), and ``policies``.
   ``invariants`` lists what holds after every step.
-- Its shell: ``shell``, with ``companions``, ``guarded`` (writes under the fencing token), ``history``, ``probing``,
-  ``stored`` (the record in the store), ``streams`` (the agents), ``totals`` (counters for metrics), ``view`` (the
-  status) and ``goodput`` (what the slots spend their time on).
+- Its shell: ``shell``, with ``companions``, ``guarded`` (writes under the fencing token), ``history``, ``chronicle``
+  (the lines of the history files), ``probing``, ``stored`` (the record in the store), ``streams`` (the agents),
+  ``totals`` (counters for metrics), ``view`` (the status) and ``goodput`` (what the slots spend their time on).
 - Machines of services beside it, such as the data service: ``service`` (the interface) and ``hosting``.
 - The election, in every launcher: ``election`` is the machine, ``candidate`` its shell.
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import itertools
 from collections.abc import AsyncIterator, Sequence
 
 from edl.master.events import HistoryNote, Kind
@@ -12,7 +13,25 @@ from edl.wire.status import HistoryEntry
 
 KEPT = 500
 """Number of entries kept in the store and in memory."""
-
+RECENT = 100
+"""Number of newest entries that are kept whatever they are about."""
+ROUTINE = frozenset(
+    kind.value
+    for kind in (
+        Kind.NODE_JOINED,
+        Kind.NODE_RETURNED,
+        Kind.WORLD_FORMED,
+        Kind.WORLD_UNDERWAY,
+        Kind.BOUNDARY,
+        Kind.STATE,
+        Kind.SERVICE,
+        Kind.WAITING,
+    )
+)
+"""Kinds of entries that make room for others. Entries about causes, such as failures, losses, ends and requests, are
+kept longer: they explain the rest."""
+ALSO = "also "
+"""Beginning of the text about a failure that is not the first of its incident."""
 
 FOLDED = 8
 """Number of nodes that are named individually in one write, per kind of entry. Further ones are only counted, so that
@@ -21,6 +40,7 @@ _FOLDS = {
     Kind.NODE_JOINED: "are ready",
     Kind.NODE_RETURNED: "are ready again",
     Kind.NODE_LOST: "were lost",
+    Kind.NODE_LEAVING: "leave",
 }
 """Kinds whose entries in one write are combined, and what the combined entry says. Entries of different writes are not
 combined, because each has its time and its node; checkpoints are the exception (see ``JobHistory``)."""
@@ -39,11 +59,49 @@ def folded(notes: Sequence[HistoryNote]) -> list[HistoryNote]:
         if note.node == named[0]:
             some, more = ", ".join(named[:FOLDED]), len(named) - FOLDED
             found.append(HistoryNote(note.kind, f"{len(named)} nodes {_FOLDS[note.kind]}: {some} and {more} more"))
-    return found
+    return _failures_folded(found)
+
+
+def _failures_folded(notes: list[HistoryNote]) -> list[HistoryNote]:
+    """``notes`` with the first ``FOLDED`` failures that are not the first of their incident; the others become one."""
+    others = [index for index, note in enumerate(notes) if _is_other_failure(note)]
+    if len(others) <= FOLDED + 1:
+        return notes
+    more = [notes[index].node for index in others[FOLDED:]]
+    nodes = list(dict.fromkeys(more))
+    some = ", ".join(nodes[:FOLDED]) + (f" and {len(nodes) - FOLDED} more nodes" if len(nodes) > FOLDED else "")
+    text = f"{ALSO}{len(more)} more workers failed, on {some}"
+    dropped = {*others[FOLDED + 1 :]}
+    rest = [note for index, note in enumerate(notes) if index not in dropped]
+    rest[others[FOLDED]] = HistoryNote(Kind.WORKER_FAILED, text)
+    return rest
+
+
+def _is_other_failure(note: HistoryNote) -> bool:
+    return note.kind is Kind.WORKER_FAILED and note.text.startswith(ALSO)
+
+
+def remaining(entries: Sequence[HistoryEntry]) -> tuple[HistoryEntry, ...]:
+    """The ``KEPT`` entries that stay. Old routine entries go first, then the oldest; the ``RECENT`` newest ones stay,
+    and so does the newest one about a complete checkpoint, which the status shows."""
+    surplus = len(entries) - KEPT
+    if surplus <= 0:
+        return tuple(entries)
+    checkpoint = next((entry.number for entry in reversed(entries) if complete(entry)), 0)
+    old = [entry for entry in entries[:-RECENT] if entry.number != checkpoint]
+    gone = {entry.number for entry in itertools.islice(filter(_is_routine, old), surplus)}
+    causes = (entry.number for entry in old if entry.number not in gone)
+    gone.update(itertools.islice(causes, surplus - len(gone)))
+    return tuple(entry for entry in entries if entry.number not in gone)
+
+
+def _is_routine(entry: HistoryEntry) -> bool:
+    """Whether an entry makes room for others. Of those about the state, only complete checkpoints do."""
+    return entry.kind in ROUTINE and (entry.kind != Kind.STATE.value or complete(entry) is not None)
 
 
 class JobHistory:
-    """The last ``KEPT`` entries of the history, and the readers that follow it.
+    """The ``KEPT`` entries of the history that ``remaining`` chooses, and the readers that follow it.
 
     Of consecutive entries about complete checkpoints only the newest is kept. Otherwise, in a job that saves every
     minute, these entries would displace all others from the history, and from the status, within hours.
@@ -83,7 +141,7 @@ class JobHistory:
             if kept and complete(kept[-1]) and complete(entry):
                 kept.pop()
             kept.append(entry)
-        return tuple(kept[-KEPT:])
+        return remaining(kept)
 
     def publish(self, added: Sequence[HistoryEntry]) -> None:
         """Make entries visible that have been written to the store. Readers that follow get all of them."""

@@ -18,6 +18,7 @@ from edl.config import JobSpec
 from edl.errors import FencedOut, StoreError
 from edl.master import events as ev
 from edl.master import service as sv
+from edl.master.chronicle import WrittenStep
 from edl.master.companions import OVER, ChangeNotifier, Companions, PendingScaleRequest
 from edl.master.goodput.goodput import Goodput
 from edl.master.goodput.slot_times import SlotTimes
@@ -114,6 +115,8 @@ class MasterDeps:
     """Creates coroutines that run beside the Master; see ``ElectedMaster``."""
     decided: Callable[[MasterState | None, Sequence[ev.Event], ev.Decision], None] = lambda *step: None
     """Called with each decision and its events before it is carried out; a take-over has no events."""
+    written: Callable[[WrittenStep], None] = lambda written: None
+    """Called with each step after its changes are in the store. Must not block."""
 
 
 class MasterShell:
@@ -282,10 +285,9 @@ class MasterShell:
         added = [self.history.make(note, record.round, wall_s) for note in notes]
         if record != self._stored or added or self._goodput.due:
             await self._write(record, added)
-        self._state = decision.state
+        before, self._state = self._state, decision.state
         self._stored = record
-        self.history.publish(added)
-        self._tally.stepped(record, added, self._deps.clock.now_s())
+        self._publish(before, decision.state, added, wall_s)
         self._streams.decided(events)
         wakes = []
         for effect in decision.effects:
@@ -295,6 +297,16 @@ class MasterShell:
                 await self._run(effect, record)
         self._timer.set(min(wakes, default=None))
         self._hosting.follow(record, self._deps.clock.now_s())
+
+    def _publish(
+        self, before: MasterState | None, state: MasterState, added: Sequence[HistoryEntry], wall_s: float
+    ) -> None:
+        """Show what is in the store now."""
+        kept = self.history.last(KEPT) if before is None else ()
+        self.history.publish(added)
+        now_s = self._deps.clock.now_s()
+        self._tally.stepped(state.record, added, now_s)
+        self._deps.written(WrittenStep(self.token, before, state, tuple(added), now_s, wall_s, kept))
 
     async def _run(self, effect: ev.Effect, record: Record) -> None:
         match effect:
@@ -329,8 +341,9 @@ class MasterShell:
         history = history_operations(keys, self.history, added)
         for operations in transactions([*history, *service_operations(keys, gathered.kept)]):
             await self._store.write(operations)
-        self.history.publish(added)
-        self._tally.stepped(self._stored, added, self._deps.clock.now_s())
+        if added:
+            assert self._state is not None  # noqa: S101 - as above
+            self._publish(self._state, self._state, added, wall_s)
         for note in notes:
             self._deps.log(note.text)
         for service, word in gathered.to_workers:

@@ -43,6 +43,7 @@ from edl.wire.messages import World
 
 TIMEOUT_S = 2.0
 """Seconds to wait for the disk when a file must be written before a worker starts, or read after it has ended."""
+DAY_S = 86_400.0
 MARK = ".launch"
 """File in each launch's folder that contains the launch's name. By the folder's name alone, ``a.2`` could be a node or
 the second launch on ``a``."""
@@ -75,8 +76,9 @@ def claim(plan: LogPlan) -> LogPlan:
     return plan
 
 
-def earlier(plan: LogPlan) -> dict[str, int]:
-    """Folders of earlier launches of this job on this node with their sizes in bytes, oldest first. Reads the disk."""
+def earlier(plan: LogPlan) -> dict[str, tuple[int, float]]:
+    """Folders of earlier launches of this job on this node, oldest first, with their sizes in bytes and the times at
+    which they were last written to. Reads the disk."""
     own = Path(plan.folder)
     found: list[tuple[int, Path]] = []
     with contextlib.suppress(OSError):
@@ -84,16 +86,18 @@ def earlier(plan: LogPlan) -> dict[str, int]:
             number = number_of(plan.name, folder.name)
             if number and folder != own and _read(str(folder / MARK)) == plan.name:
                 found.append((number, folder))
-    return {str(folder): _size(folder) for _, folder in sorted(found)}
+    return {str(folder): _measured(folder) for _, folder in sorted(found)}
 
 
-def _size(folder: Path) -> int:
-    total = 0
+def _measured(folder: Path) -> tuple[int, float]:
+    """Size of all files, and the time of the last one, in seconds since 1970."""
+    total, written_s = 0, 0.0
     for inner, _, names in os.walk(folder):
         for name in names:
             with contextlib.suppress(OSError):  # removed meanwhile
-                total += os.lstat(f"{inner}/{name}").st_size
-    return total
+                stat = os.lstat(f"{inner}/{name}")
+                total, written_s = total + stat.st_size, max(written_s, stat.st_mtime)
+    return total, written_s
 
 
 @dataclass(slots=True)
@@ -124,7 +128,8 @@ class Outputs:
     """Opens the log files of one launcher's workers.
 
     ``environment``: the launcher's own. ``path_each_round``: workers that live through several rounds get the path of
-    their error file for each round; otherwise the first path applies.
+    their error file for each round; otherwise the first path applies. ``wall_clock_s``: seconds since 1970, for
+    ``LogPlan.days``.
     """
 
     def __init__(
@@ -135,6 +140,7 @@ class Outputs:
         log: Callable[[str], None],
         *,
         path_each_round: bool = True,
+        wall_clock_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._plan = plan
         self._node = node
@@ -145,7 +151,8 @@ class Outputs:
         """The last lines of all workers."""
         self._made: dict[tuple[str, int], int] = {}
         self._scribe = Scribe()
-        self._pieces = LogPieces(plan.rounds, plan.most_bytes)
+        self._pieces = LogPieces(plan.rounds, plan.most_bytes, plan.days * DAY_S)
+        self._wall_clock_s = wall_clock_s
         self._part_bytes = part_bytes(plan.most_bytes, plan.workers)
         self._parts: dict[Path, int] = {}
         self._room: LogRoom | None = None
@@ -176,7 +183,7 @@ class Outputs:
             self._scribe.do(make)
             if self._room is None:
                 self._room = self._look_around()
-            self._pieces.begin(attempt.folder)
+            self._pieces.begin(attempt.folder, self._wall_clock_s())
             self._forget()
         return files
 
@@ -214,20 +221,21 @@ class Outputs:
             self._scribe.do(lambda: found(earlier(plan)))
         return LogRoom(plan.folder, plan.reserve, said_by_loop(self._log), in_loop(self._shut))
 
-    def _found(self, launches: dict[str, int]) -> None:
-        self._pieces.found(launches)
+    def _found(self, launches: dict[str, tuple[int, float]]) -> None:
+        sizes = {folder: size for folder, (size, _) in launches.items()}
+        self._pieces.found(sizes, {folder: written_s for folder, (_, written_s) in launches.items()})
         self._forget()
 
     def _forget(self) -> None:
         """Delete surplus files: a job of weeks has thousands of rounds and may write without end."""
-        for old in self._pieces.surplus(self._busy()):
+        for old in self._pieces.surplus(self._busy(), self._wall_clock_s()):
             self._scribe.do(functools.partial(_remove, Path(self._plan.folder) / old))
 
     def _bounds(self, round_folder: str) -> Bounds:
         """Limits of a file in the folder of a round."""
 
         def took(size: int) -> None:
-            if self._pieces.grow(round_folder, size):
+            if self._pieces.grow(round_folder, size, self._wall_clock_s()):
                 self._forget()
 
         def parted(path: Path, size: int) -> Path:

@@ -67,7 +67,9 @@ class WorkerGroup:
         self._node = node
         self._environment = dict(environment)
         # Independent workers keep the error file's path of their first round.
-        self._outputs = Outputs(logs, node, self._environment, log, path_each_round=not spec.independent)
+        self._outputs = Outputs(
+            *(logs, node, self._environment, log), path_each_round=not spec.independent, wall_clock_s=wall_clock_s
+        )
         self._deps = deps
         self._log = log
         self._wall_clock_s = wall_clock_s

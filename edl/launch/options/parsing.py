@@ -73,6 +73,11 @@ def at_least(least: int, why: str = "") -> Check:
     return lambda value: "" if value >= least else allowed + (f": {why}" if why else "")
 
 
+def finite_days(value: float) -> str:
+    """Check that a number of days is finite and 0 or more; returns what is wrong, or an empty string."""
+    return "" if 0 <= value < math.inf else "must be a number of days, 0 or more"
+
+
 def finite_seconds(value: float) -> str:
     """Check that a number of seconds is finite and 0 or more; returns what is wrong, or an empty string."""
     return "" if 0 <= value < math.inf else "must be a number of seconds, 0 or more"

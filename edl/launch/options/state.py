@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from edl.config import VerifyRules
+from edl.history.parts import LEAST_BYTES
 from edl.launch.naming import checkpoint_folder
 from edl.launch.options.option import Option, Section, Setting
 from edl.launch.options.parsing import at_least, between, bytes_from, finite_seconds
-from edl.launch.settings import NodeSettings, ReaderPool, StateSettings, SyncSettings
+from edl.launch.settings import HistorySettings, NodeSettings, ReaderPool, StateSettings, SyncSettings
+
+AUTO = "auto"
+"""Default of ``--history-dir``."""
 
 SLOWEST_COPY = 2 << 20
 """Lower bound of ``--copy-rate`` in bytes per second: slower copies are cancelled."""
@@ -18,6 +22,11 @@ def copies_in_time(rate: int) -> str:
     """Check ``--copy-rate``; returns what is wrong, or an empty string."""
     too_slow = 0 < rate < SLOWEST_COPY
     return "must be at least 2M, or 0 for no limit, because slower copies are cancelled" if too_slow else ""
+
+
+def enough_history(most_bytes: int) -> str:
+    """Check ``--history-size``; returns what is wrong, or an empty string."""
+    return "must be at least 1M, or 0 for no limit" if 0 < most_bytes < LEAST_BYTES else ""
 
 
 def folder(_: str, text: str) -> str:
@@ -90,6 +99,24 @@ STATE = (
         check=copies_in_time,
         metavar="BYTES",
         help=("Limit on the bytes per second that this node sends for copies, such as `200M`. 0: no limit."),
+    ),
+    Option(
+        "--history-dir",
+        written_default=AUTO,
+        metavar="DIR",
+        help=(
+            "Directory in which the Master writes the [history of the job](history.md), which `edl history` shows also "
+            "after the end. `auto`: `.edl-history` in `--checkpoint-dir` if that is a path, else none. Empty: none. "
+            "Shared by the nodes, or one on each."
+        ),
+    ),
+    Option(
+        "--history-size",
+        setting=Setting(HistorySettings, "most_bytes"),
+        parse=bytes_from,
+        check=enough_history,
+        metavar="BYTES",
+        help="Size limit for this job's files in the history directory; the oldest are deleted first. 0: no limit.",
     ),
     Option(
         "--sync-dir",

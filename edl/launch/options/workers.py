@@ -7,7 +7,7 @@ import click
 from edl.arithmetic.affinity import MODES
 from edl.config import LogLayout, LogPlan
 from edl.launch.options.option import Option, Section, Setting
-from edl.launch.options.parsing import bytes_from, bytes_or_default, names
+from edl.launch.options.parsing import bytes_from, bytes_or_default, finite_days, names
 from edl.launch.settings import NodeSettings, WorkerSettings
 
 TORCH_LAUNCH = "torch.distributed.launch"
@@ -190,6 +190,16 @@ OUTPUT = (
         help=(
             "Size limit for the log files of this job on this node, earlier launches included; the oldest are "
             "deleted first. 0: no limit. See [how much is kept](logs-and-errors.md#how-much-is-kept)."
+        ),
+    ),
+    Option(
+        "--log-days",
+        setting=Setting(LogPlan, "days"),
+        check=finite_days,
+        metavar="DAYS",
+        help=(
+            "Age at which the log files of rounds and earlier launches of this job on this node are deleted, by the "
+            "time of the last line. 0: at no age."
         ),
     ),
     Option(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 
 import pytest
 
@@ -12,6 +13,7 @@ from edl.errors import FencedOut, ProtocolError, StoreError
 from edl.master import candidate as candidate_module
 from edl.master import guarded as guarded_module
 from edl.master import shell as shell_module
+from edl.master.chronicle import WrittenStep
 from edl.master.shell import MasterShell
 from edl.master.state import Phase
 from edl.ports import Delete, Put
@@ -94,6 +96,38 @@ class TestStoreFirst:
             record = bench.record()
             assert record is not None
             assert record.restarts == 1
+
+        play(scenario)
+
+    def test_what_is_recorded_is_in_the_store(self) -> None:
+        async def scenario(bench: Bench) -> None:
+            written: list[WrittenStep] = []
+            deps = dataclasses.replace(bench.deps(), written=written.append)
+            shell = MasterShell(deps, token := bench.crown())
+            run = bench.start(shell.run())
+            await until(lambda: shell.serving)
+            agent = Agent(bench, shell, bench.register("a"))
+            agent.attach()
+            agent.ready()
+            await agent.hears(StartRound)
+            entries = [entry for step in written for entry in step.added]
+            assert entries == bench.history()
+            assert (written[0].before, written[0].kept, {step.term for step in written}) == (None, (), {token})
+            assert all(step.before is earlier.state for earlier, step in itertools.pairwise(written))
+            bench.store.available = False
+            agent.say(failure())
+            await turns(200)
+            assert [entry for step in written for entry in step.added] == entries
+            bench.store.available = True
+            bench.crown()
+            with pytest.raises(FencedOut):
+                await run
+            assert [entry for step in written for entry in step.added] == entries, "another Master rules"
+            later: list[WrittenStep] = []
+            again = MasterShell(dataclasses.replace(deps, written=later.append), bench.crown())
+            bench.start(again.run())
+            await until(lambda: again.serving)
+            assert later[0].kept == tuple(entries)
 
         play(scenario)
 

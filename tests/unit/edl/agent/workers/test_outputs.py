@@ -242,6 +242,28 @@ class TestSize:
 
 
 class TestClaim:
+    def test_launches_of_long_ago_go_and_nothing_that_edl_has_not_written(self, tmp_path: Path) -> None:
+        for name, written_s in (("job_a", 1e6), ("job_a.2", 9e6), ("job_a.3", 1e6)):
+            (tmp_path / name / "attempt_0").mkdir(parents=True)
+            files = [tmp_path / name / "attempt_0" / "stdout.log"]
+            if name != "job_a.3":  # without the mark it is somebody else's
+                files.append(tmp_path / name / ".launch")
+            for file in files:
+                file.write_text("job_a")
+                os.utime(file, (written_s, written_s))
+        plan = claim(LogPlan(str(tmp_path / "job_a"), redirect_all=3, days=10))
+
+        async def whole() -> None:
+            outputs = Outputs(plan, "a", {}, print, wall_clock_s=lambda: 9e6 + 86_400)
+            outputs.files(attempt(1))
+            for _ in range(2):
+                assert await outputs.done(60)
+                await asyncio.sleep(0)
+            assert await outputs.done(60)
+
+        asyncio.run(whole())
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["job_a.2", "job_a.3", "job_a.4"]
+
     def test_each_launch_gets_a_folder_of_its_own(self, tmp_path: Path) -> None:
         plan = LogPlan(str(tmp_path / "logs" / "job_a"))
         folders = [Path(claim(plan).folder).name for _ in range(3)]
