@@ -175,7 +175,7 @@ JOB_METRICS: tuple[Metric[JobFacts], ...] = (
     ),
     Metric(
         "edl_slot_seconds",
-        "Time of all slots since the job began, by use. Not counters: training that is lost moves from useful to redone.",
+        "Time of all slots since the job began, by use. No counter: training that is lost moves from useful to redone.",
         lambda facts: [((one.name,), one.value) for one in facts.status.goodput],
         ("use",),
     ),

@@ -69,7 +69,7 @@ def test_the_story_is_told_in_order_with_each_event_once(shared: bool, tmp_path:
         f"round {third.round} ",
         f"node {last} is the Master",
         f"round {fourth.round} ",
-        "ended",
+        "exit code 0",
     ]
     places = [text.index(one) for one in story]
     assert places == sorted(places), text
