@@ -59,6 +59,7 @@ def job_status(
         kill=record.kill,
         flaws=tuple(flaw.text for flaw in record.flaws),
         warnings=_warnings(state),
+        alarms=record.alarms,
         settings=record.settings,
         scale=_scale(state, revision, now_s),
         dropped=tuple(
@@ -147,6 +148,7 @@ def _node_view(entry: NodeEntry, record: Record, *, cordoned: bool) -> NodeView:
         index=entry.info.index,
         places=member.used if member else (),
         spare_slots=entry.info.spare_slots,
+        members=entry.info.members,
     )
 
 

@@ -310,6 +310,28 @@ class NotLogged(_message.Message):
     why: str
     def __init__(self, why: _Optional[str] = ...) -> None: ...
 
+class Alarm(_message.Message):
+    __slots__ = ("name", "about", "severity", "text", "node", "shared")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ABOUT_FIELD_NUMBER: _ClassVar[int]
+    SEVERITY_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    SHARED_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    about: str
+    severity: str
+    text: str
+    node: str
+    shared: bool
+    def __init__(self, name: _Optional[str] = ..., about: _Optional[str] = ..., severity: _Optional[str] = ..., text: _Optional[str] = ..., node: _Optional[str] = ..., shared: bool = ...) -> None: ...
+
+class Alarms(_message.Message):
+    __slots__ = ("alarms",)
+    ALARMS_FIELD_NUMBER: _ClassVar[int]
+    alarms: _containers.RepeatedCompositeFieldContainer[Alarm]
+    def __init__(self, alarms: _Optional[_Iterable[_Union[Alarm, _Mapping]]] = ...) -> None: ...
+
 class ServiceFromWorker(_message.Message):
     __slots__ = ("service", "slot", "round", "body")
     SERVICE_FIELD_NUMBER: _ClassVar[int]
@@ -333,7 +355,7 @@ class Pace(_message.Message):
     def __init__(self, round: _Optional[int] = ..., commit: _Optional[int] = ..., step_s: _Optional[float] = ...) -> None: ...
 
 class FromAgent(_message.Message):
-    __slots__ = ("attach", "ready", "worker_failed", "workers_done", "leaving", "preparing", "underway", "boundary", "kept", "asked", "hanging", "service_from_worker", "pace", "not_kept", "not_logged")
+    __slots__ = ("attach", "ready", "worker_failed", "workers_done", "leaving", "preparing", "underway", "boundary", "kept", "asked", "hanging", "service_from_worker", "pace", "not_kept", "not_logged", "alarms")
     ATTACH_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     WORKER_FAILED_FIELD_NUMBER: _ClassVar[int]
@@ -349,6 +371,7 @@ class FromAgent(_message.Message):
     PACE_FIELD_NUMBER: _ClassVar[int]
     NOT_KEPT_FIELD_NUMBER: _ClassVar[int]
     NOT_LOGGED_FIELD_NUMBER: _ClassVar[int]
+    ALARMS_FIELD_NUMBER: _ClassVar[int]
     attach: Attach
     ready: Ready
     worker_failed: WorkerFailed
@@ -364,7 +387,8 @@ class FromAgent(_message.Message):
     pace: Pace
     not_kept: NotKept
     not_logged: NotLogged
-    def __init__(self, attach: _Optional[_Union[Attach, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., worker_failed: _Optional[_Union[WorkerFailed, _Mapping]] = ..., workers_done: _Optional[_Union[WorkersDone, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., preparing: _Optional[_Union[Preparing, _Mapping]] = ..., underway: _Optional[_Union[Underway, _Mapping]] = ..., boundary: _Optional[_Union[Boundary, _Mapping]] = ..., kept: _Optional[_Union[Kept, _Mapping]] = ..., asked: _Optional[_Union[Asked, _Mapping]] = ..., hanging: _Optional[_Union[Hanging, _Mapping]] = ..., service_from_worker: _Optional[_Union[ServiceFromWorker, _Mapping]] = ..., pace: _Optional[_Union[Pace, _Mapping]] = ..., not_kept: _Optional[_Union[NotKept, _Mapping]] = ..., not_logged: _Optional[_Union[NotLogged, _Mapping]] = ...) -> None: ...
+    alarms: Alarms
+    def __init__(self, attach: _Optional[_Union[Attach, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., worker_failed: _Optional[_Union[WorkerFailed, _Mapping]] = ..., workers_done: _Optional[_Union[WorkersDone, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., preparing: _Optional[_Union[Preparing, _Mapping]] = ..., underway: _Optional[_Union[Underway, _Mapping]] = ..., boundary: _Optional[_Union[Boundary, _Mapping]] = ..., kept: _Optional[_Union[Kept, _Mapping]] = ..., asked: _Optional[_Union[Asked, _Mapping]] = ..., hanging: _Optional[_Union[Hanging, _Mapping]] = ..., service_from_worker: _Optional[_Union[ServiceFromWorker, _Mapping]] = ..., pace: _Optional[_Union[Pace, _Mapping]] = ..., not_kept: _Optional[_Union[NotKept, _Mapping]] = ..., not_logged: _Optional[_Union[NotLogged, _Mapping]] = ..., alarms: _Optional[_Union[Alarms, _Mapping]] = ...) -> None: ...
 
 class StopRound(_message.Message):
     __slots__ = ("round", "reason", "dump")
@@ -533,23 +557,25 @@ class Question(_message.Message):
     def __init__(self) -> None: ...
 
 class HistoryEntry(_message.Message):
-    __slots__ = ("number", "at_s", "kind", "text", "node", "round")
+    __slots__ = ("number", "at_s", "kind", "text", "node", "round", "severity")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     AT_S_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
+    SEVERITY_FIELD_NUMBER: _ClassVar[int]
     number: int
     at_s: float
     kind: str
     text: str
     node: str
     round: int
-    def __init__(self, number: _Optional[int] = ..., at_s: _Optional[float] = ..., kind: _Optional[str] = ..., text: _Optional[str] = ..., node: _Optional[str] = ..., round: _Optional[int] = ...) -> None: ...
+    severity: str
+    def __init__(self, number: _Optional[int] = ..., at_s: _Optional[float] = ..., kind: _Optional[str] = ..., text: _Optional[str] = ..., node: _Optional[str] = ..., round: _Optional[int] = ..., severity: _Optional[str] = ...) -> None: ...
 
 class NodeView(_message.Message):
-    __slots__ = ("node", "host", "slots", "state", "attached", "position", "first_rank", "underway", "how", "draining", "index", "places", "spare_slots")
+    __slots__ = ("node", "host", "slots", "state", "attached", "position", "first_rank", "underway", "how", "draining", "index", "places", "spare_slots", "members")
     NODE_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
@@ -563,6 +589,7 @@ class NodeView(_message.Message):
     INDEX_FIELD_NUMBER: _ClassVar[int]
     PLACES_FIELD_NUMBER: _ClassVar[int]
     SPARE_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
     node: str
     host: str
     slots: int
@@ -576,7 +603,8 @@ class NodeView(_message.Message):
     index: int
     places: _containers.RepeatedScalarFieldContainer[int]
     spare_slots: int
-    def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., slots: _Optional[int] = ..., state: _Optional[str] = ..., attached: bool = ..., position: _Optional[int] = ..., first_rank: _Optional[int] = ..., underway: bool = ..., how: _Optional[str] = ..., draining: bool = ..., index: _Optional[int] = ..., places: _Optional[_Iterable[int]] = ..., spare_slots: _Optional[int] = ...) -> None: ...
+    members: int
+    def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., slots: _Optional[int] = ..., state: _Optional[str] = ..., attached: bool = ..., position: _Optional[int] = ..., first_rank: _Optional[int] = ..., underway: bool = ..., how: _Optional[str] = ..., draining: bool = ..., index: _Optional[int] = ..., places: _Optional[_Iterable[int]] = ..., spare_slots: _Optional[int] = ..., members: _Optional[int] = ...) -> None: ...
 
 class DroppedSlot(_message.Message):
     __slots__ = ("node", "host", "slot", "device", "why", "round")
@@ -615,7 +643,7 @@ class ServiceView(_message.Message):
     def __init__(self, service: _Optional[str] = ..., name: _Optional[str] = ..., text: _Optional[str] = ..., counts: _Optional[_Iterable[_Union[Count, _Mapping]]] = ...) -> None: ...
 
 class JobStatus(_message.Message):
-    __slots__ = ("job", "phase", "round", "world_size", "reason", "nnodes", "fault_tolerance", "restarts_used", "restarts_allowed", "master", "nodes", "history", "failures", "era", "restored", "saved", "saved_in", "boundary", "kill", "services", "flaws", "settings", "scale", "dropped", "warnings")
+    __slots__ = ("job", "phase", "round", "world_size", "reason", "nnodes", "fault_tolerance", "restarts_used", "restarts_allowed", "master", "nodes", "history", "failures", "era", "restored", "saved", "saved_in", "boundary", "kill", "services", "flaws", "settings", "scale", "dropped", "warnings", "alarms")
     JOB_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -641,6 +669,7 @@ class JobStatus(_message.Message):
     SCALE_FIELD_NUMBER: _ClassVar[int]
     DROPPED_FIELD_NUMBER: _ClassVar[int]
     WARNINGS_FIELD_NUMBER: _ClassVar[int]
+    ALARMS_FIELD_NUMBER: _ClassVar[int]
     job: str
     phase: str
     round: int
@@ -666,7 +695,8 @@ class JobStatus(_message.Message):
     scale: ScaleView
     dropped: _containers.RepeatedCompositeFieldContainer[DroppedSlot]
     warnings: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, job: _Optional[str] = ..., phase: _Optional[str] = ..., round: _Optional[int] = ..., world_size: _Optional[int] = ..., reason: _Optional[str] = ..., nnodes: _Optional[str] = ..., fault_tolerance: _Optional[str] = ..., restarts_used: _Optional[int] = ..., restarts_allowed: _Optional[int] = ..., master: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[NodeView, _Mapping]]] = ..., history: _Optional[_Iterable[_Union[HistoryEntry, _Mapping]]] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., era: _Optional[int] = ..., restored: _Optional[_Union[Version, _Mapping]] = ..., saved: _Optional[_Union[Version, _Mapping]] = ..., saved_in: _Optional[str] = ..., boundary: _Optional[str] = ..., kill: _Optional[str] = ..., services: _Optional[_Iterable[_Union[ServiceView, _Mapping]]] = ..., flaws: _Optional[_Iterable[str]] = ..., settings: _Optional[_Union[Settings, _Mapping]] = ..., scale: _Optional[_Union[ScaleView, _Mapping]] = ..., dropped: _Optional[_Iterable[_Union[DroppedSlot, _Mapping]]] = ..., warnings: _Optional[_Iterable[str]] = ...) -> None: ...
+    alarms: _containers.RepeatedCompositeFieldContainer[Alarm]
+    def __init__(self, job: _Optional[str] = ..., phase: _Optional[str] = ..., round: _Optional[int] = ..., world_size: _Optional[int] = ..., reason: _Optional[str] = ..., nnodes: _Optional[str] = ..., fault_tolerance: _Optional[str] = ..., restarts_used: _Optional[int] = ..., restarts_allowed: _Optional[int] = ..., master: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[NodeView, _Mapping]]] = ..., history: _Optional[_Iterable[_Union[HistoryEntry, _Mapping]]] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., era: _Optional[int] = ..., restored: _Optional[_Union[Version, _Mapping]] = ..., saved: _Optional[_Union[Version, _Mapping]] = ..., saved_in: _Optional[str] = ..., boundary: _Optional[str] = ..., kill: _Optional[str] = ..., services: _Optional[_Iterable[_Union[ServiceView, _Mapping]]] = ..., flaws: _Optional[_Iterable[str]] = ..., settings: _Optional[_Union[Settings, _Mapping]] = ..., scale: _Optional[_Union[ScaleView, _Mapping]] = ..., dropped: _Optional[_Iterable[_Union[DroppedSlot, _Mapping]]] = ..., warnings: _Optional[_Iterable[str]] = ..., alarms: _Optional[_Iterable[_Union[Alarm, _Mapping]]] = ...) -> None: ...
 
 class EventsRequest(_message.Message):
     __slots__ = ("after", "follow")

@@ -397,6 +397,36 @@ class NotLogged:
 
 
 @dataclass(frozen=True, slots=True)
+class Alarm:
+    """A problem that a watchdog has found and that persists."""
+
+    name: str
+    """Name of the watchdog, such as ``disk-space``."""
+    about: str = ""
+    """What it watches, such as a directory; tells alarms of one watchdog apart. Empty: there is only one."""
+    severity: str = "warning"
+    """``info``, ``warning`` or ``critical``."""
+    text: str = ""
+    """The values that raised it, and the next action."""
+    node: str = ""
+    """The node that it is about, set by the Master; empty: the whole job."""
+    shared: bool = False
+    """Other nodes find the same problem, such as a full file system that all of them use: it is reported once."""
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """Identifies the alarm while it persists, whatever its text."""
+        return (self.node, self.name, self.about)
+
+
+@dataclass(frozen=True, slots=True)
+class Alarms:
+    """All alarms of this node's own watchdogs at this moment. Sent when they change, and at each attach."""
+
+    alarms: tuple[Alarm, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ServiceFromWorker:
     """A worker's message to a service hosted by the Master, such as the data service."""
 
@@ -424,6 +454,7 @@ AgentMessage = (
     | Pace
     | NotKept
     | NotLogged
+    | Alarms
     | ServiceFromWorker
 )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from edl.wire.messages import NO_SETTINGS, NO_STATE, Failure, Settings, Version
+from edl.wire.messages import NO_SETTINGS, NO_STATE, Alarm, Failure, Settings, Version
 from edl.wire.scale_requests import NO_SCALE, ScaleView
 
 
@@ -29,6 +29,8 @@ class Kind(enum.Enum):
     SLOT = "slot"
     SERVICE = "service"
     WAITING = "waiting"
+    ALARM = "alarm"
+    ALARM_CLEARED = "alarm-cleared"
     JOB_ENDED = "job-ended"
 
 
@@ -45,6 +47,8 @@ class HistoryEntry:
     text: str
     node: str = ""
     round: int = 0
+    severity: str = ""
+    """``info``, ``warning`` or ``critical``; empty: the one that its kind has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,8 @@ class NodeView:
     places: tuple[int, ...] = ()
     """Slots of its workers; empty outside the current world."""
     spare_slots: int = 0
+    """See ``NodeInfo``."""
+    members: int = 0
     """See ``NodeInfo``."""
 
 
@@ -151,6 +157,8 @@ class JobStatus:
     """Slots that take no part, including those of nodes that are gone."""
     warnings: tuple[str, ...] = ()
     """Conditions that make a failure more costly: a failed checkpoint, no memory for commits."""
+    alarms: tuple[Alarm, ...] = ()
+    """Problems that watchdogs have found and that persist."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from edl.types import Round
 from edl.wire.local import ToWorker
 from edl.wire.messages import (
     AgentMessage,
+    Alarm,
     Asked,
     Hanging,
     KeepWith,
@@ -164,6 +165,13 @@ class LoggingChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class AlarmsChanged:
+    """The watchdogs of this node have looked for the first time, or have other alarms than before."""
+
+    alarms: tuple[Alarm, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class KeepingChanged:
     """There is no memory for commits of this node's workers, or there is again."""
 
@@ -229,6 +237,7 @@ Event = (
     | StateChanged
     | Report
     | SavesFlushed
+    | AlarmsChanged
     | KeepingChanged
     | LoggingChanged
     | WorkerFroze

@@ -1,0 +1,67 @@
+"""The table of all watchdogs, with their severities and limits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from edl.watch.severity import Severity
+
+
+@dataclass(frozen=True, slots=True)
+class Watchdog:
+    """One watchdog: what it is called, how bad its alarm is, and its default limit."""
+
+    name: str
+    severity: Severity
+    limit: float
+    """Default limit in ``unit``."""
+    unit: str
+    """``bytes``, ``inodes``, ``s``, ``intervals``, ``worlds``, ``restarts`` or ``members``."""
+    meaning: str
+    """When the alarm is raised, with LIMIT for the limit; for the documentation."""
+
+
+_W, _C = Severity.WARNING, Severity.CRITICAL
+OFF = math.nan
+"""The limit of a watchdog that is off."""
+
+WATCHDOGS: tuple[Watchdog, ...] = (
+    Watchdog("disk-space", _C, float(1 << 30), "bytes", "less than LIMIT is free in the directory"),
+    Watchdog("disk-inodes", _C, 1000.0, "inodes", "fewer than LIMIT inodes are free in the directory"),
+    Watchdog("disk-full-in", _W, 3600.0, "s", "at the rate of the last hour, the directory is full within LIMIT"),
+    Watchdog("disk-write", _C, 30.0, "s", "a file cannot be written into the directory, or not within LIMIT"),
+    Watchdog(
+        *("checkpoint-late", _W, 3.0, "intervals"),
+        "no checkpoint was completed for LIMIT times the usual interval of this job",
+    ),
+    Watchdog("checkpoint-age", _W, OFF, "s", "no checkpoint was completed for LIMIT"),
+    Watchdog("no-progress", _C, 3.0, "worlds", "LIMIT worlds in a row failed before they made lasting progress"),
+    Watchdog("restarts-left", _W, 1.0, "restarts", "restarts were used, and LIMIT or fewer are left"),
+    Watchdog("short-of-nodes", _W, 300.0, "s", "for LIMIT the world has had fewer nodes than were requested"),
+    Watchdog("waiting", _C, 300.0, "s", "for LIMIT the job has been waiting and has not trained"),
+    Watchdog(
+        *("store-members", _W, 1.0, "members"),
+        "the embedded store has lost members, and may lose fewer than LIMIT more",
+    ),
+    Watchdog("store", _C, 30.0, "s", "for LIMIT the Master has not reached the store"),
+    Watchdog("blind", _W, 0.0, "s", "another watchdog cannot see what it watches"),
+)
+BY_NAME: Mapping[str, Watchdog] = MappingProxyType({one.name: one for one in WATCHDOGS})
+
+
+@dataclass(frozen=True, slots=True)
+class WatchLimits:
+    """The limits of all watchdogs. ``changed``: those that differ from the defaults; ``OFF``: the watchdog is off."""
+
+    changed: tuple[tuple[str, float], ...] = ()
+
+    def of(self, name: str) -> float:
+        """The limit of a watchdog. Raises ``KeyError`` for an unknown name."""
+        return dict(self.changed).get(name, BY_NAME[name].limit)
+
+    def on(self, name: str) -> bool:
+        """Whether this watchdog is on."""
+        return not math.isnan(self.of(name))
