@@ -195,7 +195,7 @@ class MasterServer:
 
     async def _ask(self, request: Asked, context: Any) -> Answer:
         service = await self._serving_master(context)
-        if request.purpose is not Purpose.DATA:
+        if request.purpose not in (Purpose.DATA, Purpose.NOTIFY):
             return service.ask(request)
         try:
             return await service.order(request)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from edl.watch.severity import Severity
+from edl.wire.severity import Severity
 
 
 @dataclass(frozen=True, slots=True)
