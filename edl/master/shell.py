@@ -147,10 +147,6 @@ class MasterShell:
         """The request that the current step decides about."""
         self._orders: dict[int, asyncio.Future[Answer]] = {}
         """Futures for the answers of services, by order number."""
-        self._left: dict[str, str] = {}
-        """Values that companions have stored, by name."""
-        self._answers: dict[str, Callable[[Asked], Awaitable[Answer]]] = {}
-        """Companions that answer requests, by purpose."""
         self._explanation = ""
         """A companion's explanation for the status."""
         self._over = False
@@ -240,7 +236,7 @@ class MasterShell:
             self._background.begin(self._watch_helpers(snapshot.revision))
         now_s = self._deps.clock.now_s()
         self._hosting.load(_below(keys.services, values), helpers, now_s)
-        self._left = {name: value.decode(errors="replace") for name, value in _below(keys.companions, values).items()}
+        self._companions.load(_below(keys.companions, values))
         if self._lines is not None:
             for name, value in helpers.items():
                 self._lines.put(name, value)
@@ -491,18 +487,18 @@ class MasterShell:
 
     def kept(self, name: str) -> str:
         """A value that a companion has stored; see ``WatchedMaster``."""
-        return self._left.get(name, "")
+        return self._companions.values.get(name, "")
 
     async def keep(self, name: str, value: str) -> None:
         """Store a companion's value under the fencing token; see ``WatchedMaster``."""
         operation = Put(self._deps.keys.companion(name), value.encode())
         if await self._deps.store.write([operation], [self._guard.condition()]) is None:
             raise FencedOut(OVER)
-        self._left[name] = value
+        self._companions.values[name] = value
 
     def answer_with(self, name: str, answer: Callable[[Asked], Awaitable[Answer]]) -> None:
         """Let a companion answer requests of a purpose; see ``WatchedMaster``."""
-        self._answers[name] = answer
+        self._companions.answers[name] = answer
 
     def ask(self, asked: Asked) -> Answer:
         """Answer a request for a checkpoint, the end of the job, or other settings; the outcome is in the history."""
@@ -516,8 +512,8 @@ class MasterShell:
         """Pass a request to a service (``Purpose.DATA``) or a companion (``Purpose.NOTIFY``); returns its answer, a
         service's once its result is in the store. Raises ``FencedOut`` if this Master steps down first."""
         assert self._state is not None  # noqa: S101 - as above
-        if asked.purpose.value in self._answers:
-            return await self._answers[asked.purpose.value](asked)
+        if asked.purpose.value in self._companions.answers:
+            return await self._companions.answers[asked.purpose.value](asked)
         if self._over or self.ended:
             return Answer(f"the job has ended: {self._state.record.reason}", ok=False)
         if asked.purpose.value not in self._hosting.names:

@@ -140,3 +140,5 @@ _CHECKS: dict[str, Callable[[DiskMemory, DirectorySample, float], str]] = {
     "disk-write": _write,
 }
 """For each watchdog a function of memory, sample and limit that returns the text of its alarm; empty: all is well."""
+NAMES = tuple(_CHECKS)
+"""The watchdogs for directories."""

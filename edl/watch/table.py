@@ -65,3 +65,6 @@ class WatchLimits:
     def on(self, name: str) -> bool:
         """Whether this watchdog is on."""
         return not math.isnan(self.of(name))
+
+
+DEFAULT_LIMITS = WatchLimits()
