@@ -12,7 +12,7 @@ from edl.notify.addresses import NamedChannel
 from edl.notify.notification import Notification
 from edl.ports import Clock
 from edl.tasks import Backoff
-from edl.threads import ThreadHandle, Threads
+from edl.threads import Threads
 
 ATTEMPT_S = 10.0
 """Timeout in seconds of each wait of an attempt, and of a program."""
@@ -64,8 +64,10 @@ class Delivery:
         self._more = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
-        self._last: ThreadHandle | None = None
-        """The thread of the last attempt."""
+        self._turn = asyncio.Lock()
+        """Held during an attempt: there is one at a time."""
+        self._last: asyncio.Future[Exception | None] | None = None
+        """The outcome of the last attempt; pending while its thread has not ended."""
         self._closing = False
 
     def put(self, notification: Notification) -> None:
@@ -128,10 +130,14 @@ class Delivery:
 
     async def attempt(self, notification: Notification) -> None:
         """Send once, in a thread of its own. Raises ``NotificationError``."""
-        if self._last is not None and self._last.is_alive():
-            raise NotificationError("the last attempt has not ended yet", retry=True)
+        async with self._turn:
+            await self._attempt(notification)
+
+    async def _attempt(self, notification: Notification) -> None:
+        if self._last is not None and not self._last.done():
+            raise NotificationError("an earlier attempt has not ended yet", retry=True)
         loop = asyncio.get_running_loop()
-        answer: asyncio.Future[Exception | None] = loop.create_future()
+        self._last = answer = loop.create_future()
 
         def send() -> None:
             outcome: Exception | None = None
@@ -144,7 +150,7 @@ class Delivery:
             except RuntimeError:
                 return  # the loop is closed: nobody waits for this attempt any more
 
-        self._last = self._deps.threads.start(send, name="edl-notify")
+        self._deps.threads.start(send, name="edl-notify")
         await asyncio.wait({answer}, timeout=WHOLE_ATTEMPT_S)
         if not answer.done():
             raise NotificationError(f"the attempt has not ended within {WHOLE_ATTEMPT_S:g} s", retry=True)

@@ -1,0 +1,67 @@
+"""Notifications of a real job arrive once in every channel, whatever happens to its Masters."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from tests.process.harness import Job, OutsideEtcd, until
+from tests.support.notification_sinks import ProgramSink, mail_sink, webhook_sink
+
+
+def test_each_notification_arrives_once_in_each_channel_across_masters(tmp_path: Path, etcd: OutsideEtcd) -> None:
+    program = ProgramSink(tmp_path)
+    with webhook_sink() as web, mail_sink() as mail:
+        addresses = tmp_path / "channels"
+        addresses.write_text(
+            f"# of this test\n{web.url}/hook/not-to-be-shown#key=a-secret-key\n"
+            f"smtp://{mail.place}/?from=edl@example.com&to=ops@example.com\nexec:{program.path}\n"
+        )
+        addresses.chmod(0o600)
+        # Each node has a log directory of its own, and none has room for so much.
+        options = (f"--notify-file={addresses}", "--notify-on=info", "--watch=disk-space=1000000T")
+        with Job(tmp_path / "job", [etcd.endpoint], nnodes="2:3", options=options) as job:
+            job.start("a", "b", "c")
+            job.wait_world(3)
+            status = job.wait_status(lambda status: len(status["alarms"]) == 3, "an alarm of each node")
+            assert all(alarm["name"] == "disk-space" for alarm in status["alarms"])
+            until(lambda: _count(web.documents, "alarm") == 3, "three alarms")
+            tried = job.cli("notify", "test")
+            assert tried.returncode == 0, tried.stderr
+            assert tried.stdout.count(": delivered (") == 3, tried.stdout
+            master = status["master"]
+            job.kill(min({"a", "b", "c"} - {master}))
+            until(lambda: _count(web.documents, "node-lost") == 1, "the lost node")
+            job.start("d")
+            until(lambda: _count(web.documents, "alarm") == 4, "the new node's alarm")
+            seen = job.wait_world(3, after=job.status()["round"] - 1)
+            _wait_for_all(web.documents, mail.messages, program)
+            job.kill(master)
+            until(lambda: _count(web.documents, "master-changed") == 1, "another Master")
+            until(lambda: _count(web.documents, "node-lost") == 2, "the lost Master")
+            job.wait_world(2, after=seen.round)
+            job.end_soon(5)
+            job.exit_codes()
+            until(lambda: _count(web.documents, "job-ended") == 1, "the end")
+            for node in job.nodes.values():
+                assert "not-to-be-shown" not in node.text
+                assert "a-secret-key" not in node.text
+        numbers = Counter(document["id"] for document in web.documents)
+        assert set(numbers.values()) == {1}, numbers
+        assert Counter(document["id"] for document in program.documents) == numbers
+        mailed = Counter(str(message["Message-ID"]) for message in mail.messages)
+        assert mailed == Counter(f"<{name}@edl.invalid>" for name in numbers)
+        assert all("EDL-Signature" in headers for headers, _ in web.posts)
+        assert {document["job"] for document in web.documents} == {job.name}
+        (last,) = [document for document in web.documents if document["event"] == "job-ended"]
+        assert last["severity"] == "info"
+
+
+def _count(documents: list[dict[str, Any]], event: str) -> int:
+    return sum(document["event"] == event for document in documents)
+
+
+def _wait_for_all(documents: list[dict[str, Any]], messages: list[Any], program: ProgramSink) -> None:
+    """Wait until every channel has as much as the others."""
+    until(lambda: len(messages) == len(program.documents) == len(documents), "the other channels")
