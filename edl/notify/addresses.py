@@ -53,8 +53,8 @@ def channel(url: str, environment: Mapping[str, str], setting: str = "--notify")
     try:
         parts = urlsplit(url)
         _ = parts.port
-    except ValueError as error:
-        raise SettingError(setting, None, f"not a URL ({error})", f"Write {KINDS}") from None
+    except ValueError:  # its text contains a part of the URL
+        raise SettingError(setting, None, "not a URL: its host or port is malformed", f"Write {KINDS}") from None
     if not parts.scheme:
         raise SettingError(setting, None, "not a URL: it has no scheme", f"Write {KINDS}")
     make = _KINDS.get(parts.scheme)

@@ -52,6 +52,8 @@ class Mail:
             raise NotificationError(f"its certificate is not valid: {error.verify_message}", retry=False) from None
         except TimeoutError:
             raise NotificationError(f"it did not answer within {limit_s:g} s", retry=True) from None
+        except smtplib.SMTPServerDisconnected as error:  # also after a timeout of an answer
+            raise NotificationError(f"it does not answer: {error}", retry=True) from None
         except (OSError, smtplib.SMTPException) as error:
             why = getattr(error, "strerror", "") or type(error).__name__
             raise NotificationError(f"it cannot be reached: {why}", retry=True) from None

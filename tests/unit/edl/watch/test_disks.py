@@ -17,7 +17,9 @@ GIB = 1 << 30
 FINE = DirectorySample(ABOUT, 0.0, True, "", 500 * GIB, 1000 * GIB, 10**6, 10**7, "", 0.01)
 
 
-def sights(sample: DirectorySample, limits: WatchLimits | None = None, memory: DiskMemory | None = None) -> dict[str, Sight]:
+def sights(
+    sample: DirectorySample, limits: WatchLimits | None = None, memory: DiskMemory | None = None
+) -> dict[str, Sight]:
     _, readings = look(memory or DiskMemory(), sample, limits or WatchLimits())
     return {one.name: one.sight for one in readings}
 
@@ -100,7 +102,9 @@ def test_until_the_growth_is_measured_checkpoints_count_as_never_removed() -> No
 
 
 def test_a_failed_write_is_reported_by_each_node() -> None:
-    _, readings = look(DiskMemory(), dataclasses.replace(FINE, free_bytes=0, write_error="Permission denied"), WatchLimits())
+    _, readings = look(
+        DiskMemory(), dataclasses.replace(FINE, free_bytes=0, write_error="Permission denied"), WatchLimits()
+    )
     shared = {one.name: one.shared for one in readings if one.sight is Sight.FIRED}
     assert shared == {"disk-space": True, "disk-write": False}
 
