@@ -361,6 +361,7 @@ def _begin_disk_watch(settings: LaunchSettings, deps: _NodeDeps, agent: AgentShe
     """Watch this launcher's directories, and report to the Master through the agent."""
     directories = directories_of(settings)
     if not directories or not any(settings.limits.on(name) for name in disks.NAMES):
+        agent.post(AlarmsChanged(()))  # alarms that all nodes share end when all nodes have said that they have none
         return
     watch = DiskWatch(
         *(directories, settings.limits, deps.info.node, SystemClock(), SYSTEM_THREADS),

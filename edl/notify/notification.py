@@ -28,7 +28,7 @@ SEVERITIES: dict[str, Severity] = {
     Kind.NODE_RETURNED.value: Severity.INFO,
     Kind.NODE_LEAVING.value: Severity.INFO,
 }
-"""Kinds of history entries that notify, with their severities where an entry has none of its own."""
+"""Kinds of history entries that notify although they have no severity of their own, and the one that they get."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +101,9 @@ class Sender:
     def of_entry(self, entry: HistoryEntry) -> Notification | None:
         """The notification about a history entry; None: it is not worth one."""
         usual = SEVERITIES.get(entry.kind)
-        if usual is None:
+        if usual is None and not entry.severity:
             return None
-        severity = severity_of(entry.severity, usual)
+        severity = severity_of(entry.severity, usual or Severity.WARNING)
         name = f"{self.job}-{self.run}-{entry.number}"
         where = entry.node, entry.round, entry.number, self.node
         return Notification(name, self.job, entry.kind, severity, entry.text, entry.at_s, *where)

@@ -119,7 +119,7 @@ class TestMail:
     def test_a_silent_server(self) -> None:
         with mail_sink() as sink:
             sink.silent.set()
-            with pytest.raises(NotificationError, match="does not answer: .*timed out") as raised:
+            with pytest.raises(NotificationError, match=r"does not answer: .*timed out") as raised:
                 channel(f"smtp://{sink.place}/?from=edl@example.com&to=a@example.com", {}).send(NOTE, 0.0, 0.2)
         assert raised.value.retry
 

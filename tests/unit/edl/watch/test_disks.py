@@ -66,7 +66,8 @@ def expected(sample: DirectorySample, history: list[DirectorySample], limits: Wa
 def test_random_samples_follow_the_rules(seed: int) -> None:
     random_ = random.Random(seed)
     limits = WatchLimits((("disk-full-in", random_.choice([600.0, 3600.0, 1e6])),))
-    memory, history, at_s = DiskMemory(), [], 0.0
+    history: list[DirectorySample] = []
+    memory, at_s = DiskMemory(), 0.0
     for _ in range(40):
         at_s += random_.choice([60.0, 90.0, 700.0])
         sample = drawn(random_, at_s)

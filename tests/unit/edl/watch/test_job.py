@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import statistics
 from dataclasses import dataclass, field, replace
@@ -69,7 +70,7 @@ class Course:
         at = len(seen) - 1
         changes = [index for index in range(1, at + 1) if seen[index].saved != seen[index - 1].saved]
         age_s = self.trained_s(changes[-1] if changes else 0, at)
-        intervals = [self.trained_s(a, b) for a, b in zip(changes, changes[1:], strict=False)][-5:]
+        intervals = [self.trained_s(a, b) for a, b in itertools.pairwise(changes)][-5:]
         if now.phase == "running" and age_s > 900:
             found.add("checkpoint-age")
         if now.phase == "running" and len(intervals) >= 2 and 0 < 3 * statistics.median(intervals) < age_s:
@@ -92,7 +93,7 @@ class Course:
 
     def futile(self) -> int:
         worlds = 0
-        for before, after in zip(self.seen, self.seen[1:], strict=False):
+        for before, after in itertools.pairwise(self.seen):
             if after.round != before.round:
                 worlds = 0 if after.restored > before.restored else worlds + after.restarts_used - before.restarts_used
             if after.saved != before.saved:
