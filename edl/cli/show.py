@@ -11,6 +11,7 @@ from rich.table import Table
 
 from edl.agent.failure_report import failure_text
 from edl.arithmetic.hyper import describe
+from edl.master.alarms import described
 from edl.wire.messages import Version
 from edl.wire.scale_requests import ScaleView
 from edl.wire.status import DroppedSlot, HistoryEntry, JobStatus, NodeView
@@ -69,6 +70,7 @@ def _lines(status: JobStatus) -> list[str]:
         where = f" in {status.saved_in}" if status.saved_in else ""
         lines.append(f"Last checkpoint: {_commit(status.saved)}{where}")
     lines += [f"Warning: {text}" for text in status.warnings]
+    lines += [f"Alarm ({alarm.severity}): {described(alarm, alarm.text)}" for alarm in status.alarms]
     if status.settings.number:
         lines.append(f"Settings {status.settings.number}: {describe(status.settings)}")
     if status.boundary:

@@ -71,14 +71,15 @@ def _change(turn: MasterTurn, before: Sequence[Alarm], now: Sequence[Alarm], oth
     if not added and len(kept) == len(before):
         return
     for alarm in added:
-        turn.mention(Kind.ALARM, _described(alarm, alarm.text), alarm.node, alarm.severity)
+        turn.mention(Kind.ALARM, described(alarm, alarm.text), alarm.node, alarm.severity)
     for key, alarm in old.items():
         if key not in new and (not alarm.node or alarm.node in turn.nodes):  # a lost node has its own entry
-            turn.mention(Kind.ALARM_CLEARED, _described(alarm, "no longer"), alarm.node, alarm.severity)
+            turn.mention(Kind.ALARM_CLEARED, described(alarm, "no longer"), alarm.node, alarm.severity)
     turn.write(alarms=tuple(sorted((*others, *kept, *added), key=lambda alarm: alarm.key)))
 
 
-def _described(alarm: Alarm, text: str) -> str:
+def described(alarm: Alarm, text: str) -> str:
+    """An alarm for people. ``text``: its own, or another one about it."""
     where = f" on {alarm.node}" if alarm.node else ""
     about = f" ({alarm.about})" if alarm.about else ""
     return f"{alarm.name}{about}{where}: {text}"

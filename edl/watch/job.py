@@ -245,3 +245,6 @@ _CHECKS: dict[str, Callable[[JobMemory, JobSnapshot, float], str]] = {
     "store": _trouble,
 }
 """For each watchdog a function of memory, snapshot and limit that returns the text of its alarm; empty: all is well."""
+
+NAMES = tuple(_CHECKS)
+"""The watchdogs for a job."""
