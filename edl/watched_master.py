@@ -7,7 +7,8 @@ from typing import Protocol
 
 from edl.ports import ElectedMaster
 from edl.types import FencingToken
-from edl.wire.messages import Alarm, Asked
+from edl.wire.alarm import Alarm
+from edl.wire.messages import Asked
 from edl.wire.status import Answer, EventsRequest, HistoryEntry
 
 

@@ -16,7 +16,8 @@ from edl.types import NodeId
 from edl.watch import disks, raising
 from edl.watch.readings import Reading
 from edl.watch.table import WatchLimits
-from edl.wire.messages import Alarm, Kept
+from edl.wire.alarm import Alarm
+from edl.wire.messages import Kept
 
 LOOK_S = 30.0
 """Seconds between two looks."""

@@ -9,16 +9,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from edl.master.events import Kind, Watched
+from edl.master.events import JobAlarms, Kind
 from edl.master.state import NodeEntry, Phase
 from edl.master.turn import MasterTurn
-from edl.wire.messages import Alarm, Alarms
+from edl.wire.alarm import Alarm
+from edl.wire.messages import Alarms
 
 MOST_ALARMS = 64
 """Limit on the alarms in the record. Further ones are reported when others have been cleared."""
 
 
-def watched(turn: MasterTurn, event: Watched) -> None:
+def watched(turn: MasterTurn, event: JobAlarms) -> None:
     """Handle the alarms of the watchdogs for the whole job."""
     if turn.record.phase is not Phase.ENDED:
         of_nodes = [alarm for alarm in turn.record.alarms if alarm.node or alarm.shared]

@@ -9,7 +9,8 @@ from edl.machine import Tick as Tick
 from edl.machine import WakeAt as WakeAt
 from edl.master.state import MasterState
 from edl.types import Incarnation, NodeId
-from edl.wire.messages import AgentMessage, Alarm, Asked, Attach, MasterMessage, NodeInfo
+from edl.wire.alarm import Alarm
+from edl.wire.messages import AgentMessage, Asked, Attach, MasterMessage, NodeInfo
 from edl.wire.scale_requests import ScaleRequest, Verdict
 from edl.wire.status import Kind as Kind
 
@@ -107,7 +108,7 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
+class JobAlarms:
     """The watchdogs of the whole job have other alarms now; these are all of them."""
 
     alarms: tuple[Alarm, ...]
@@ -125,7 +126,7 @@ Event = (
     | Unfit
     | Flawed
     | Failed
-    | Watched
+    | JobAlarms
     | Tick
 )
 

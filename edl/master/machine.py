@@ -18,6 +18,7 @@ from edl.master.events import (
     Event,
     Failed,
     Flawed,
+    JobAlarms,
     Kind,
     NodeAttached,
     NodeDetached,
@@ -29,7 +30,6 @@ from edl.master.events import (
     ScaleRequested,
     Tick,
     Unfit,
-    Watched,
 )
 from edl.master.forming import (
     UNSAVED,
@@ -489,7 +489,7 @@ EVENT_HANDLERS: dict[type, Callable[[MasterTurn, Any], None]] = {
     Unfit: _unfit,
     Flawed: _flawed,
     Failed: _failed,
-    Watched: alarms.watched,
+    JobAlarms: alarms.watched,
     Tick: _tick,
 }
 """What handles each event. ``CONTRIBUTING.md`` lists it, with what has happened."""

@@ -55,10 +55,10 @@ from edl.tasks import BackgroundTasks, Timer
 from edl.types import FencingToken, Incarnation, NodeId
 from edl.watched_master import WatchedMaster
 from edl.wire import plain
+from edl.wire.alarm import Alarm
 from edl.wire.keys import JobKeys
 from edl.wire.messages import (
     AgentMessage,
-    Alarm,
     Asked,
     Finish,
     MasterMessage,
@@ -471,7 +471,7 @@ class MasterShell:
 
     def watched(self, alarms: Sequence[Alarm]) -> None:
         """Queue the alarms of the watchdogs for the whole job; see ``WatchedMaster``."""
-        self._events.put_nowait(ev.Watched(tuple(alarms)))
+        self._events.put_nowait(ev.JobAlarms(tuple(alarms)))
 
     async def store_trouble(self) -> str:
         """Why the store does not answer or takes no writes; see ``WatchedMaster``."""

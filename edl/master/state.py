@@ -11,10 +11,10 @@ from edl.master.policies.autoscale import NO_MEMORY, NOTHING_LEARNT, AutoscaleMe
 from edl.master.policies.slots import Dropped, Strike
 from edl.master.sizing import NO_SIZING, Departing, SeenRequest, Sizing
 from edl.types import Incarnation, NodeId, Round
+from edl.wire.alarm import Alarm
 from edl.wire.messages import (
     NO_SETTINGS,
     NO_STATE,
-    Alarm,
     Failure,
     Finish,
     Holding,

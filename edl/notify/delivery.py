@@ -27,7 +27,7 @@ MOST_WAITING = 100
 
 
 @dataclass(slots=True)
-class Counts:
+class DeliveryCounts:
     """What has become of the notifications of a channel."""
 
     sent: int = 0
@@ -56,7 +56,7 @@ class Delivery:
         settled: Callable[[Notification], None] = lambda notification: None,
     ) -> None:
         self.label = named.label
-        self.counts = Counts()
+        self.counts = DeliveryCounts()
         self._channel = named.channel
         self._deps = deps
         self._settled = settled

@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 
 from edl.rendezvous.phrases import one_line
-from edl.wire.messages import Alarm
+from edl.wire.alarm import Alarm
 from edl.wire.severity import Severity, severity_of
 from edl.wire.status import HistoryEntry, Kind
 

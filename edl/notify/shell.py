@@ -15,7 +15,8 @@ from edl.notify.notification import Notification, Sender
 from edl.rendezvous.phrases import count
 from edl.tasks import end
 from edl.watched_master import WatchedMaster
-from edl.wire.messages import Alarm, Asked
+from edl.wire.alarm import Alarm
+from edl.wire.messages import Asked
 from edl.wire.severity import Severity
 from edl.wire.status import Answer, EventsRequest, Kind
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from edl.watch.readings import Reading, Sight
 from edl.watch.table import BY_NAME
-from edl.wire.messages import Alarm
+from edl.wire.alarm import Alarm
 
 COOLDOWN_S = 600.0
 """Seconds after an alarm is cleared in which it is not raised again: a value that swings around its limit would

@@ -9,7 +9,7 @@ from edl.ports import Clock
 from edl.watch import job, raising
 from edl.watch.table import WatchLimits
 from edl.watched_master import WatchedMaster
-from edl.wire.messages import Alarm
+from edl.wire.alarm import Alarm
 
 LOOK_S = 2.0
 """Seconds between two looks."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from edl.wire.messages import NO_SETTINGS, NO_STATE, Alarm, Failure, Settings, Version
+from edl.wire.alarm import Alarm
+from edl.wire.messages import NO_SETTINGS, NO_STATE, Failure, Settings, Version
 from edl.wire.scale_requests import NO_SCALE, ScaleView
 
 

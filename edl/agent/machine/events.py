@@ -9,10 +9,10 @@ from edl.agent.machine.state import AgentState, Outcome
 from edl.machine import Tick as Tick
 from edl.machine import WakeAt as WakeAt
 from edl.types import Round
+from edl.wire.alarm import Alarm
 from edl.wire.local import ToWorker
 from edl.wire.messages import (
     AgentMessage,
-    Alarm,
     Asked,
     Hanging,
     KeepWith,

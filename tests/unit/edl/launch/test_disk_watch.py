@@ -15,7 +15,8 @@ from edl.adapters.system_threads import SYSTEM_THREADS
 from edl.launch.disk_watch import DiskWatch, WatchedDirectory
 from edl.types import NodeId
 from edl.watch.table import WatchLimits
-from edl.wire.messages import Alarm, Kept, Version
+from edl.wire.alarm import Alarm
+from edl.wire.messages import Kept, Version
 
 LIMIT_S = 60.0
 FULL = WatchLimits((("disk-space", 1e30),))

@@ -13,7 +13,8 @@ from edl.master import events as ev
 from edl.master.machine import take_over
 from edl.master.view import job_status
 from edl.types import NodeId
-from edl.wire.messages import Alarm, Alarms
+from edl.wire.alarm import Alarm
+from edl.wire.messages import Alarms
 from tests.unit.edl.master.test_machine import Rule, info, pair
 
 FULL = Alarm("disk-space", "log directory /l", "critical", "1 GiB free")
@@ -65,7 +66,7 @@ def test_a_shared_alarm_is_noted_once_and_lasts_while_one_node_has_it() -> None:
 def test_the_next_master_neither_repeats_nor_forgets() -> None:
     rule = pair()
     rule.say("b", Alarms((FULL, SHARED)))
-    rule.feed(ev.Watched((WAITING,)))
+    rule.feed(ev.JobAlarms((WAITING,)))
     assert len(rule.state.record.alarms) == 3
     succeed(rule, "ab")
     assert texts(rule) == [] and len(rule.state.record.alarms) == 3
@@ -75,9 +76,9 @@ def test_the_next_master_neither_repeats_nor_forgets() -> None:
     assert texts(rule) == [], "b has not reported yet"
     rule.say("b", Alarms((FULL,)))
     assert texts(rule) == ["disk-space (checkpoint directory /c): no longer"]
-    rule.feed(ev.Watched((WAITING,)))
+    rule.feed(ev.JobAlarms((WAITING,)))
     assert texts(rule) == []
-    rule.feed(ev.Watched(()))
+    rule.feed(ev.JobAlarms(()))
     assert texts(rule) == ["waiting: no longer"]
 
 
@@ -91,8 +92,8 @@ def test_a_lost_node_takes_its_alarms_with_it() -> None:
 
 def test_a_worse_alarm_is_noted_again() -> None:
     rule = pair()
-    rule.feed(ev.Watched((dataclasses.replace(WAITING, severity="warning"),)))
-    rule.feed(ev.Watched((WAITING,)))
+    rule.feed(ev.JobAlarms((dataclasses.replace(WAITING, severity="warning"),)))
+    rule.feed(ev.JobAlarms((WAITING,)))
     assert notes(rule) == [("alarm", "", "critical", "waiting: for 5 min")]
 
 
@@ -102,7 +103,7 @@ def test_an_ended_job_has_no_new_alarms() -> None:
     for name in "ab":
         rule.ready(name, seen=1)
     assert rule.state.record.outcome is not None
-    rule.feed(ev.Watched((WAITING,)))
+    rule.feed(ev.JobAlarms((WAITING,)))
     rule.say("b", Alarms((FULL,)))
     assert rule.state.record.alarms == ()
 

@@ -19,7 +19,8 @@ from edl.notify.delivery import MOST_WAITING, Delivery, DeliveryDeps
 from edl.notify.notification import Notification, Sender
 from edl.notify.shell import Notifier
 from edl.types import FencingToken
-from edl.wire.messages import Alarm, Asked
+from edl.wire.alarm import Alarm
+from edl.wire.messages import Asked
 from edl.wire.purpose import Purpose
 from edl.wire.scale_requests import Granted, ScaleRequest
 from edl.wire.severity import Severity

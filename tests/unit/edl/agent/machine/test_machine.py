@@ -12,8 +12,8 @@ from edl.agent.machine.state import AgentPhase, AgentState, Outcome
 from edl.config import Timeouts
 from edl.exit_codes import ExitCode
 from edl.types import Incarnation, NodeId, Rank, Round
+from edl.wire.alarm import Alarm
 from edl.wire.messages import (
-    Alarm,
     Alarms,
     Attach,
     Dismissed,
