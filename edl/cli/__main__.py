@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from edl import __version__
-from edl.cli import data, notify, size
+from edl.cli import data, notify, size, watch
 from edl.cli.options import job_options, wait_option, where_of
 from edl.errors import EdlError
 from edl.exit_codes import ExitCode
@@ -91,6 +91,7 @@ def set_(as_json: bool, wait: bool, settings: tuple[str, ...], **where: str) -> 
 
 edl.add_command(data.data)
 edl.add_command(notify.notify)
+edl.add_command(watch.watch)
 for _command in size.COMMANDS:
     edl.add_command(_command)
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from edl.adapters.clock import SystemClock, wall_clock_s
 from edl.adapters.system_threads import SYSTEM_THREADS
-from edl.config import CREDENTIALS, environment
 from edl.launch.scaling import Companions
 from edl.launch.settings import LaunchSettings
 from edl.watched_master import WatchedMaster
@@ -19,6 +18,7 @@ def companions(settings: LaunchSettings, token: str, log: Callable[[str], None])
     from edl.notify.addresses import channels_of
     from edl.notify.delivery import DeliveryDeps
     from edl.notify.notification import Sender
+    from edl.notify.program import program_environment
     from edl.notify.shell import Notifier
     from edl.watch.shell import JobWatch
 
@@ -33,8 +33,3 @@ def companions(settings: LaunchSettings, token: str, log: Callable[[str], None])
         return (notifier.run(), JobWatch(master, settings.limits, clock, notifier.tell).run())
 
     return of
-
-
-def program_environment() -> dict[str, str]:
-    """The environment of programs that are notified: this process's, without its credentials."""
-    return {name: value for name, value in environment().items() if name not in CREDENTIALS}

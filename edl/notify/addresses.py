@@ -14,7 +14,8 @@ from edl.errors import SettingError
 from edl.notify.channel import NotifyChannel
 from edl.notify.mail import Mail
 from edl.notify.program import NotifyProgram
-from edl.notify.webhook import Webhook
+from edl.notify.settings import FILE_ADVICE
+from edl.notify.webhook import Heartbeat, Webhook
 
 PORTS = {"smtp": 25, "smtps": 465}
 KINDS = "https://HOST/PATH, smtp(s)://USER:PASSWORD@HOST/?from=ADDRESS&to=ADDRESS, exec:/PATH/PROGRAM"
@@ -46,6 +47,33 @@ def channels_of(
     URL."""
     made = {url: channel(url, environment, setting) for url in urls}
     return tuple(NamedChannel(one, hashlib.sha256(url.encode()).hexdigest()) for url, one in made.items())
+
+
+def urls_in(raw: bytes, file: str, setting: str = "--notify-file") -> list[str]:
+    """The URLs in the content of a file: one a line; empty lines and lines that begin with # do not count. Raises
+    ``SettingError``."""
+    try:
+        lines = [line.strip() for line in raw.decode().splitlines()]
+    except UnicodeDecodeError:
+        raise SettingError(setting, file, "is not UTF-8 text", FILE_ADVICE) from None
+    found = [line for line in lines if line and not line.startswith("#")]
+    if not found:
+        raise SettingError(setting, file, "holds no URL", FILE_ADVICE)
+    return found
+
+
+def heartbeat_of(url: str) -> NamedChannel:
+    """The heartbeat of ``edl watch``. Raises ``SettingError``."""
+    what = "not a URL with http:// or https:// and a host"
+    wrong = SettingError("--heartbeat", None, what, "Write https://HOST/PATH")
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError:
+        raise wrong from None
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise wrong
+    return NamedChannel(Heartbeat(url, f"heartbeat {_place(parts)}"), hashlib.sha256(url.encode()).hexdigest())
 
 
 def channel(url: str, environment: Mapping[str, str], setting: str = "--notify") -> NotifyChannel:

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from edl.config import CREDENTIALS, environment
 from edl.errors import NotificationError
 from edl.notify.notification import Notification
 from edl.rendezvous.phrases import one_line
@@ -57,3 +58,8 @@ class NotifyProgram:
                 said.seek(max(0, size - MOST_SHOWN))
                 text = one_line(said.read().decode(errors="replace")) or "nothing"
                 raise NotificationError(f"it {how} and said: {text}", retry=True)
+
+
+def program_environment() -> dict[str, str]:
+    """The environment of programs that are notified: this process's, without its credentials."""
+    return {name: value for name, value in environment().items() if name not in CREDENTIALS}

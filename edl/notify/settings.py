@@ -17,3 +17,6 @@ class NotifySettings:
 
 
 NO_NOTIFICATIONS = NotifySettings()
+MOST_BYTES = 65536
+"""Limit on the size of a file with addresses."""
+FILE_ADVICE = "Write one URL a line into a file of your own with mode 600"

@@ -37,20 +37,38 @@ class Webhook:
         if self.key:
             headers["EDL-Signature"] = signature(self.key, timestamp, body)
         request = urllib.request.Request(self.url, body, headers, method="POST")  # noqa: S310 - http and https only
-        try:
-            with urllib.request.build_opener(_NoRedirects).open(request, timeout=limit_s):
-                pass
-        except urllib.error.HTTPError as error:
-            with error:
-                retry = error.code >= 500 or error.code in TRANSIENT
-                raise NotificationError(f"it answered with status {error.code}", retry=retry) from None
-        except urllib.error.URLError as error:
-            why = getattr(error.reason, "strerror", "") or str(error.reason)
-            raise NotificationError(f"it cannot be reached: {why}", retry=True) from None
-        except TimeoutError:
-            raise NotificationError(f"it did not answer within {limit_s:g} s", retry=True) from None
-        except (OSError, http.client.HTTPException) as error:
-            raise NotificationError(f"the connection failed: {type(error).__name__}", retry=True) from None
+        _call(request, limit_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """A URL that is called from time to time, and raises an alarm elsewhere when it is not."""
+
+    url: str = field(repr=False)
+    label: str
+
+    def send(self, notification: Notification, now_s: float, limit_s: float) -> None:
+        """Call it, without the notification. Raises ``NotificationError``."""
+        headers = {"User-Agent": f"edl/{__version__}"}
+        _call(urllib.request.Request(self.url, headers=headers), limit_s)  # noqa: S310 - http and https only
+
+
+def _call(request: urllib.request.Request, limit_s: float) -> None:
+    """Any status from 200 to 299 is success. Raises ``NotificationError``."""
+    try:
+        with urllib.request.build_opener(_NoRedirects).open(request, timeout=limit_s):
+            pass
+    except urllib.error.HTTPError as error:
+        with error:
+            retry = error.code >= 500 or error.code in TRANSIENT
+            raise NotificationError(f"it answered with status {error.code}", retry=retry) from None
+    except urllib.error.URLError as error:
+        why = getattr(error.reason, "strerror", "") or str(error.reason)
+        raise NotificationError(f"it cannot be reached: {why}", retry=True) from None
+    except TimeoutError:
+        raise NotificationError(f"it did not answer within {limit_s:g} s", retry=True) from None
+    except (OSError, http.client.HTTPException) as error:
+        raise NotificationError(f"the connection failed: {type(error).__name__}", retry=True) from None
 
 
 def signature(key: str, timestamp: str, body: bytes) -> str:

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from edl.watch.readings import Reading, Sight
-from edl.watch.table import BY_NAME
+from edl.watch.table import BY_NAME, OUTSIDE_SEVERITY
 from edl.wire.alarm import Alarm
+from edl.wire.severity import Severity
 
 COOLDOWN_S = 600.0
 """Seconds after an alarm is cleared in which it is not raised again: a value that swings around its limit would
@@ -56,10 +57,14 @@ def update(
             if persists is not None:
                 alarms[key] = persists
             elif not rests:
-                alarms[key] = Alarm(one.name, one.about, BY_NAME[one.name].severity.value, one.text, shared=one.shared)
+                alarms[key] = Alarm(one.name, one.about, _severity(one.name).value, one.text, shared=one.shared)
     cleared = {key: at_s for key, at_s in before.cleared_s.items() if now_s - at_s < cooldown_s and key not in alarms}
     cleared |= {key: now_s for key in before.alarms if key not in alarms}
     return Raised(alarms, cleared)
+
+
+def _severity(name: str) -> Severity:
+    return BY_NAME[name].severity if name in BY_NAME else OUTSIDE_SEVERITY
 
 
 def _blindness(readings: Sequence[Reading]) -> list[Reading]:

@@ -52,6 +52,8 @@ WATCHDOGS: tuple[Watchdog, ...] = (
     Watchdog("store", _C, 30.0, "s", "the Master has not reached the store for this long"),
     Watchdog("blind", _W, 0.0, "s", "another watchdog cannot see what it watches"),
 )
+OUTSIDE_SEVERITY = Severity.CRITICAL
+"""Severity of the watchdogs of ``edl watch``, whose limits are options of that command."""
 BY_NAME: Mapping[str, Watchdog] = MappingProxyType({one.name: one for one in WATCHDOGS})
 
 
