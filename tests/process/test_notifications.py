@@ -96,3 +96,25 @@ def _noted(job: Job) -> list[int]:
 def _wait_for_all(documents: list[dict[str, Any]], messages: list[Any], program: ProgramSink) -> None:
     """Wait until every channel has as much as the others."""
     until(lambda: len(messages) == len(program.documents) == len(documents), "the other channels")
+
+
+def test_a_job_is_watched_from_outside(tmp_path: Path, etcd: OutsideEtcd) -> None:
+    with webhook_sink() as web, Job(tmp_path / "job", [etcd.endpoint], nnodes="1") as job:
+        watch = ["watch", "--limit=3600", "--grace=2", f"--notify={web.url}/alarms"]
+        beat = f"--heartbeat={web.url}/beat"
+        gone = job.cli(*watch, beat, "--once")
+        assert gone.returncode == 1
+        assert _count(web.documents, "alarm") == 1
+        assert web.documents[0]["text"].startswith("job-reachable: no Master has answered for")
+        assert web.gets == [], "no heartbeat without an answer"
+        job.start("a")
+        job.wait_world(1)
+        healthy = job.cli(*watch, beat, "--once")
+        assert healthy.returncode == 0, healthy.stderr
+        assert healthy.stdout.startswith("running: ")
+        assert (len(web.documents), web.gets) == (1, ["/beat"])
+        job.end_soon(100)
+        ended = job.cli(*watch, "--every=0.5")
+        assert ended.returncode == 0, ended.stderr
+        assert job.exit_codes() == {"a": 0}
+        assert "job-ended" in ended.stdout

@@ -21,6 +21,8 @@ class WebhookSink:
         """The names of headers are in lower case."""
         self.posts: list[tuple[dict[str, str], bytes]] = []
         self.statuses: list[int] = []
+        self.gets: list[str] = []
+        """Paths that were read."""
         self.url = ""
 
     @property
@@ -44,6 +46,11 @@ def webhook_sink() -> Iterator[WebhookSink]:
             self.send_response(sink.answer({key.lower(): text for key, text in self.headers.items()}, body))
             self.send_header("Location", "/elsewhere")
             self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def do_GET(self) -> None:
+            sink.gets.append(self.path)
+            self.send_response(204)
             self.end_headers()
 
         def log_message(self, format: str, *arguments: object) -> None:

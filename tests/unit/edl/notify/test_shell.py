@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import pytest
@@ -13,7 +14,7 @@ from edl.adapters.system_threads import SYSTEM_THREADS
 from edl.errors import FencedOut, NotificationError, StoreUnavailable
 from edl.master.events import HistoryNote, Kind
 from edl.master.history import JobHistory
-from edl.notify import delivery
+from edl.notify import delivery, shell
 from edl.notify.addresses import NamedChannel
 from edl.notify.delivery import MOST_WAITING, Delivery, DeliveryDeps
 from edl.notify.notification import Notification, Sender
@@ -198,6 +199,27 @@ def test_a_broken_channel_is_retried_reported_once_and_in_nobodys_way() -> None:
         await term.end()
 
     asyncio.run(body())
+
+
+def test_a_channel_that_hangs_delays_no_other_and_not_the_end() -> None:
+    async def body() -> None:
+        history, good, mute = JobHistory(), MemoryChannel("good"), MemoryChannel("mute")
+        over = threading.Event()
+        mute.send = lambda *_: over.wait(LIMIT_S)  # type: ignore[assignment, method-assign]
+        term = Term(1, [mute, good], history, {})
+        await until(lambda: len(term.master.left) == 3)
+        add(history, "first")
+        add(history, "the end", Kind.JOB_ENDED)
+        await asyncio.wait_for(term.task, LIMIT_S)
+        assert good.texts == ["first", "the end"]
+        assert not over.is_set()
+        over.set()
+
+    drain_s, shell.DRAIN_S = shell.DRAIN_S, 0.05
+    try:
+        asyncio.run(body())
+    finally:
+        shell.DRAIN_S = drain_s
 
 
 def test_what_cannot_be_delivered_is_lost_and_counted() -> None:
