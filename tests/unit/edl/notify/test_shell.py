@@ -169,6 +169,22 @@ def test_the_next_master_continues_where_the_last_one_stopped() -> None:
     asyncio.run(body())
 
 
+def test_each_channel_continues_where_it_stopped() -> None:
+    async def body() -> None:
+        history, ahead, behind = JobHistory(), MemoryChannel("ahead"), MemoryChannel("behind")
+        for text in ("first", "second", "third"):
+            add(history, text)
+        left = {
+            f"notify/{NamedChannel(one, one.label).key('job token')}": at for one, at in ((ahead, "2"), (behind, "0"))
+        }
+        term = Term(2, [ahead, behind], history, left)
+        await until(lambda: list(left.values()).count("3") == 2)
+        assert (ahead.texts, behind.texts) == (["third"], ["first", "second", "third"])
+        await term.end()
+
+    asyncio.run(body())
+
+
 def test_the_same_master_again_is_no_change() -> None:
     async def body() -> None:
         left = dict[str, str]()
