@@ -1,4 +1,5 @@
-"""From the URLs in ``--notify`` to channels."""
+"""From the URLs in ``--notify`` to channels, whose modules are imported only if there is one: they import much of the
+standard library."""
 
 from __future__ import annotations
 
@@ -12,10 +13,7 @@ from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
 from edl.errors import SettingError
 from edl.notify.channel import NotifyChannel
-from edl.notify.mail import Mail
-from edl.notify.program import NotifyProgram
 from edl.notify.settings import FILE_ADVICE
-from edl.notify.webhook import Heartbeat, Webhook
 
 PORTS = {"smtp": 25, "smtps": 465}
 KINDS = "https://HOST/PATH, smtp(s)://USER:PASSWORD@HOST/?from=ADDRESS&to=ADDRESS, exec:/PATH/PROGRAM"
@@ -73,6 +71,8 @@ def heartbeat_of(url: str) -> NamedChannel:
         raise wrong from None
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise wrong
+    from edl.notify.webhook import Heartbeat
+
     return NamedChannel(Heartbeat(url, f"heartbeat {_place(parts)}"), hashlib.sha256(url.encode()).hexdigest())
 
 
@@ -99,6 +99,8 @@ def _webhook(url: str, parts: SplitResult, environment: Mapping[str, str], setti
     if parts.fragment and not key:
         what = f"what follows # in the webhook on {parts.hostname} is not a key"
         raise SettingError(setting, None, what, "Write https://HOST/PATH#key=KEY")
+    from edl.notify.webhook import Webhook
+
     return Webhook(parts._replace(fragment="").geturl(), f"webhook {_place(parts)}", key)
 
 
@@ -114,6 +116,8 @@ def _mail(url: str, parts: SplitResult, environment: Mapping[str, str], setting:
         raise SettingError(setting, None, what, "Write smtp://HOST/?from=ADDRESS&to=ADDRESS")
     if unknown:
         raise SettingError(setting, None, f"{where}: unknown {', '.join(unknown)}", "Possible: from, to, plain=yes")
+    from edl.notify.mail import Mail
+
     return Mail(
         f"mail {_place(parts)}",
         parts.hostname,
@@ -133,6 +137,8 @@ def _program(url: str, parts: SplitResult, environment: Mapping[str, str], setti
         raise SettingError(setting, None, "the path of a program must begin with /", "Write exec:/PATH/PROGRAM")
     if not Path(path).is_file() or not os.access(path, os.X_OK):
         raise SettingError(setting, f"exec:{path}", "is not a program that may be executed", f"Run: chmod +x {path}")
+    from edl.notify.program import NotifyProgram
+
     return NotifyProgram(path, f"program {path}", environment)
 
 
