@@ -118,3 +118,21 @@ def test_a_job_is_watched_from_outside(tmp_path: Path, etcd: OutsideEtcd) -> Non
         assert ended.returncode == 0, ended.stderr
         assert job.exit_codes() == {"a": 0}
         assert "job-ended" in ended.stdout
+
+
+def test_a_master_that_does_not_reach_the_store_says_so(tmp_path: Path, own_etcd: OutsideEtcd) -> None:
+    with webhook_sink() as web:
+        options = (f"--notify={web.url}", "--watch=store=3")
+        with Job(tmp_path / "job", [own_etcd.endpoint], nnodes="1", options=options) as job:
+            job.start("a")
+            job.wait_world(1)
+            own_etcd.kill()
+            until(lambda: _count(web.documents, "alarm") == 1, "the alarm")
+            (alarm,) = web.documents
+            assert alarm["text"].startswith("store: the Master has not reached the store for ")
+            assert (alarm["severity"], alarm["number"]) == ("critical", 0)
+            own_etcd.restart()
+            until(lambda: _count(web.documents, "alarm-cleared") == 1, "that it is over")
+            job.end_soon(5)
+            assert job.exit_codes() == {"a": 0}
+        assert [document["event"] for document in web.documents] == ["alarm", "alarm-cleared"]
