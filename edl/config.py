@@ -416,7 +416,7 @@ def changed(environment: Mapping[str, str], changes: Mapping[str, str | None]) -
     return {name: value for name, value in both.items() if value is not None}
 
 
-CREDENTIALS = ("EDL_RDZV_CONF", "PET_RDZV_CONF", "EDL_SECRET")
+CREDENTIALS = ("EDL_RDZV_CONF", "PET_RDZV_CONF", "EDL_SECRET", "EDL_NOTIFY")
 """Variables that may hold a password or the job's secret. They are kept from workers, which run arbitrary code."""
 
 

@@ -22,6 +22,7 @@
     │   └── UnreachableData     a data file cannot be reached at the moment; retrying may help
     ├── PsError             a parameter server refused, is unreachable, or lost rows that a trainer needs
     ├── SchedulerError      a scheduler is unreachable or refused
+    ├── NotificationError   a notification could not be delivered
     ├── Killed              the kill switch is set
     ├── JobFailed           a job started from Python has failed; names the root cause
     ├── WorkerStartError    a worker process could not be created
@@ -168,6 +169,17 @@ class PsError(EdlError):
 
 class SchedulerError(EdlError):
     """A scheduler is unreachable or refused. ``retry``: whether trying again later may succeed."""
+
+    exit_code = ExitCode.USAGE
+
+    def __init__(self, message: str, *, retry: bool) -> None:
+        super().__init__(message)
+        self.retry = retry
+
+
+class NotificationError(EdlError):
+    """A notification could not be delivered. ``retry``: whether trying again later may succeed. The text contains no
+    part of the channel's address that may be secret."""
 
     exit_code = ExitCode.USAGE
 

@@ -12,7 +12,7 @@ from data_service.leases import file_additions, grants, independent, registratio
 from data_service.leases.chunked_values import ChunkedValues
 from data_service.leases.reader_registry import ReaderRegistry
 from data_service.leases.state import ClientState, DataSet, LeaseTurn
-from data_service.leases.throughput import duration, scaled
+from data_service.leases.throughput import scaled
 from data_service.protocol.add_request import AddRequest, parse_add_request
 from data_service.protocol.file_list_messages import Grow, ListFiles
 from data_service.protocol.messages import (
@@ -50,6 +50,7 @@ from edl.master.service import (
     WorldBegan,
     WorldEnded,
 )
+from edl.rendezvous.phrases import duration
 from edl.types import Rank
 from edl.wire.messages import World
 

@@ -49,15 +49,3 @@ def scaled(number: float) -> str:
             value = number / size
             return f"{value:.1f} {unit}" if value < 99.95 else f"{value:.0f} {unit}"
     return f"{number:.0f}" if number >= 10 or number == int(number) else f"{number:.1f}"
-
-
-def duration(seconds: float) -> str:
-    """An approximate duration: ``40 s``, ``3 min``, ``2 h 5 min``, ``4 days``."""
-    if seconds < 90:
-        return f"{max(1, round(seconds))} s"
-    minutes = round(seconds / 60)
-    if minutes < 120:
-        return f"{minutes} min"
-    if minutes < 48 * 60:
-        return f"{minutes // 60} h {minutes % 60} min"
-    return f"{round(minutes / 1440)} days"

@@ -31,7 +31,7 @@ def secret_from(file: str, text: str, job: str) -> tuple[Secret | None, str]:
     if not file:
         return None, ""
     path = shared_file(job) if file == SHARED else Path(file)
-    return _secret(_read(path), "--secret-file", str(path)), str(path.absolute())
+    return _secret(private_bytes(path, "--secret-file", MAKE_ONE), "--secret-file", str(path)), str(path.absolute())
 
 
 def _secret(raw: bytes, setting: str, shown: str | None) -> Secret:
@@ -41,22 +41,23 @@ def _secret(raw: bytes, setting: str, shown: str | None) -> Secret:
     return Secret(value)
 
 
-def _read(path: Path) -> bytes:
-    """The content of a file that no other user can read or could have written. Raises ``SettingError``."""
+def private_bytes(path: Path, setting: str, advice: str, most: int = 4096) -> bytes:
+    """The content of a file that no other user can read or could have written, at most its first ``most`` bytes.
+    ``advice``: the next action if it cannot be read. Raises ``SettingError``."""
     try:
         with path.open("rb") as file:
             found = os.fstat(file.fileno())
-            raw = file.read(4096)
+            raw = file.read(most)
     except OSError as error:
-        raise SettingError("--secret-file", path, error.strerror or "cannot be read", MAKE_ONE) from error
+        raise SettingError(setting, path, error.strerror or "cannot be read", advice) from error
     if not stat.S_ISREG(found.st_mode):
-        raise SettingError("--secret-file", path, "is not a regular file", MAKE_ONE)
+        raise SettingError(setting, path, "is not a regular file", advice)
     if found.st_uid not in (os.getuid(), 0):
         what = "belongs to another user, who may know and change it"
-        raise SettingError("--secret-file", path, what, "Copy it to a file of your own with mode 600")
+        raise SettingError(setting, path, what, "Copy it to a file of your own with mode 600")
     if stat.S_IMODE(found.st_mode) & 0o077 and not _for_our_group(found):
         mode = f"others may open it (mode {stat.S_IMODE(found.st_mode):04o})"
-        raise SettingError("--secret-file", path, mode, f"Run: chmod 600 {path}")
+        raise SettingError(setting, path, mode, f"Run: chmod 600 {path}")
     return raw
 
 

@@ -229,7 +229,7 @@ class MasterServer:
 
     async def _ask(self, request: Asked, context: Any) -> Answer:
         service = await self._serving_master(context)
-        if request.purpose is not Purpose.DATA:
+        if request.purpose not in (Purpose.DATA, Purpose.NOTIFY):
             return service.ask(request)
         try:
             return await service.order(request)
@@ -325,10 +325,10 @@ class MasterClient:
         async for entry in call:
             yield entry
 
-    async def ask(self, asked: Asked) -> Answer:
-        """Use a switch. Raises ``grpc.aio.AioRpcError``."""
+    async def ask(self, asked: Asked, timeout_s: float | None = None) -> Answer:
+        """Use a switch. ``timeout_s``: None: as for other calls. Raises ``grpc.aio.AioRpcError``."""
         method = self._channel.unary_unary(f"/{SERVICE}/Ask", codec.encode, _decode_answer)
-        reply: Any = method(asked, metadata=self._metadata, timeout=self._timeout_s)
+        reply: Any = method(asked, metadata=self._metadata, timeout=timeout_s or self._timeout_s)
         answer: Answer = await reply
         return answer
 

@@ -14,6 +14,7 @@ from rich.text import Text
 from edl.agent.failure_report import failure_text
 from edl.arithmetic.hyper import describe
 from edl.cli.node_text import kind_of, pace_of, ranks_of, rate_text, step_text
+from edl.master.alarms import described
 from edl.rendezvous.phrases import goodput, lines_of, one_line
 from edl.wire.messages import Version
 from edl.wire.scale_requests import ScaleView
@@ -76,6 +77,7 @@ def _lines(status: JobStatus) -> list[str]:
     if status.goodput:
         lines.append(f"Goodput: {goodput({one.name: one.value for one in status.goodput})}")
     lines += [f"Warning: {text}" for text in status.warnings]
+    lines += [f"Alarm ({alarm.severity}): {described(alarm, alarm.text)}" for alarm in status.alarms]
     if status.settings.number:
         lines.append(f"Settings {status.settings.number}: {describe(status.settings)}")
     if status.boundary:

@@ -31,6 +31,7 @@ from edl.launch.history_options import history_from
 from edl.launch.http_options import http_from
 from edl.launch.leave_options import leave_from
 from edl.launch.log_options import log_plan, server_folder
+from edl.launch.notify_options import notify_from
 from edl.launch.options import OPTIONS, record, value
 from edl.launch.ps_options import sizes_with_servers, wants_servers
 from edl.launch.replica_options import replicas_from
@@ -102,6 +103,7 @@ def _launch_settings(resolved: ResolvedOptions, sizes: Sizes, invocation: Invoca
     spec = _spec(options, job, sizes, here.workers, scheduler, replicas)
     node = _node(options, sizes.nodes, scheduler, env)
     http, leave, sync = http_from(options), leave_from(options), sync_from(options, spec)
+    notify = notify_from(options, env)
     command = invocation.command or worker_command(
         options["module"], options["no_python"], resolved.script, resolved.arguments
     )
@@ -124,6 +126,8 @@ def _launch_settings(resolved: ResolvedOptions, sizes: Sizes, invocation: Invoca
         servers=sizes.servers,
         http=http,
         leave=leave,
+        limits=value("watch", options),
+        notify=notify,
         report=ReportSettings(
             env.get("TORCHELASTIC_ERROR_FILE", ""), invocation.report_file, options["exit_code"] == "worker"
         ),

@@ -34,8 +34,10 @@ from edl.adapters.host_notes import HostNote
 from edl.adapters.knocking import answers
 from edl.adapters.processes import ForkServerProcesses
 from edl.adapters.remote_files import open_files
+from edl.adapters.system_threads import SYSTEM_THREADS
 from edl.adapters.transport import Connection, MasterServer, refuses
 from edl.agent.deps import AgentDeps
+from edl.agent.machine.events import AlarmsChanged
 from edl.agent.machine.state import AgentState
 from edl.agent.shell import AgentShell
 from edl.agent.switches import Switches
@@ -47,11 +49,12 @@ from edl.agent.workers.workers import WorkerGroup
 from edl.checkpoint.manager import CheckpointManager
 from edl.config import JobSpec, LogPlan, changed, environment
 from edl.errors import EdlError
-from edl.launch import log_options, pservers, readers, scaling
+from edl.launch import log_options, pservers, readers, scaling, watching
 from edl.launch.accelerators import paddle_devices, slot_identities, visible_devices
 from edl.launch.addresses import address_towards, etcd_leases, identity_for
 from edl.launch.console import console, listen_to_modules
 from edl.launch.descriptors import for_peers, take_all
+from edl.launch.disk_watch import DiskWatch, directories_of
 from edl.launch.helpers import HelperDeps, HelperKind, HelpersBeside
 from edl.launch.history_recording import Recording
 from edl.launch.launcher import Beside, Launcher, LauncherDeps, ended_before
@@ -72,8 +75,9 @@ from edl.master.shell import MasterDeps, MasterShell
 from edl.ports import Files, LineListener, Lines
 from edl.tasks import end
 from edl.types import FencingToken, Incarnation, NodeId
+from edl.watch import disks
 from edl.wire.keys import JobKeys
-from edl.wire.messages import NodeInfo
+from edl.wire.messages import Kept, NodeInfo
 
 if TYPE_CHECKING:
     from edl.launch.synced_dirs import SyncedDirs
@@ -317,7 +321,7 @@ def _put_together(
             checkpoint_dir=settings.state.checkpoint_dir,
             services=lambda: _services(spec, readers.authority_of(settings.store.secret, spec.job)),
             lines=_lines(spec, info.node, log),
-            companions=scaling.companions(settings, store, deps.opened.endpoints, log),
+            companions=_companions(settings, deps, log),
             written=deps.recording.written if deps.recording is not None else lambda step: None,
         ),
         MasterInfo(info.node, info.host, info.port, deps.web.url if deps.web is not None else ""),
@@ -353,8 +357,36 @@ def _put_together(
     )
     reports = deps.reports
     reports.kept, reports.room, reports.copied = agent.kept, agent.room, agent.copied
+    _begin_disk_watch(settings, deps, agent)
     _begin_web(settings, deps, Wired(candidate, agent, launcher))
     return launcher
+
+
+def _companions(settings: LaunchSettings, deps: _NodeDeps, log: Callable[[str], None]) -> scaling.Companions:
+    """What runs beside the Master: the scheduler's reconciler, watchdogs and notifications."""
+    scaled = scaling.companions(settings, deps.opened.store, deps.opened.endpoints, log)
+    watch = watching.companions(settings, deps.registration.token, log)
+    return lambda master: (*scaled(master), *watch(master))
+
+
+def _begin_disk_watch(settings: LaunchSettings, deps: _NodeDeps, agent: AgentShell) -> None:
+    """Watch this launcher's directories, and report to the Master through the agent."""
+    directories = directories_of(settings)
+    if not directories or not any(settings.limits.on(name) for name in disks.NAMES):
+        agent.post(AlarmsChanged(()))  # alarms that all nodes share end when all nodes have said that they have none
+        return
+    watch = DiskWatch(
+        *(directories, settings.limits, deps.info.node, SystemClock(), SYSTEM_THREADS),
+        changed=lambda alarms: agent.post(AlarmsChanged(alarms)),
+    )
+
+    def kept(message: Kept) -> None:
+        watch.kept(message)
+        agent.kept(message)
+
+    deps.reports.kept = kept
+    watch.begin()
+    deps.beside.append(watch)
 
 
 def _begin_web(settings: LaunchSettings, deps: _NodeDeps, wired: Wired) -> None:

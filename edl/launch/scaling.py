@@ -17,10 +17,11 @@ from edl.launch.options import value_options
 from edl.launch.paddle_table import row_of
 from edl.launch.scale_options import launcher_again, make_scheduler
 from edl.launch.settings import LaunchSettings
-from edl.ports import ElectedMaster, Store
+from edl.ports import Store
 from edl.schedulers.deps import SchedulerDeps
+from edl.watched_master import WatchedMaster
 
-Companions = Callable[[ElectedMaster], Sequence[Coroutine[Any, Any, None]]]
+Companions = Callable[[WatchedMaster], Sequence[Coroutine[Any, Any, None]]]
 
 _THIS_NODE_ALONE = (
     *("EDL_NODE_ID", "EDL_NODE_INDEX", "EDL_STANDALONE", "EDL_HTTP_PORT", "PET_STANDALONE"),

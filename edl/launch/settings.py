@@ -12,8 +12,10 @@ from edl.agent.workers.paddle_environment import NOWHERE, ScriptPlaces
 from edl.checkpoint.memory.copy_policy import Copying
 from edl.config import JobSpec, LogPlan, NodeRange, ScriptServers, Standby
 from edl.job_records import Training
+from edl.notify.settings import NO_NOTIFICATIONS, NotifySettings
 from edl.ports import WorkerCommand
 from edl.types import JobId, NodeId
+from edl.watch.table import DEFAULT_LIMITS, WatchLimits
 from edl.web.settings import HttpSettings
 from edl.wire.secret import Secret
 
@@ -258,6 +260,9 @@ class LaunchSettings:
     spare_slots: int = 0
     """Number of idle slots that replace dropped ones."""
     leave: LeaveSettings = LeaveSettings()
+    limits: WatchLimits = DEFAULT_LIMITS
+    """Limits of the watchdogs."""
+    notify: NotifySettings = NO_NOTIFICATIONS
     report: ReportSettings = ReportSettings()
     arguments: tuple[str, ...] = ()
     """The command line from which these settings come, without the program."""

@@ -10,12 +10,11 @@ from typing import TypeVar
 
 from edl.adapters.clock import SystemClock, wall_clock_ns
 from edl.adapters.file_copies import TcpFileCopies
-from edl.checkpoint.directory.failures import amount
 from edl.checkpoint.memory.background import in_thread
 from edl.errors import ProtocolError, StoreError
 from edl.launch.settings import SyncSettings
 from edl.ports import Store
-from edl.rendezvous.phrases import count
+from edl.rendezvous.phrases import amount, count
 from edl.sync_dir.service import DirectorySync, PeerAddress
 from edl.sync_dir.tree import SyncedTree
 from edl.tasks import BackgroundTasks

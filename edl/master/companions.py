@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from edl.errors import FencedOut
+from edl.wire.messages import Asked
 from edl.wire.scale_requests import Granted, ScaleRequest
+from edl.wire.status import Answer
 
 OVER = "this launcher is no longer the Master; ask the next one"
 
@@ -73,6 +75,14 @@ class Companions:
     def __init__(self, log: Callable[[str], None]) -> None:
         self._log = log
         self._tasks: list[asyncio.Task[None]] = []
+        self.values: dict[str, str] = {}
+        """Values that companions of this Master and of earlier ones have stored, by name."""
+        self.answers: dict[str, Callable[[Asked], Awaitable[Answer]]] = {}
+        """Answers requests of a purpose, by its name."""
+
+    def load(self, stored: Mapping[str, bytes]) -> None:
+        """Take over the values of the last Master's companions."""
+        self.values = {name: value.decode(errors="replace") for name, value in stored.items()}
 
     def begin(self, work: Sequence[Coroutine[Any, Any, None]]) -> None:
         """Run these coroutines as tasks on the current event loop, in addition to those that run already."""

@@ -9,6 +9,7 @@ from edl.machine import Tick as Tick
 from edl.machine import WakeAt as WakeAt
 from edl.master.state import MasterState
 from edl.types import Incarnation, NodeId
+from edl.wire.alarm import Alarm
 from edl.wire.messages import AgentMessage, Asked, Attach, MasterMessage, NodeInfo
 from edl.wire.scale_requests import ScaleRequest, Verdict
 from edl.wire.status import Kind as Kind
@@ -106,6 +107,13 @@ class Failed:
     text: str
 
 
+@dataclass(frozen=True, slots=True)
+class JobAlarms:
+    """The watchdogs of the whole job have other alarms now; these are all of them."""
+
+    alarms: tuple[Alarm, ...]
+
+
 Event = (
     NodeRegistered
     | NodeExpired
@@ -118,6 +126,7 @@ Event = (
     | Unfit
     | Flawed
     | Failed
+    | JobAlarms
     | Tick
 )
 
@@ -162,6 +171,8 @@ class HistoryNote:
     kind: Kind
     text: str
     node: str = ""
+    severity: str = ""
+    """See ``HistoryEntry``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -432,11 +432,15 @@ def dismiss(turn: MasterTurn, reason: str, *, needed: bool = False, only: NodeEn
             turn.tell(entry, Dismissed(reason, needed, save=needed or not entry.hurried))
 
 
+_SEVERITIES: dict[int, str] = {ExitCode.OK: "info", ExitCode.KILLED: "info", ExitCode.INCOMPLETE: "warning"}
+"""Severity of the job's end by exit code; of others: critical."""
+
+
 def _end(turn: MasterTurn, code: int, reason: str) -> None:
     root_first = tuple(sorted(turn.record.failures, key=lambda failure: failure.peer_loss))
     outcome = Finish(int(code), reason, () if code in (ExitCode.OK, ExitCode.KILLED) else root_first)
     turn.write(phase=Phase.ENDED, outcome=outcome, reason=reason)
-    turn.note(Kind.JOB_ENDED, reason)
+    turn.note(Kind.JOB_ENDED, reason, severity=_SEVERITIES.get(code, "critical"))
     for entry in list(turn.nodes.values()):
         if entry.attached:
             tell_outcome(turn, entry, outcome)

@@ -122,7 +122,7 @@ class JobHistory:
     def make(self, note: HistoryNote, number_of_round: int, at_s: float) -> HistoryEntry:
         """Create the next numbered entry from a note. It becomes visible with ``publish``. ``at_s``: seconds since the
         Unix epoch."""
-        entry = HistoryEntry(self._next, at_s, note.kind.value, note.text, note.node, number_of_round)
+        entry = HistoryEntry(self._next, at_s, note.kind.value, note.text, note.node, number_of_round, note.severity)
         self._next += 1
         return entry
 

@@ -66,16 +66,16 @@ def hanging(turn: MasterTurn, entry: NodeEntry, message: Hanging) -> None:
     if turn.record.phase is not Phase.RUNNING or message.round != turn.record.round or turn.member(entry) is None:
         return
     turn.quick = 0
-    _charge(turn, f"{message.what} on {entry.info.node}", entry.info.node, (), dump=True)
+    _charge(turn, f"{message.what} on {entry.info.node}", entry.info.node, (), hang=True)
 
 
-def _charge(turn: MasterTurn, what: str, node: str, failures: tuple[Failure, ...], dump: bool = False) -> None:
-    """Charge a restart for an incident on this node, and stop the world."""
+def _charge(turn: MasterTurn, what: str, node: str, failures: tuple[Failure, ...], hang: bool = False) -> None:
+    """Charge a restart for an incident on this node, and stop the world; after a hang, with the workers' stacks."""
     used, budget = turn.record.restarts + 1, turn.spec.max_restarts
     what += f"; restart {used} of {budget}" if used <= budget else ""
     turn.write(restarts=used, charged=True, failures=_kept(failures))
-    turn.note(Kind.WORKER_FAILED, what, node)
-    stop_world(turn, what, dump)
+    turn.note(Kind.WORKER_FAILED, what, node, severity="warning" if hang else "")
+    stop_world(turn, what, hang)
 
 
 def _others_run(turn: MasterTurn) -> bool:

@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from edl.config import JobSpec
-from edl.master import autoscaling, away, dropping, incidents, planning, resizing
+from edl.master import alarms, autoscaling, away, dropping, incidents, planning, resizing
 from edl.master.events import (
     Decision,
     Event,
     Failed,
     Flawed,
+    JobAlarms,
     Kind,
     NodeAttached,
     NodeDetached,
@@ -48,6 +49,7 @@ from edl.rendezvous.phrases import count
 from edl.types import NodeId, Round
 from edl.wire.messages import (
     NO_STATE,
+    Alarms,
     Asked,
     Attach,
     Boundary,
@@ -162,6 +164,7 @@ def _apply_rules(turn: MasterTurn) -> None:
         incidents.add_held(turn)
         try_to_form(turn)
     if turn.record.outcome is None:
+        alarms.settle(turn)
         dropping.tell(turn)
         resizing.observe(turn)
 
@@ -486,6 +489,7 @@ EVENT_HANDLERS: dict[type, Callable[[MasterTurn, Any], None]] = {
     Unfit: _unfit,
     Flawed: _flawed,
     Failed: _failed,
+    JobAlarms: alarms.watched,
     Tick: _tick,
 }
 """What handles each event. ``CONTRIBUTING.md`` lists it, with what has happened."""
@@ -503,6 +507,7 @@ MESSAGE_HANDLERS: dict[type, Callable[[MasterTurn, NodeEntry, Any], None]] = {
     WorkersDone: _workers_done,
     NotKept: planning.not_kept,
     NotLogged: planning.not_kept,
+    Alarms: alarms.reported,
     Leaving: _leaving,
 }
 """What handles each message in ``NodeSaid``."""

@@ -296,7 +296,8 @@ def kept(turn: MasterTurn, entry: NodeEntry, message: Kept) -> None:
     """A commit has been written to the checkpoint directory, or could not be."""
     version, node = message.version, entry.info.node
     if message.error:
-        turn.note(Kind.STATE, f"commit {version.commit} could not be written: {message.error}", node)
+        text = f"commit {version.commit} could not be written: {message.error}"
+        turn.note(Kind.STATE, text, node, severity="warning")
         newest = max((other.stored for other in turn.nodes.values()), default=NO_STATE)
         if version > newest and not _left(turn, version):
             turn.unwritten = version, f"commit {version.commit} could not be written by node {node}: {message.error}"

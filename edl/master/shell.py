@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -48,7 +48,6 @@ from edl.ports import (
     ChangeKind,
     Clock,
     Condition,
-    ElectedMaster,
     Guard,
     LineListener,
     Lines,
@@ -59,7 +58,9 @@ from edl.ports import (
 )
 from edl.tasks import BackgroundTasks, Timer
 from edl.types import FencingToken, Incarnation, NodeId
+from edl.watched_master import WatchedMaster
 from edl.wire import plain
+from edl.wire.alarm import Alarm
 from edl.wire.keys import JobKeys
 from edl.wire.messages import (
     AgentMessage,
@@ -86,6 +87,8 @@ READ_AT_ONCE = 100
 """Number of keys decoded in a take-over after which other tasks on the event loop get a turn."""
 FAREWELL_TTL_S = 10.0
 """Lease time in seconds of the outcome that an ended job leaves in the store."""
+STORE_ANSWER_S = 5.0
+"""Seconds after which a store that does not answer a read counts as unreachable."""
 COMPANIONS_S = 15.0
 """Seconds that companions may take to finish at the end of a job."""
 _order_numbers = itertools.count(1)
@@ -111,8 +114,8 @@ class MasterDeps:
     """Creates the hosted services for one Master."""
     lines: Callable[[FencingToken, LineListener], Lines] | None = None
     """Creates the connections to helper processes for one Master; None: the job's services need none."""
-    companions: Callable[[ElectedMaster], Sequence[Coroutine[Any, Any, None]]] = lambda master: ()
-    """Creates coroutines that run beside the Master; see ``ElectedMaster``."""
+    companions: Callable[[WatchedMaster], Sequence[Coroutine[Any, Any, None]]] = lambda master: ()
+    """Creates coroutines that run beside the Master; see ``ElectedMaster`` and ``WatchedMaster``."""
     decided: Callable[[MasterState | None, Sequence[ev.Event], ev.Decision], None] = lambda *step: None
     """Called with each decision and its events before it is carried out; a take-over has no events."""
     written: Callable[[WrittenStep], None] = lambda written: None
@@ -248,6 +251,7 @@ class MasterShell:
             self._background.begin(self._watch_helpers(snapshot.revision))
         now_s = self._deps.clock.now_s()
         self._hosting.load(_below(keys.services, values), helpers, now_s)
+        self._companions.load(_below(keys.companions, values))
         if self._lines is not None:
             for name, value in helpers.items():
                 self._lines.put(name, value)
@@ -505,6 +509,37 @@ class MasterShell:
         """Set the explanation in the status why the size is not reached; see ``ElectedMaster``."""
         self._explanation = text
 
+    def watched(self, alarms: Sequence[Alarm]) -> None:
+        """Queue the alarms of the watchdogs for the whole job; see ``WatchedMaster``."""
+        self._events.put_nowait(ev.JobAlarms(tuple(alarms)))
+
+    async def store_trouble(self) -> str:
+        """Why the store does not answer or takes no writes; see ``WatchedMaster``."""
+        if self._store.trouble():
+            return self._store.trouble()
+        try:
+            await asyncio.wait_for(self._deps.store.read(self._deps.keys.over), STORE_ANSWER_S)
+        except StoreError as error:
+            return str(error)
+        except asyncio.TimeoutError:
+            return f"no answer for {STORE_ANSWER_S:g} s"
+        return ""
+
+    def kept(self, name: str) -> str:
+        """A value that a companion has stored; see ``WatchedMaster``."""
+        return self._companions.values.get(name, "")
+
+    async def keep(self, name: str, value: str) -> None:
+        """Store a companion's value under the fencing token; see ``WatchedMaster``."""
+        operation = Put(self._deps.keys.companion(name), value.encode())
+        if await self._deps.store.write([operation], [self._guard.condition()]) is None:
+            raise FencedOut(OVER)
+        self._companions.values[name] = value
+
+    def answer_with(self, name: str, answer: Callable[[Asked], Awaitable[Answer]]) -> None:
+        """Let a companion answer requests of a purpose; see ``WatchedMaster``."""
+        self._companions.answers[name] = answer
+
     def ask(self, asked: Asked) -> Answer:
         """Answer a request for a checkpoint, the end of the job, or other settings; the outcome is in the history."""
         assert self._state is not None  # noqa: S101 - as above
@@ -514,9 +549,11 @@ class MasterShell:
         return answer
 
     async def order(self, asked: Asked) -> Answer:
-        """Pass a request to a service (``Purpose.DATA``); returns once its result is in the store. Raises ``FencedOut``
-        if this Master steps down first."""
+        """Pass a request to a service (``Purpose.DATA``) or a companion (``Purpose.NOTIFY``); returns its answer, a
+        service's once its result is in the store. Raises ``FencedOut`` if this Master steps down first."""
         assert self._state is not None  # noqa: S101 - as above
+        if asked.purpose.value in self._companions.answers:
+            return await self._companions.answers[asked.purpose.value](asked)
         if self._over or self.ended:
             return Answer(f"the job has ended: {self._state.record.reason}", ok=False)
         if asked.purpose.value not in self._hosting.names:

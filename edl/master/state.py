@@ -11,6 +11,7 @@ from edl.master.policies.autoscale import NO_MEMORY, NOTHING_LEARNT, AutoscaleMe
 from edl.master.policies.slots import Dropped, Strike
 from edl.master.sizing import NO_SIZING, Departing, SeenRequest, Sizing
 from edl.types import Incarnation, NodeId, Round
+from edl.wire.alarm import Alarm
 from edl.wire.messages import (
     NO_SETTINGS,
     NO_STATE,
@@ -150,6 +151,8 @@ class Record:
     """Nodes that have to leave, until they are gone."""
     owed: str = ""
     """Why the world must write a checkpoint as soon as it trains: a node left without time to write one."""
+    alarms: tuple[Alarm, ...] = ()
+    """Alarms in the history that have not been cleared."""
     learnt: Learnt = NOTHING_LEARNT
     """The autoscale policy's knowledge about sizes."""
     strikes: tuple[Strike, ...] = ()
@@ -214,6 +217,8 @@ class NodeEntry:
     """Why its workers' commits are not kept in memory, as it last reported; empty: they are."""
     not_logged: str = ""
     """Why its workers' output is not written to files, as it last reported; empty: it is."""
+    alarms: tuple[Alarm, ...] | None = None
+    """The alarms of its own watchdogs, as it last reported; None: it has not reported yet, or has no watchdogs."""
     step_s: float = 0.0
     """Its last reported step time in seconds; 0: none."""
     commit: int = 0

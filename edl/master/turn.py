@@ -190,14 +190,18 @@ class MasterTurn:
         """Revoke the lease of a dead launcher."""
         self.effects.append(Revoke(incarnation))
 
+    def mention(self, kind: Kind, text: str, node: str = "", severity: str = "") -> None:
+        """Add an entry to the history that explains no decision: the reason of this step stays."""
+        self.effects.append(HistoryNote(kind, text, node, severity))
+
     def wake_at(self, at_s: float) -> None:
         """Request a tick at this time."""
         self.effects.append(WakeAt(at_s))
 
-    def note(self, kind: Kind, text: str, node: str = "") -> None:
+    def note(self, kind: Kind, text: str, node: str = "", severity: str = "") -> None:
         """Add an entry to the history, which also becomes the reason of this step."""
         self.reason = text
-        self.effects.append(HistoryNote(kind, text, node))
+        self.mention(kind, text, node, severity)
 
     def conclude(self) -> None:
         """End the job in the store, and let the Master exit."""

@@ -59,6 +59,7 @@ def job_status(
         kill=record.kill,
         flaws=tuple(flaw.text for flaw in record.flaws),
         warnings=_warnings(state),
+        alarms=record.alarms,
         settings=record.settings,
         scale=_scale(state, revision, now_s),
         dropped=tuple(
@@ -149,6 +150,7 @@ def _node_view(entry: NodeEntry, record: Record, *, cordoned: bool) -> NodeView:
         places=member.used if member else (),
         spare_slots=entry.info.spare_slots,
         step_s=entry.step_s if member is not None and entry.paced_round == record.round else 0.0,
+        members=entry.info.members,
     )
 
 

@@ -1,4 +1,4 @@
-"""Text helpers for messages: numbers with nouns, shortened lists, and untrusted text on one line."""
+"""Text helpers for messages: numbers with nouns, sizes, durations, shortened lists, and untrusted text on one line."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ LEAST_S = 0.0005
 """Shorter durations are not mentioned."""
 
 
-def duration(amount_s: float) -> str:
-    """A duration with about three significant digits: ``0.143 s``, ``5,310 s``."""
+def measured(amount_s: float) -> str:
+    """A measured duration with about three significant digits: ``0.143 s``, ``5,310 s``."""
     digits = 3 if amount_s < 1 else 2 if amount_s < 10 else 1 if amount_s < 100 else 0
     return f"{amount_s:,.{digits}f} s"
 
@@ -39,7 +39,7 @@ def duration(amount_s: float) -> str:
 def largest(parts: Mapping[str, float]) -> str:
     """The four largest durations, in parentheses and after a space; empty: none is worth mentioning."""
     long = sorted((one for one in parts.items() if one[1] >= LEAST_S), key=lambda one: -one[1])[:4]
-    return f" ({', '.join(f'{name} {duration(part_s)}' for name, part_s in long)})" if long else ""
+    return f" ({', '.join(f'{name} {measured(part_s)}' for name, part_s in long)})" if long else ""
 
 
 def goodput(slot_seconds: Mapping[str, float]) -> str:
@@ -49,9 +49,31 @@ def goodput(slot_seconds: Mapping[str, float]) -> str:
         return ""
     rest = {name.replace("_", " "): part_s for name, part_s in slot_seconds.items() if name != "useful"}
     share = slot_seconds.get("useful", 0.0) / whole_s
-    return f"{share:.1%} of {duration(whole_s)} of slot time{largest(rest)}"
+    return f"{share:.1%} of {measured(whole_s)} of slot time{largest(rest)}"
 
 
 def one_line(text: str) -> str:
     """Untrusted text made safe to print: one line, without control characters or lone surrogates."""
     return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
+
+
+def amount(size: int) -> str:
+    """A number of bytes: ``12.0 MiB``."""
+    value, unit = float(size), "bytes"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return count(size, "byte") if unit == "bytes" else f"{value:.1f} {unit}"
+
+
+def duration(seconds: float) -> str:
+    """An approximate duration: ``40 s``, ``3 min``, ``2 h 5 min``, ``4 days``."""
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    minutes = round(seconds / 60)
+    if minutes < 120:
+        return f"{minutes} min"
+    if minutes < 48 * 60:
+        return f"{minutes // 60} h {minutes % 60} min"
+    return f"{round(minutes / 1440)} days"

@@ -39,6 +39,7 @@ _AGENT_BODIES: dict[type, str] = {
     messages.Pace: "pace",
     messages.NotKept: "not_kept",
     messages.NotLogged: "not_logged",
+    messages.Alarms: "alarms",
 }
 _MASTER_BODIES: dict[type, str] = {
     messages.StopRound: "stop_round",

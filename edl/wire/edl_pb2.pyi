@@ -318,6 +318,28 @@ class NotLogged(_message.Message):
     why: str
     def __init__(self, why: _Optional[str] = ...) -> None: ...
 
+class Alarm(_message.Message):
+    __slots__ = ("name", "about", "severity", "text", "node", "shared")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ABOUT_FIELD_NUMBER: _ClassVar[int]
+    SEVERITY_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    SHARED_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    about: str
+    severity: str
+    text: str
+    node: str
+    shared: bool
+    def __init__(self, name: _Optional[str] = ..., about: _Optional[str] = ..., severity: _Optional[str] = ..., text: _Optional[str] = ..., node: _Optional[str] = ..., shared: bool = ...) -> None: ...
+
+class Alarms(_message.Message):
+    __slots__ = ("alarms",)
+    ALARMS_FIELD_NUMBER: _ClassVar[int]
+    alarms: _containers.RepeatedCompositeFieldContainer[Alarm]
+    def __init__(self, alarms: _Optional[_Iterable[_Union[Alarm, _Mapping]]] = ...) -> None: ...
+
 class ServiceFromWorker(_message.Message):
     __slots__ = ("service", "slot", "round", "body")
     SERVICE_FIELD_NUMBER: _ClassVar[int]
@@ -347,7 +369,7 @@ class Pace(_message.Message):
     def __init__(self, round: _Optional[int] = ..., commit: _Optional[int] = ..., step_s: _Optional[float] = ..., age_s: _Optional[float] = ..., commit_share: _Optional[float] = ..., data_share: _Optional[float] = ...) -> None: ...
 
 class FromAgent(_message.Message):
-    __slots__ = ("attach", "ready", "worker_failed", "workers_done", "leaving", "preparing", "underway", "boundary", "kept", "asked", "hanging", "service_from_worker", "pace", "not_kept", "not_logged")
+    __slots__ = ("attach", "ready", "worker_failed", "workers_done", "leaving", "preparing", "underway", "boundary", "kept", "asked", "hanging", "service_from_worker", "pace", "not_kept", "not_logged", "alarms")
     ATTACH_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     WORKER_FAILED_FIELD_NUMBER: _ClassVar[int]
@@ -363,6 +385,7 @@ class FromAgent(_message.Message):
     PACE_FIELD_NUMBER: _ClassVar[int]
     NOT_KEPT_FIELD_NUMBER: _ClassVar[int]
     NOT_LOGGED_FIELD_NUMBER: _ClassVar[int]
+    ALARMS_FIELD_NUMBER: _ClassVar[int]
     attach: Attach
     ready: Ready
     worker_failed: WorkerFailed
@@ -378,7 +401,8 @@ class FromAgent(_message.Message):
     pace: Pace
     not_kept: NotKept
     not_logged: NotLogged
-    def __init__(self, attach: _Optional[_Union[Attach, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., worker_failed: _Optional[_Union[WorkerFailed, _Mapping]] = ..., workers_done: _Optional[_Union[WorkersDone, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., preparing: _Optional[_Union[Preparing, _Mapping]] = ..., underway: _Optional[_Union[Underway, _Mapping]] = ..., boundary: _Optional[_Union[Boundary, _Mapping]] = ..., kept: _Optional[_Union[Kept, _Mapping]] = ..., asked: _Optional[_Union[Asked, _Mapping]] = ..., hanging: _Optional[_Union[Hanging, _Mapping]] = ..., service_from_worker: _Optional[_Union[ServiceFromWorker, _Mapping]] = ..., pace: _Optional[_Union[Pace, _Mapping]] = ..., not_kept: _Optional[_Union[NotKept, _Mapping]] = ..., not_logged: _Optional[_Union[NotLogged, _Mapping]] = ...) -> None: ...
+    alarms: Alarms
+    def __init__(self, attach: _Optional[_Union[Attach, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., worker_failed: _Optional[_Union[WorkerFailed, _Mapping]] = ..., workers_done: _Optional[_Union[WorkersDone, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., preparing: _Optional[_Union[Preparing, _Mapping]] = ..., underway: _Optional[_Union[Underway, _Mapping]] = ..., boundary: _Optional[_Union[Boundary, _Mapping]] = ..., kept: _Optional[_Union[Kept, _Mapping]] = ..., asked: _Optional[_Union[Asked, _Mapping]] = ..., hanging: _Optional[_Union[Hanging, _Mapping]] = ..., service_from_worker: _Optional[_Union[ServiceFromWorker, _Mapping]] = ..., pace: _Optional[_Union[Pace, _Mapping]] = ..., not_kept: _Optional[_Union[NotKept, _Mapping]] = ..., not_logged: _Optional[_Union[NotLogged, _Mapping]] = ..., alarms: _Optional[_Union[Alarms, _Mapping]] = ...) -> None: ...
 
 class StopRound(_message.Message):
     __slots__ = ("round", "reason", "dump")
@@ -547,23 +571,25 @@ class Question(_message.Message):
     def __init__(self) -> None: ...
 
 class HistoryEntry(_message.Message):
-    __slots__ = ("number", "at_s", "kind", "text", "node", "round")
+    __slots__ = ("number", "at_s", "kind", "text", "node", "round", "severity")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     AT_S_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
+    SEVERITY_FIELD_NUMBER: _ClassVar[int]
     number: int
     at_s: float
     kind: str
     text: str
     node: str
     round: int
-    def __init__(self, number: _Optional[int] = ..., at_s: _Optional[float] = ..., kind: _Optional[str] = ..., text: _Optional[str] = ..., node: _Optional[str] = ..., round: _Optional[int] = ...) -> None: ...
+    severity: str
+    def __init__(self, number: _Optional[int] = ..., at_s: _Optional[float] = ..., kind: _Optional[str] = ..., text: _Optional[str] = ..., node: _Optional[str] = ..., round: _Optional[int] = ..., severity: _Optional[str] = ...) -> None: ...
 
 class NodeView(_message.Message):
-    __slots__ = ("node", "host", "slots", "state", "attached", "position", "first_rank", "underway", "how", "draining", "index", "places", "spare_slots", "step_s")
+    __slots__ = ("node", "host", "slots", "state", "attached", "position", "first_rank", "underway", "how", "draining", "index", "places", "spare_slots", "step_s", "members")
     NODE_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
@@ -578,6 +604,7 @@ class NodeView(_message.Message):
     PLACES_FIELD_NUMBER: _ClassVar[int]
     SPARE_SLOTS_FIELD_NUMBER: _ClassVar[int]
     STEP_S_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
     node: str
     host: str
     slots: int
@@ -592,7 +619,8 @@ class NodeView(_message.Message):
     places: _containers.RepeatedScalarFieldContainer[int]
     spare_slots: int
     step_s: float
-    def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., slots: _Optional[int] = ..., state: _Optional[str] = ..., attached: bool = ..., position: _Optional[int] = ..., first_rank: _Optional[int] = ..., underway: bool = ..., how: _Optional[str] = ..., draining: bool = ..., index: _Optional[int] = ..., places: _Optional[_Iterable[int]] = ..., spare_slots: _Optional[int] = ..., step_s: _Optional[float] = ...) -> None: ...
+    members: int
+    def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., slots: _Optional[int] = ..., state: _Optional[str] = ..., attached: bool = ..., position: _Optional[int] = ..., first_rank: _Optional[int] = ..., underway: bool = ..., how: _Optional[str] = ..., draining: bool = ..., index: _Optional[int] = ..., places: _Optional[_Iterable[int]] = ..., spare_slots: _Optional[int] = ..., step_s: _Optional[float] = ..., members: _Optional[int] = ...) -> None: ...
 
 class DroppedSlot(_message.Message):
     __slots__ = ("node", "host", "slot", "device", "why", "round")
@@ -631,7 +659,7 @@ class ServiceView(_message.Message):
     def __init__(self, service: _Optional[str] = ..., name: _Optional[str] = ..., text: _Optional[str] = ..., counts: _Optional[_Iterable[_Union[Count, _Mapping]]] = ...) -> None: ...
 
 class JobStatus(_message.Message):
-    __slots__ = ("job", "phase", "round", "world_size", "reason", "nnodes", "fault_tolerance", "restarts_used", "restarts_allowed", "master", "nodes", "history", "failures", "era", "restored", "saved", "saved_in", "boundary", "kill", "services", "flaws", "settings", "scale", "dropped", "warnings", "goodput", "commit")
+    __slots__ = ("job", "phase", "round", "world_size", "reason", "nnodes", "fault_tolerance", "restarts_used", "restarts_allowed", "master", "nodes", "history", "failures", "era", "restored", "saved", "saved_in", "boundary", "kill", "services", "flaws", "settings", "scale", "dropped", "warnings", "goodput", "commit", "alarms")
     JOB_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -659,6 +687,7 @@ class JobStatus(_message.Message):
     WARNINGS_FIELD_NUMBER: _ClassVar[int]
     GOODPUT_FIELD_NUMBER: _ClassVar[int]
     COMMIT_FIELD_NUMBER: _ClassVar[int]
+    ALARMS_FIELD_NUMBER: _ClassVar[int]
     job: str
     phase: str
     round: int
@@ -686,7 +715,8 @@ class JobStatus(_message.Message):
     warnings: _containers.RepeatedScalarFieldContainer[str]
     goodput: _containers.RepeatedCompositeFieldContainer[Count]
     commit: int
-    def __init__(self, job: _Optional[str] = ..., phase: _Optional[str] = ..., round: _Optional[int] = ..., world_size: _Optional[int] = ..., reason: _Optional[str] = ..., nnodes: _Optional[str] = ..., fault_tolerance: _Optional[str] = ..., restarts_used: _Optional[int] = ..., restarts_allowed: _Optional[int] = ..., master: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[NodeView, _Mapping]]] = ..., history: _Optional[_Iterable[_Union[HistoryEntry, _Mapping]]] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., era: _Optional[int] = ..., restored: _Optional[_Union[Version, _Mapping]] = ..., saved: _Optional[_Union[Version, _Mapping]] = ..., saved_in: _Optional[str] = ..., boundary: _Optional[str] = ..., kill: _Optional[str] = ..., services: _Optional[_Iterable[_Union[ServiceView, _Mapping]]] = ..., flaws: _Optional[_Iterable[str]] = ..., settings: _Optional[_Union[Settings, _Mapping]] = ..., scale: _Optional[_Union[ScaleView, _Mapping]] = ..., dropped: _Optional[_Iterable[_Union[DroppedSlot, _Mapping]]] = ..., warnings: _Optional[_Iterable[str]] = ..., goodput: _Optional[_Iterable[_Union[Count, _Mapping]]] = ..., commit: _Optional[int] = ...) -> None: ...
+    alarms: _containers.RepeatedCompositeFieldContainer[Alarm]
+    def __init__(self, job: _Optional[str] = ..., phase: _Optional[str] = ..., round: _Optional[int] = ..., world_size: _Optional[int] = ..., reason: _Optional[str] = ..., nnodes: _Optional[str] = ..., fault_tolerance: _Optional[str] = ..., restarts_used: _Optional[int] = ..., restarts_allowed: _Optional[int] = ..., master: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[NodeView, _Mapping]]] = ..., history: _Optional[_Iterable[_Union[HistoryEntry, _Mapping]]] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., era: _Optional[int] = ..., restored: _Optional[_Union[Version, _Mapping]] = ..., saved: _Optional[_Union[Version, _Mapping]] = ..., saved_in: _Optional[str] = ..., boundary: _Optional[str] = ..., kill: _Optional[str] = ..., services: _Optional[_Iterable[_Union[ServiceView, _Mapping]]] = ..., flaws: _Optional[_Iterable[str]] = ..., settings: _Optional[_Union[Settings, _Mapping]] = ..., scale: _Optional[_Union[ScaleView, _Mapping]] = ..., dropped: _Optional[_Iterable[_Union[DroppedSlot, _Mapping]]] = ..., warnings: _Optional[_Iterable[str]] = ..., goodput: _Optional[_Iterable[_Union[Count, _Mapping]]] = ..., commit: _Optional[int] = ..., alarms: _Optional[_Iterable[_Union[Alarm, _Mapping]]] = ...) -> None: ...
 
 class EventsRequest(_message.Message):
     __slots__ = ("after", "follow")

@@ -91,6 +91,15 @@ class JobKeys:
         return f"{self.services}{service}/{name}"
 
     @property
+    def companions(self) -> str:
+        """Prefix of the values that the Master's companions leave for those of the next Master."""
+        return f"{self.prefix}companions/"
+
+    def companion(self, name: str) -> str:
+        """Key of one such value."""
+        return f"{self.companions}{name}"
+
+    @property
     def helpers(self) -> str:
         """Prefix of the leased keys of a service's helpers, such as remote readers."""
         return f"{self.prefix}helpers/"

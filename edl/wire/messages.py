@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edl.types import Incarnation, NodeId, Rank, Round
+from edl.wire.alarm import Alarm
 from edl.wire.purpose import Purpose
 from edl.wire.scale_requests import DrainMode
 
@@ -412,6 +413,13 @@ class NotLogged:
 
 
 @dataclass(frozen=True, slots=True)
+class Alarms:
+    """All alarms of this node's own watchdogs at this moment. Sent when they change, and at each attach."""
+
+    alarms: tuple[Alarm, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ServiceFromWorker:
     """A worker's message to a service hosted by the Master, such as the data service."""
 
@@ -439,6 +447,7 @@ AgentMessage = (
     | Pace
     | NotKept
     | NotLogged
+    | Alarms
     | ServiceFromWorker
 )
 

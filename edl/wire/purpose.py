@@ -18,3 +18,5 @@ class Purpose(enum.Enum):
     """Commit and continue under other settings."""
     DATA = "data"
     """Not at a boundary: a request to the data service (``edl data add``)."""
+    NOTIFY = "notify"
+    """Not at a boundary: a test of the Master's notification channels (``edl notify test``)."""

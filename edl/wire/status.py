@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from edl.wire.alarm import Alarm
 from edl.wire.messages import NO_SETTINGS, NO_STATE, Failure, Settings, Version
 from edl.wire.scale_requests import NO_SCALE, ScaleView
 
@@ -29,6 +30,8 @@ class Kind(enum.Enum):
     SLOT = "slot"
     SERVICE = "service"
     WAITING = "waiting"
+    ALARM = "alarm"
+    ALARM_CLEARED = "alarm-cleared"
     JOB_ENDED = "job-ended"
 
 
@@ -45,6 +48,8 @@ class HistoryEntry:
     text: str
     node: str = ""
     round: int = 0
+    severity: str = ""
+    """``info``, ``warning`` or ``critical``; empty: the one that its kind has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +80,8 @@ class NodeView:
     """See ``NodeInfo``."""
     step_s: float = 0.0
     """Seconds from commit to commit, as last reported in the current round; 0: not reported."""
+    members: int = 0
+    """See ``NodeInfo``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +164,8 @@ class JobStatus:
     """Slot-seconds by use since the job began; see ``edl.master.goodput.slot_use.SlotUse``."""
     commit: int = 0
     """Newest commit that a node has reported in the current round; reports arrive every few seconds. 0: none."""
+    alarms: tuple[Alarm, ...] = ()
+    """Problems that watchdogs have found and that persist."""
 
 
 @dataclass(frozen=True, slots=True)

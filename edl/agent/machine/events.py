@@ -9,6 +9,7 @@ from edl.agent.machine.state import AgentState, Outcome
 from edl.machine import Tick as Tick
 from edl.machine import WakeAt as WakeAt
 from edl.types import Round
+from edl.wire.alarm import Alarm
 from edl.wire.local import ToWorker
 from edl.wire.messages import (
     AgentMessage,
@@ -168,6 +169,13 @@ class LoggingChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class AlarmsChanged:
+    """The watchdogs of this node have looked for the first time, or have other alarms than before."""
+
+    alarms: tuple[Alarm, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class KeepingChanged:
     """There is no memory for commits of this node's workers, or there is again."""
 
@@ -233,6 +241,7 @@ Event = (
     | StateChanged
     | Report
     | SavesFlushed
+    | AlarmsChanged
     | KeepingChanged
     | LoggingChanged
     | WorkerFroze

@@ -16,6 +16,7 @@ from edl.agent.machine import independent, leaving, rounds
 from edl.agent.machine.deadlines import watch_deadlines
 from edl.agent.machine.diagnosis import is_usage_error
 from edl.agent.machine.events import (
+    AlarmsChanged,
     Connected,
     Decision,
     Disconnected,
@@ -54,6 +55,7 @@ from edl.agent.machine.turn import SIGINT, SIGKILL, SIGTERM, AgentTurn
 from edl.exit_codes import START_OVER, ExitCode
 from edl.types import NodeId, Round
 from edl.wire.messages import (
+    Alarms,
     Depart,
     Dismissed,
     Expelled,
@@ -127,6 +129,8 @@ def _tell_where(turn: AgentTurn) -> None:
         turn.say(NotKept(turn.state.not_kept))
     if turn.state.not_logged:
         turn.say(NotLogged(turn.state.not_logged))
+    if turn.state.alarms is not None:
+        turn.say(Alarms(turn.state.alarms))
     if turn.state.phase is AgentPhase.IDLE:
         turn.announce()
     elif turn.state.phase is AgentPhase.PREPARING:
@@ -365,6 +369,12 @@ def _keeping_changed(turn: AgentTurn, event: KeepingChanged) -> None:
         turn.say(NotKept(event.why))
 
 
+def _alarms_changed(turn: AgentTurn, event: AlarmsChanged) -> None:
+    if event.alarms != turn.state.alarms:
+        turn.set(alarms=event.alarms)
+        turn.say(Alarms(event.alarms))
+
+
 def _logging_changed(turn: AgentTurn, event: LoggingChanged) -> None:
     if event.why != turn.state.not_logged:
         turn.set(not_logged=event.why)
@@ -416,6 +426,7 @@ _HANDLERS: dict[type, Callable[[AgentTurn, Any], None]] = {
     StateChanged: _state_changed,
     Report: _report,
     SavesFlushed: _flushed,
+    AlarmsChanged: _alarms_changed,
     KeepingChanged: _keeping_changed,
     LoggingChanged: _logging_changed,
     WorkerFroze: _froze,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from edl.config import Timeouts
 from edl.types import Rank, Round
+from edl.wire.alarm import Alarm
 from edl.wire.messages import Attach, Failure, NodeInfo, World
 
 
@@ -193,6 +194,8 @@ class AgentState:
     """Why commits of this node's workers are not kept in memory."""
     not_logged: str = ""
     """Why the output of this node's workers is not written to files."""
+    alarms: tuple[Alarm, ...] | None = None
+    """Alarms of this node's watchdogs; None: they have not looked yet, or there are none."""
     unsent: tuple[Failure, ...] = ()
     """Failures of the current round; sent again at each attach until the round is stopped."""
     outcome: Outcome | None = None

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from edl.agent.workers.writer_thread import Scribe, said_by_loop
-from edl.checkpoint.directory.failures import amount
+from edl.rendezvous.phrases import amount
 
 MIB = 1 << 20
 RESERVE_SHARE = 0.05

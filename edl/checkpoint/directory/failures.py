@@ -7,7 +7,7 @@ import os
 
 from edl.errors import CheckpointError
 from edl.ports import Files
-from edl.rendezvous import phrases
+from edl.rendezvous.phrases import amount
 
 CHOOSE = "choose another --checkpoint-dir"
 
@@ -42,16 +42,6 @@ def why(error: OSError) -> str:
     if is_full(error):
         return "no space is left" if error.errno == errno.ENOSPC else "the quota is used up"
     return error.strerror or str(error) or type(error).__name__
-
-
-def amount(count: int) -> str:
-    """A number of bytes for people: ``12.0 MiB``."""
-    value, unit = float(count), "bytes"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if value < 1024:
-            break
-        value, unit = value / 1024, larger
-    return phrases.count(count, "byte") if unit == "bytes" else f"{value:.1f} {unit}"
 
 
 def _place(files: Files, error: OSError) -> str:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import click
 
-from edl.launch.options import dropin, faults, job, learning, scheduling, state, workers
+from edl.launch.options import dropin, faults, job, learning, scheduling, state, watching, workers
 from edl.launch.options.option import Option, Section
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -25,6 +25,7 @@ SECTIONS: tuple[Section, ...] = (
     *state.SECTIONS,
     *learning.SECTIONS,
     *scheduling.SECTIONS,
+    *watching.SECTIONS,
     *workers.SECTIONS,
     *dropin.SECTIONS,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from edl.master.goodput.slot_times import NS, Cost, SlotTimes
 from edl.master.goodput.slot_use import SlotUse
-from edl.rendezvous.phrases import LEAST_S, duration, goodput, largest
+from edl.rendezvous.phrases import LEAST_S, goodput, largest, measured
 from edl.wire.status import Count
 
 
@@ -18,10 +18,10 @@ def cost_text(cost: Cost) -> str:
     """What a change of the world has cost, as part of a sentence."""
     total_s = sum(cost.amounts.values()) / NS
     redone_s = cost.amounts.get(SlotUse.REDONE, 0) / NS / max(1, cost.slots)
-    redone = f"{duration(redone_s)} of training redone" if redone_s >= LEAST_S else "no training redone"
+    redone = f"{measured(redone_s)} of training redone" if redone_s >= LEAST_S else "no training redone"
     parts = {use.value: amount / NS for use, amount in cost.amounts.items() if use is not SlotUse.REDONE}
     return (
-        f"the change took {duration(cost.took_s)} and cost {duration(total_s)} of slot time{largest(parts)}, {redone}"
+        f"the change took {measured(cost.took_s)} and cost {measured(total_s)} of slot time{largest(parts)}, {redone}"
     )
 
 

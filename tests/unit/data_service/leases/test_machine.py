@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from data_service.leases.chunked_values import PART_BYTES, ChunkedValues
 from data_service.leases.machine import LeaseMachine
 from data_service.leases.shard_order import ShardOrder
-from data_service.leases.throughput import duration, scaled
+from data_service.leases.throughput import scaled
 from data_service.ledger import Ledger
 from data_service.manifest import Manifest
 from data_service.protocol import messages
@@ -42,6 +42,7 @@ from edl.master.service import (
     WorldBegan,
     WorldEnded,
 )
+from edl.rendezvous.phrases import duration
 from edl.types import Incarnation, NodeId, Rank, Round
 from edl.wire.messages import Member, World
 from tests.unit.data_service.test_manifest import small

@@ -66,7 +66,7 @@ def test_the_history_that_goes_from_the_store_stays_in_the_folder(tmp_path: Path
     reporter.keep(0, "done", [], history)
     lines = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     assert [line["text"] for line in lines] == ["line 1", "line 2"]
-    assert set(lines[0]) == {"number", "at_s", "kind", "text", "node", "round"}
+    assert set(lines[0]) == {"number", "at_s", "kind", "text", "node", "round", "severity"}
     Reporter("job", "a", LogPlan(""), "", print).keep(0, "done", [], history)
     assert [path.name for path in tmp_path.iterdir()] == ["events.jsonl"]
 

@@ -17,7 +17,7 @@ from edl.errors import ProtocolError, SettingError
 from edl.master.election import MasterInfo
 from edl.master.state import Phase, Record
 from edl.types import Incarnation, JobId, NodeId, Rank, Round
-from edl.wire import codec, edl_pb2, json_messages, messages, node_requests, plain, scale_requests, status
+from edl.wire import alarm, codec, edl_pb2, json_messages, messages, node_requests, plain, scale_requests, status
 from edl.wire.messages import Attach, Expelled, Failure, Finish, Leaving, Member, NodeInfo, Ready, StartRound, World
 
 GARBAGE = (b"\xff", b"\x0a\xff", b"not protobuf", b"\x0a\x05ab")
@@ -29,7 +29,7 @@ def dataclasses_of(module: types.ModuleType) -> list[type]:
     return [kind for _, kind in found if dataclasses.is_dataclass(kind) and kind.__module__ == module.__name__]
 
 
-KINDS = [kind for module in (messages, status, scale_requests, node_requests) for kind in dataclasses_of(module)]
+KINDS = [kind for module in (messages, alarm, status, scale_requests, node_requests) for kind in dataclasses_of(module)]
 AGENT_KINDS = typing.get_args(messages.AgentMessage)
 MASTER_KINDS = typing.get_args(messages.MasterMessage)
 

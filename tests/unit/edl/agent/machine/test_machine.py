@@ -12,7 +12,9 @@ from edl.agent.machine.state import AgentPhase, AgentState, Outcome
 from edl.config import Timeouts
 from edl.exit_codes import ExitCode
 from edl.types import Incarnation, NodeId, Rank, Round
+from edl.wire.alarm import Alarm
 from edl.wire.messages import (
+    Alarms,
     Attach,
     Dismissed,
     Expelled,
@@ -261,6 +263,15 @@ def test_logs_without_room_are_told_once_and_to_each_master() -> None:
     assert node.said() == [NotLogged("no room")]
     assert NotLogged("no room") in node.feed(ev.Disconnected(), ev.Connected()).said()
     assert node.feed(ev.LoggingChanged("")).said() == [NotLogged("")]
+
+
+def test_alarms_are_told_when_they_change_and_to_each_master() -> None:
+    full = Alarm("disk-space", "log directory /l", "critical", "1 GiB free")
+    node = running()
+    assert not [said for said in node.feed(ev.Disconnected(), ev.Connected()).said() if isinstance(said, Alarms)]
+    assert node.feed(ev.AlarmsChanged(()), ev.AlarmsChanged(())).said() == [Alarms(())]
+    assert node.feed(ev.AlarmsChanged((full,))).said() == [Alarms((full,))]
+    assert Alarms((full,)) in node.feed(ev.Disconnected(), ev.Connected()).said()
 
 
 def test_a_cause_that_shows_while_stopping_is_told() -> None:

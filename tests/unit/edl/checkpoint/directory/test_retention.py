@@ -16,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edl.adapters.files import PlainFiles
-from edl.checkpoint.directory.failures import amount
 from edl.checkpoint.directory.manifest import (
     DirectoryOwner,
     Retention,
@@ -27,6 +26,7 @@ from edl.checkpoint.directory.manifest import (
 )
 from edl.errors import CheckpointError, JobConflict, SettingError
 from edl.exit_codes import ExitCode
+from edl.rendezvous.phrases import amount
 from edl.wire.messages import Version
 from tests.support.checkpoint_tools import Fault, FaultyFiles, load, open_checkpoint_storage, save, state
 

@@ -7,7 +7,7 @@ import pytest
 from edl.master.goodput.report import cost_text
 from edl.master.goodput.slot_times import NS, Cost
 from edl.master.goodput.slot_use import SlotUse
-from edl.rendezvous.phrases import duration, goodput
+from edl.rendezvous.phrases import goodput, measured
 
 
 def test_the_cost_of_a_change() -> None:
@@ -35,5 +35,5 @@ def test_the_goodput_of_a_job() -> None:
     ("amount_s", "text"),
     [(0.0, "0.000 s"), (0.0416, "0.042 s"), (9.871, "9.87 s"), (42.0, "42.0 s"), (12345.6, "12,346 s")],
 )
-def test_durations(amount_s: float, text: str) -> None:
-    assert duration(amount_s) == text
+def test_measured_durations(amount_s: float, text: str) -> None:
+    assert measured(amount_s) == text

@@ -1,0 +1,35 @@
+"""Sets up the Master's companions for watchdogs and notifications."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from edl.adapters.clock import SystemClock, wall_clock_s
+from edl.adapters.system_threads import SYSTEM_THREADS
+from edl.launch.scaling import Companions
+from edl.launch.settings import LaunchSettings
+from edl.watched_master import WatchedMaster
+
+
+def companions(settings: LaunchSettings, token: str, log: Callable[[str], None]) -> Companions:
+    """The companions for ``MasterDeps``. ``token``: the job's."""
+    from edl.notify.addresses import channels_of
+    from edl.notify.delivery import DeliveryDeps
+    from edl.notify.notification import Sender
+    from edl.notify.program import program_environment
+    from edl.notify.shell import Notifier
+    from edl.watch.shell import JobWatch
+
+    clock, wanted = SystemClock(), settings.notify
+    channels = channels_of(wanted.urls, program_environment())
+    run = hashlib.sha256(f"run {token}".encode()).hexdigest()[:8]
+    sender = Sender(settings.spec.job, run, settings.node.name)
+    deps = DeliveryDeps(clock, SYSTEM_THREADS, wall_clock_s, log)
+
+    def of(master: WatchedMaster) -> Sequence[Coroutine[Any, Any, None]]:
+        notifier = Notifier(master, channels, wanted.least, sender, token, deps)
+        return (notifier.run(), JobWatch(master, settings.limits, clock, notifier.tell).run())
+
+    return of

@@ -1,0 +1,65 @@
+"""A program of the user's that gets each notification as JSON on its standard input."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from edl.config import CREDENTIALS, environment
+from edl.errors import NotificationError
+from edl.notify.notification import Notification
+from edl.rendezvous.phrases import one_line
+
+MOST_SHOWN = 200
+"""Limit on the characters of the program's output in an error; the end is kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotifyProgram:
+    """One program, which is started without a shell and without arguments."""
+
+    path: str
+    label: str
+    environment: Mapping[str, str] = field(repr=False)
+
+    def send(self, notification: Notification, now_s: float, limit_s: float) -> None:
+        """Run the program to its end. Raises ``NotificationError`` if it cannot be started, exits with a status other
+        than 0, or takes longer than ``limit_s``; then it is killed with all its child processes."""
+        # Files instead of pipes: a program may leave background processes behind, which would keep a pipe open.
+        with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as said:
+            given.write(notification.document() + b"\n")
+            given.seek(0)
+            try:
+                process = subprocess.Popen(
+                    [self.path],
+                    stdin=given,
+                    stdout=said,
+                    stderr=said,
+                    env=dict(self.environment),
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise NotificationError(f"it cannot be started: {error.strerror}", retry=False) from None
+            try:
+                status = process.wait(limit_s)
+            except subprocess.TimeoutExpired:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                raise NotificationError(f"it took longer than {limit_s:g} s and was killed", retry=True) from None
+            if status:
+                how = f"was killed by signal {-status}" if status < 0 else f"exited with status {status}"
+                size = said.seek(0, os.SEEK_END)
+                said.seek(max(0, size - MOST_SHOWN))
+                text = one_line(said.read().decode(errors="replace")) or "nothing"
+                raise NotificationError(f"it {how} and said: {text}", retry=True)
+
+
+def program_environment() -> dict[str, str]:
+    """The environment of programs that are notified: this process's, without its credentials."""
+    return {name: value for name, value in environment().items() if name not in CREDENTIALS}
