@@ -48,7 +48,7 @@ from edl.wire.local import STATE, Buffer, Committed, NoBuffer, Want
 from edl.wire.local import decode_to_agent as decode
 from edl.wire.local import encode_to_agent as encode
 from edl.wire.local import encode_to_worker as answer_bytes
-from edl.wire.messages import Holding, Version
+from edl.wire.records import Holding, Version
 
 JOB = "benchmark"
 TOKEN = "token"  # noqa: S105 - nobody else is there

@@ -46,7 +46,8 @@ from edl.tasks import Backoff
 from edl.types import Incarnation, JobId, NodeId, Rank, Round
 from edl.wire import codec, edl_pb2, plain
 from edl.wire.keys import JobKeys
-from edl.wire.messages import Attach, MasterMessage, Member, NodeInfo, Ready, StartRound, StopRound, World
+from edl.wire.messages import Attach, MasterMessage, Ready, StartRound, StopRound
+from edl.wire.records import Member, NodeInfo, World
 
 HOST = "127.0.0.1"
 SECRET = "growth"  # noqa: S105 - of nothing

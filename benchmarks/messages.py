@@ -14,7 +14,7 @@ from data_service.protocol import messages as data
 from edl.config import JobSpec, NodeRange
 from edl.types import Incarnation, JobId, NodeId, Rank, Round
 from edl.wire import local, plain
-from edl.wire.messages import Member, World
+from edl.wire.records import Member, World
 from ps.protocol import messages as ps
 from ps.spec import BUCKETS
 

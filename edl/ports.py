@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from edl.types import FencingToken, NodeId
-from edl.wire.messages import NO_STATE, Holding, Version
 from edl.wire.parts import PartRange
 from edl.wire.process_events import ProcessEvent
+from edl.wire.records import NO_STATE, Holding, Version
 from edl.wire.scale_requests import Granted, ScaleRequest
 from edl.wire.status import JobStatus
 

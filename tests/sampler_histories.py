@@ -16,7 +16,7 @@ from typing import Any
 from unittest import mock
 
 from edl.arithmetic.permutation import Permutation, key
-from edl.wire.messages import NO_SETTINGS, Settings
+from edl.wire.records import NO_SETTINGS, Settings
 from edl.worker import feeding
 from edl.worker.feeding import Batches, BatchIterator, Feed
 from edl.worker.sampler import CoreSampler, WorldPlace

@@ -42,17 +42,8 @@ from edl.testing.memory_store import MemoryStore
 from edl.types import FencingToken, Incarnation, JobId, NodeId, Rank, Round
 from edl.wire import plain
 from edl.wire.keys import JobKeys
-from edl.wire.messages import (
-    Attach,
-    MasterMessage,
-    Member,
-    NodeInfo,
-    Ready,
-    ServiceFromWorker,
-    ServiceToWorker,
-    StartRound,
-    World,
-)
+from edl.wire.messages import Attach, MasterMessage, Ready, ServiceFromWorker, ServiceToWorker, StartRound
+from edl.wire.records import Member, NodeInfo, World
 
 NAME = "train"
 TTL_S = 100_000.0

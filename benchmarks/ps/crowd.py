@@ -25,7 +25,7 @@ from edl.job_records import Training
 from edl.master import service as sv
 from edl.master.service import Caller
 from edl.types import Incarnation, NodeId, Rank, Round
-from edl.wire.messages import Member, World
+from edl.wire.records import Member, World
 from ps.coordinator.machine import PlacementMachine
 from ps.protocol import messages
 from ps.protocol.deltas import orders_after

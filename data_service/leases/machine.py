@@ -52,7 +52,7 @@ from edl.master.service import (
 )
 from edl.rendezvous.phrases import duration
 from edl.types import Rank
-from edl.wire.messages import World
+from edl.wire.records import World
 
 MOST_SETS = 1000
 _SETS = "sets/"

@@ -16,7 +16,7 @@ from data_service.protocol.fields import Ranges
 from data_service.protocol.messages import INDEPENDENT, Answer, DataSetOptions, Open, Request, encode, ranges
 from edl.master.service import AddToHistory, Caller, Effect, TellWorker, WakeAt
 from edl.types import Rank
-from edl.wire.messages import World
+from edl.wire.records import World
 
 
 @dataclass(slots=True)

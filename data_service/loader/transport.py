@@ -15,7 +15,7 @@ from edl.adapters.clock import SystemClock
 from edl.errors import ProtocolError
 from edl.master.service import Caller, Effect, Event, ReportFlaw, Said, TellWorker, WorldBegan
 from edl.types import Incarnation, NodeId, Rank, Round
-from edl.wire.messages import Member, World
+from edl.wire.records import Member, World
 from edl.worker.link import Link
 
 _CLOCK = SystemClock()

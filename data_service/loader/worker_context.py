@@ -10,7 +10,7 @@ from data_service.loader.batching import StepSizes
 from data_service.loader.transport import LocalTransport, MasterTransport, transport_over
 from edl.arithmetic.hyper import StepPlan, step_plan
 from edl.errors import StateError
-from edl.wire.messages import NO_SETTINGS
+from edl.wire.records import NO_SETTINGS
 from edl.worker import hyper, trainer
 from edl.worker import session as sessions
 from edl.worker.boundary import RoundOver

@@ -31,8 +31,8 @@ from edl.errors import CheckpointError, PortInUse, ProtocolError
 from edl.ports import Arrival, Clock, FileSource, Label, Lent, Piece, SnapshotPool
 from edl.types import NodeId
 from edl.wire.address import address
-from edl.wire.messages import Holding, Version
 from edl.wire.parts import PartRange, check_ranges
+from edl.wire.records import Holding, Version
 from edl.wire.snapshot import raw_header
 
 log = logging.getLogger(__name__)

@@ -13,18 +13,9 @@ from edl.agent.workers.hang import Watched
 from edl.ports import Activity, Clock
 from edl.types import FencingToken, Round
 from edl.wire.local import Seat, ToWorker
-from edl.wire.messages import (
-    AgentMessage,
-    Holding,
-    KeepWith,
-    MasterMessage,
-    NodeInfo,
-    ServiceFromWorker,
-    ServiceToWorker,
-    Version,
-    World,
-)
+from edl.wire.messages import AgentMessage, KeepWith, MasterMessage, ServiceFromWorker, ServiceToWorker
 from edl.wire.process_events import ProcessEvent
+from edl.wire.records import Holding, NodeInfo, Version, World
 
 
 class WorkerStarter(Protocol):

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from edl.wire.json_messages import to_plain
-from edl.wire.messages import Failure
+from edl.wire.records import Failure
 
 RULE = "=" * 60
 SECTION = "-" * 60

@@ -13,7 +13,7 @@ from edl.agent.machine.events import WorkerEnded
 from edl.errors import CheckpointError
 from edl.tasks import BackgroundTasks
 from edl.types import Round
-from edl.wire.messages import World
+from edl.wire.records import World
 
 
 @dataclass(frozen=True, slots=True)

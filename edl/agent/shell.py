@@ -34,10 +34,9 @@ from edl.wire.messages import (
     Ready,
     ServiceFromWorker,
     ServiceToWorker,
-    Version,
-    World,
 )
 from edl.wire.process_events import ProcessEvent, WorkerExited, WorkerResumed, WorkerSuspended
+from edl.wire.records import Version, World
 
 RECONNECT_PAUSE_S = 0.05
 LONGEST_RECONNECT_PAUSE_S = 2.0

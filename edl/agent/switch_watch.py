@@ -14,8 +14,9 @@ from typing import Protocol
 from edl.agent.machine.events import Event, Report
 from edl.agent.machine.state import AgentPhase, AgentState
 from edl.types import Round
-from edl.wire.messages import NO_STATE, Asked, Version
+from edl.wire.messages import Asked
 from edl.wire.purpose import Purpose
+from edl.wire.records import NO_STATE, Version
 
 
 class SwitchFiles(Protocol):

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from edl.arithmetic.plan import split
 from edl.config import HyperPolicy, LrRule
 from edl.errors import StateError
-from edl.wire.messages import NO_SETTINGS, Settings
+from edl.wire.records import NO_SETTINGS, Settings
 
 # --- what the Master prescribes --------------------------------------------------------------------------------------
 

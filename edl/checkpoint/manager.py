@@ -17,8 +17,9 @@ from edl.errors import CheckpointError, EdlError
 from edl.ports import CheckpointStorage
 from edl.types import NodeId
 from edl.wire import local
-from edl.wire.messages import NO_STATE, Holding, KeepWith, Source, Version, World
+from edl.wire.messages import KeepWith
 from edl.wire.parts import PartRange
+from edl.wire.records import NO_STATE, Holding, Source, Version, World
 
 LEAVING_S = 10.0
 """Seconds that a leaving node waits for its peer to receive the newest commit, besides what it writes to the

@@ -14,7 +14,7 @@ from edl.cli.options import job_options, where_of
 if TYPE_CHECKING:
     from edl.cli.find import Where
     from edl.cli.incident_list import PastIncident
-    from edl.wire.messages import Failure
+    from edl.wire.records import Failure
     from edl.wire.status import HistoryEntry
 
 

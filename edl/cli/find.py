@@ -24,7 +24,8 @@ from edl.types import JobId
 from edl.wire import plain
 from edl.wire.address import address
 from edl.wire.keys import JobKeys
-from edl.wire.messages import Finish, NodeInfo
+from edl.wire.messages import Finish
+from edl.wire.records import NodeInfo
 from edl.wire.secret import Secret, described, described_own, token_of
 
 SHOWN_NODES = 8

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from edl.wire.messages import Failure
+from edl.wire.records import Failure
 from edl.wire.status import HistoryEntry, Kind
 
 

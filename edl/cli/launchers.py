@@ -13,8 +13,8 @@ from edl.cli.find import NoAnswer, Where
 from edl.cli.output_text import nodes_to_ask
 from edl.cli.polling import Finder, ending_of
 from edl.errors import StoreError, UsageError
-from edl.wire.messages import NodeInfo
 from edl.wire.node_requests import OutputLines, OutputRequest, StacksRequest
+from edl.wire.records import NodeInfo
 from edl.wire.status import JobStatus
 
 Show = Callable[[str, OutputLines], None]

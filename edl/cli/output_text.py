@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from edl.cli.node_text import ranks_of
 from edl.errors import UsageError
 from edl.rendezvous.phrases import count, listed
-from edl.wire.messages import NodeInfo
 from edl.wire.node_requests import OutputLine
+from edl.wire.records import NodeInfo
 from edl.wire.status import JobStatus
 
 MOST_NODES = 64

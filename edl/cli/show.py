@@ -16,7 +16,7 @@ from edl.arithmetic.hyper import describe
 from edl.cli.node_text import kind_of, pace_of, ranks_of, rate_text, step_text
 from edl.master.alarms import described
 from edl.rendezvous.phrases import goodput, lines_of, one_line
-from edl.wire.messages import Version
+from edl.wire.records import Version
 from edl.wire.scale_requests import ScaleView
 from edl.wire.status import DroppedSlot, HistoryEntry, JobStatus, NodeView
 

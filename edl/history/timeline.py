@@ -18,7 +18,7 @@ from edl.wire.history_lines import (
     RoundUnderway,
     TermBegan,
 )
-from edl.wire.messages import Failure
+from edl.wire.records import Failure
 from edl.wire.status import HistoryEntry, Kind
 
 SHORT_LINES = 3

@@ -77,7 +77,8 @@ from edl.tasks import end
 from edl.types import FencingToken, Incarnation, NodeId
 from edl.watch import disks
 from edl.wire.keys import JobKeys
-from edl.wire.messages import Kept, NodeInfo
+from edl.wire.messages import Kept
+from edl.wire.records import NodeInfo
 
 if TYPE_CHECKING:
     from edl.launch.synced_dirs import SyncedDirs

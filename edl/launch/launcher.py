@@ -28,7 +28,7 @@ from edl.ports import ChangeKind, Clock, Store
 from edl.tasks import Backoff, end
 from edl.types import Incarnation, JobId
 from edl.wire.keys import JobKeys
-from edl.wire.messages import Failure, NodeInfo
+from edl.wire.records import Failure, NodeInfo
 from edl.wire.status import HistoryEntry
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)

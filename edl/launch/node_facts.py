@@ -13,7 +13,7 @@ from edl.checkpoint.manager import CheckpointManager
 from edl.checkpoint.memory.background import in_thread
 from edl.launch.wiring import Wired
 from edl.metrics.facts import DirectoryFacts, NodeFacts
-from edl.wire.messages import NO_STATE
+from edl.wire.records import NO_STATE
 
 LOOK_S = 1.0
 """Seconds that a scrape waits for the file system of a directory."""

@@ -15,8 +15,9 @@ from edl.ports import Condition, CreatedAt, Delete, KeyValue, ModifiedAt, Operat
 from edl.types import Incarnation, NodeId
 from edl.wire import plain
 from edl.wire.keys import JobKeys
-from edl.wire.messages import Finish, NodeInfo
+from edl.wire.messages import Finish
 from edl.wire.origin import Origin, refused
+from edl.wire.records import NodeInfo
 from edl.wire.secret import Secret, described, described_own, stored_token, token_of
 
 RETRY_S = 0.2

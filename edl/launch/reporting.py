@@ -13,7 +13,7 @@ from edl.agent.failure_report import NOT_AVAILABLE, error_file, json_report, tex
 from edl.agent.workers.log_paths import HISTORY, REPORT, Attempt, WorkerFiles
 from edl.config import LogPlan
 from edl.wire.json_messages import to_plain
-from edl.wire.messages import Failure
+from edl.wire.records import Failure
 from edl.wire.status import HistoryEntry
 
 

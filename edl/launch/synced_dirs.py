@@ -21,7 +21,7 @@ from edl.tasks import BackgroundTasks
 from edl.types import NodeId
 from edl.wire import plain
 from edl.wire.keys import JobKeys
-from edl.wire.messages import NodeInfo, World
+from edl.wire.records import NodeInfo, World
 
 T = TypeVar("T")
 

@@ -14,7 +14,7 @@ from edl.launch.launcher import Launcher, LauncherDeps
 from edl.master.candidate import Candidate, CandidateCallbacks
 from edl.master.election import MasterInfo
 from edl.master.shell import MasterDeps, MasterShell
-from edl.wire.messages import NodeInfo
+from edl.wire.records import NodeInfo
 
 
 class Wired(NamedTuple):

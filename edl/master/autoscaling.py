@@ -8,8 +8,9 @@ from edl.master.policies.autoscale import CurrentWorld, handle_pace
 from edl.master.state import MasterState, NodeEntry, Phase
 from edl.master.turn import MasterTurn
 from edl.rendezvous.phrases import count
-from edl.wire.messages import Pace, World
+from edl.wire.messages import Pace
 from edl.wire.purpose import Purpose
+from edl.wire.records import World
 from edl.wire.scale_requests import Resize
 
 WHO = "autoscale"

@@ -26,8 +26,8 @@ from edl.wire.history_lines import (
     SizeSet,
     TermBegan,
 )
-from edl.wire.messages import World
 from edl.wire.purpose import Purpose
+from edl.wire.records import World
 from edl.wire.status import HistoryEntry
 
 MOST_MEMBERS = 64

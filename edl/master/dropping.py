@@ -16,7 +16,8 @@ from edl.master.state import NodeEntry, NodeStatus
 from edl.master.turn import MasterTurn
 from edl.rendezvous.ranks import ReadyNode, order
 from edl.types import NodeId
-from edl.wire.messages import NodeInfo, UseSlots
+from edl.wire.messages import UseSlots
+from edl.wire.records import NodeInfo
 from edl.wire.scale_requests import Cordon
 
 

@@ -10,7 +10,8 @@ from edl.machine import WakeAt as WakeAt
 from edl.master.state import MasterState
 from edl.types import Incarnation, NodeId
 from edl.wire.alarm import Alarm
-from edl.wire.messages import AgentMessage, Asked, Attach, MasterMessage, NodeInfo
+from edl.wire.messages import AgentMessage, Asked, Attach, MasterMessage
+from edl.wire.records import NodeInfo
 from edl.wire.scale_requests import ScaleRequest, Verdict
 from edl.wire.status import Kind as Kind
 

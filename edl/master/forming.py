@@ -19,19 +19,8 @@ from edl.rendezvous.phrases import count, listed
 from edl.rendezvous.ranks import order
 from edl.rendezvous.rules import NextSize
 from edl.types import NodeId, Rank, Round
-from edl.wire.messages import (
-    NO_STATE,
-    Dismissed,
-    Finish,
-    Idle,
-    LoadState,
-    Member,
-    NodeInfo,
-    Prestart,
-    StartRound,
-    StopRound,
-    World,
-)
+from edl.wire.messages import Dismissed, Finish, Idle, LoadState, Prestart, StartRound, StopRound
+from edl.wire.records import NO_STATE, Member, NodeInfo, World
 
 UNSAVED = "checkpoint"
 """Name of the flaw of a job whose last requested checkpoint could not be written."""

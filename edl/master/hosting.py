@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from edl.master import service as sv
 from edl.master.service import Service
 from edl.master.state import Phase, Record
-from edl.wire.messages import NO_SETTINGS, Settings, World
+from edl.wire.records import NO_SETTINGS, Settings, World
 from edl.wire.status import Count, ServiceView
 
 

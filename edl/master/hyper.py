@@ -17,8 +17,9 @@ from edl.errors import SettingError
 from edl.master.events import Kind
 from edl.master.state import MasterState, NodeEntry, Phase, Record
 from edl.master.turn import MasterTurn
-from edl.wire.messages import Asked, Settings, Switch
+from edl.wire.messages import Asked, Switch
 from edl.wire.purpose import Purpose
+from edl.wire.records import Settings
 from edl.wire.status import Answer
 
 UNCHANGED = "nothing changes in the running world"

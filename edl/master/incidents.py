@@ -12,7 +12,8 @@ from edl.master.forming import interrupt, stop_world
 from edl.master.state import NodeEntry, Phase
 from edl.master.turn import MasterTurn
 from edl.rendezvous.phrases import listed
-from edl.wire.messages import Failure, Hanging, WorkerFailed
+from edl.wire.messages import Hanging, WorkerFailed
+from edl.wire.records import Failure
 
 QUICK_S = 5.0
 """A world whose workers fail within this many seconds counts as failed at once."""

@@ -10,7 +10,8 @@ from edl.config import JobSpec, NodeRange
 from edl.master.events import Decision, TellNode
 from edl.master.policies.slots import Dropped
 from edl.master.state import MasterState, NodeStatus, Phase, Record
-from edl.wire.messages import Member, StartRound, World
+from edl.wire.messages import StartRound
+from edl.wire.records import Member, World
 
 
 def formed_violations(record: Record, spec: NodeRange) -> Iterator[str]:

@@ -48,7 +48,6 @@ from edl.master.turn import MasterTurn
 from edl.rendezvous.phrases import count
 from edl.types import NodeId, Round
 from edl.wire.messages import (
-    NO_STATE,
     Alarms,
     Asked,
     Attach,
@@ -58,7 +57,6 @@ from edl.wire.messages import (
     Hanging,
     Kept,
     Leaving,
-    NodeInfo,
     NotKept,
     NotLogged,
     Pace,
@@ -69,6 +67,7 @@ from edl.wire.messages import (
     WorkerFailed,
     WorkersDone,
 )
+from edl.wire.records import NO_STATE, NodeInfo
 
 
 def take_over(spec: JobSpec, record: Record | None, nodes: Sequence[NodeInfo], now_s: float) -> Decision:

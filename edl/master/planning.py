@@ -18,21 +18,9 @@ from edl.master.sizing import Departing
 from edl.master.state import Agreement, NodeEntry, NodeStatus, Phase
 from edl.master.turn import MasterTurn
 from edl.rendezvous.parting import Saver, saver
-from edl.wire.messages import (
-    NO_STATE,
-    Asked,
-    Boundary,
-    Hold,
-    KeepWith,
-    Kept,
-    Leaving,
-    NotKept,
-    NotLogged,
-    Switch,
-    Underway,
-    Version,
-)
+from edl.wire.messages import Asked, Boundary, Hold, KeepWith, Kept, Leaving, NotKept, NotLogged, Switch, Underway
 from edl.wire.purpose import Purpose
+from edl.wire.records import NO_STATE, Version
 from edl.wire.scale_requests import DrainMode
 
 _WEIGHT = {Purpose.SET: 0, Purpose.SAVE: 1, Purpose.SWITCH: 2, Purpose.KILL: 3}

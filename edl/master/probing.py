@@ -13,7 +13,7 @@ from typing import Protocol
 from edl.ports import Clock
 from edl.tasks import Backoff
 from edl.types import NodeId
-from edl.wire.messages import NodeInfo
+from edl.wire.records import NodeInfo
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
 """Bounds of the pause in seconds between two probes of one node: a dying process may accept connections for a

@@ -18,8 +18,9 @@ from edl.master.state import NodeEntry, NodeStatus, Phase
 from edl.master.turn import MasterTurn
 from edl.rendezvous.phrases import count
 from edl.types import NodeId
-from edl.wire.messages import NO_STATE, Depart, Version
+from edl.wire.messages import Depart
 from edl.wire.purpose import Purpose
+from edl.wire.records import NO_STATE, Version
 from edl.wire.scale_requests import Cordon, Drain, DrainMode, Resize, ScaleRequest, SetBounds, Suspend, Verdict
 
 # --- requests --------------------------------------------------------------------------------------------------------

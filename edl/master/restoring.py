@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from edl.master.state import NodeEntry
 from edl.types import NodeId
-from edl.wire.messages import NO_STATE, Source, Version
+from edl.wire.records import NO_STATE, Source, Version
 
 
 @dataclass(frozen=True, slots=True)

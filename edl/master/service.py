@@ -15,7 +15,7 @@ from typing import Protocol
 from edl.machine import Tick as Tick
 from edl.machine import WakeAt as WakeAt
 from edl.types import NodeId, Round
-from edl.wire.messages import Settings, World
+from edl.wire.records import Settings, World
 
 # --- events ----------------------------------------------------------------------------------------------------------
 

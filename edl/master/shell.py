@@ -20,6 +20,7 @@ from edl.master import events as ev
 from edl.master import service as sv
 from edl.master.chronicle import WrittenStep
 from edl.master.companions import OVER, ChangeNotifier, Companions, PendingScaleRequest
+from edl.master.farewell import just_ended, say_farewell
 from edl.master.goodput.goodput import Goodput
 from edl.master.goodput.slot_times import SlotTimes
 from edl.master.guarded import GuardedStore
@@ -31,14 +32,12 @@ from edl.master.service import Service
 from edl.master.sizing import Sizing
 from edl.master.state import MasterState, Phase, Record
 from edl.master.stored import (
-    MOST_OPERATIONS,
     history_operations,
     readable,
     record_in,
     record_operations,
     service_operations,
     transactions,
-    whole_job,
 )
 from edl.master.streams import AgentStreams
 from edl.master.totals import HistoryTally
@@ -47,12 +46,9 @@ from edl.metrics.facts import HistoryTotals
 from edl.ports import (
     ChangeKind,
     Clock,
-    Condition,
     Guard,
     LineListener,
     Lines,
-    ModifiedAt,
-    Operation,
     Put,
     Store,
 )
@@ -62,14 +58,8 @@ from edl.watched_master import WatchedMaster
 from edl.wire import plain
 from edl.wire.alarm import Alarm
 from edl.wire.keys import JobKeys
-from edl.wire.messages import (
-    AgentMessage,
-    Asked,
-    Finish,
-    MasterMessage,
-    NodeInfo,
-    ServiceToWorker,
-)
+from edl.wire.messages import AgentMessage, Asked, Finish, MasterMessage, ServiceToWorker
+from edl.wire.records import NodeInfo
 from edl.wire.scale_requests import Granted, ScaleRequest
 from edl.wire.status import Answer, EventsRequest, HistoryEntry, JobStatus
 
@@ -85,8 +75,6 @@ TURN_S = 0.02
 """Seconds of event processing after which other tasks on the event loop get a turn."""
 READ_AT_ONCE = 100
 """Number of keys decoded in a take-over after which other tasks on the event loop get a turn."""
-FAREWELL_TTL_S = 10.0
-"""Lease time in seconds of the outcome that an ended job leaves in the store."""
 STORE_ANSWER_S = 5.0
 """Seconds after which a store that does not answer a read counts as unreachable."""
 COMPANIONS_S = 15.0
@@ -239,7 +227,7 @@ class MasterShell:
         keys = self._deps.keys
         snapshot = await self._store.read(keys.prefix)
         values = {entry.key: entry.value for entry in snapshot.entries}
-        record = record_in(values, keys) or await self._just_ended()
+        record = record_in(values, keys) or await just_ended(self._store, keys)
         nodes = await self._readable(NodeInfo, values, keys.nodes)
         self.history.load(await self._readable(HistoryEntry, values, keys.history))
         self._tally.take_over(self.history.last(KEPT), record)
@@ -269,15 +257,6 @@ class MasterShell:
             found += readable(kind, piece, prefix, self._deps.log)
             await asyncio.sleep(0)
         return found
-
-    async def _just_ended(self) -> Record | None:
-        """A record with the outcome that the last Master left for late launchers when it deleted the job's keys."""
-        farewell = self._deps.keys.farewell
-        for entry in (await self._store.read(farewell)).entries:
-            if entry.key == farewell:
-                outcome = plain.loads(Finish, entry.value)
-                return Record(Phase.ENDED, reason=outcome.reason, outcome=outcome)
-        return None
 
     async def _carry_out(self, events: Sequence[ev.Event], decision: ev.Decision) -> None:
         """Write what has changed, then run the effects in order. Raises ``FencedOut``."""
@@ -385,33 +364,14 @@ class MasterShell:
             self._size_revision = revision
 
     async def _conclude(self) -> None:
-        """End the job: leave its outcome in the store for late launchers, and delete its other keys."""
-        keys = self._deps.keys
+        """End the job in the store, and let the companions finish."""
+        assert self._stored is not None and self._stored.outcome is not None  # noqa: S101 - an ended job has a record
         with contextlib.suppress(StoreError):
-            lease = await self._deps.store.grant_lease(FAREWELL_TTL_S)
-            assert self._stored is not None  # noqa: S101 - an ended job has a record
-            operations: list[Operation] = [
-                Put(keys.farewell, plain.dumps(self._stored.outcome), lease),
-                *whole_job(keys),
-            ]
-            revision = await self._deps.store.write(operations, [self._guard.condition()])
-            await self._leave_names(lease, ModifiedAt(keys.farewell, revision or 0))
+            await say_farewell(self._deps.store, self._deps.keys, self._guard, self._stored.outcome)
         self._notifier.notify()
         self.announced.set()
         await self._companions.settled(COMPANIONS_S)
         self.concluded.set()
-
-    async def _leave_names(self, lease: int, still_over: Condition) -> None:
-        """Keep the names of launchers that do not know of the end as long as the outcome, so that a new launcher of
-        such a name learns of it. Launchers leave meanwhile, so a deleted name must not be written again."""
-        keys = self._deps.keys
-        while left := [one for one in (await self._deps.store.read(keys.launchers)).entries if one.lease != lease]:
-            batch = left[:MOST_OPERATIONS]
-            conditions = [still_over, *(ModifiedAt(entry.key, entry.mod_revision) for entry in batch)]
-            await self._deps.store.write([Put(entry.key, b"", lease) for entry in batch], conditions)
-            farewell = (await self._deps.store.read(keys.farewell)).entries
-            if not any(entry.key == keys.farewell for entry in farewell):
-                return  # a new job of this name has begun
 
     # --- sources of events -----------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from edl.errors import SettingError
 from edl.master.policies import slots
 from edl.rendezvous.phrases import count
 from edl.types import Incarnation, NodeId
-from edl.wire.messages import NodeInfo
+from edl.wire.records import NodeInfo
 from edl.wire.scale_requests import Cordon, Drain, DrainMode, Resize, ScaleRequest, SetBounds, Suspend, Verdict
 
 KEYS_KEPT = 32

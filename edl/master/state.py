@@ -12,18 +12,9 @@ from edl.master.policies.slots import Dropped, Strike
 from edl.master.sizing import NO_SIZING, Departing, SeenRequest, Sizing
 from edl.types import Incarnation, NodeId, Round
 from edl.wire.alarm import Alarm
-from edl.wire.messages import (
-    NO_SETTINGS,
-    NO_STATE,
-    Failure,
-    Finish,
-    Holding,
-    NodeInfo,
-    Settings,
-    Version,
-    World,
-)
+from edl.wire.messages import Finish
 from edl.wire.purpose import Purpose
+from edl.wire.records import NO_SETTINGS, NO_STATE, Failure, Holding, NodeInfo, Settings, Version, World
 
 
 class Phase(enum.Enum):

@@ -18,7 +18,7 @@ from edl.master.state import Record
 from edl.ports import Delete, Operation, Put
 from edl.wire import plain
 from edl.wire.keys import JobKeys
-from edl.wire.messages import World
+from edl.wire.records import World
 from edl.wire.status import HistoryEntry
 
 T = TypeVar("T")

@@ -16,7 +16,8 @@ from edl.master import events as ev
 from edl.master import service as sv
 from edl.master.hosting import Hosted
 from edl.types import Incarnation, NodeId
-from edl.wire.messages import AgentMessage, Attach, MasterMessage, NodeInfo, ServiceFromWorker
+from edl.wire.messages import AgentMessage, Attach, MasterMessage, ServiceFromWorker
+from edl.wire.records import NodeInfo
 
 
 @dataclass(slots=True)

@@ -14,7 +14,8 @@ from edl.master.policies import slots
 from edl.master.state import MasterState, NodeEntry, NodeStatus, Phase, Record
 from edl.rendezvous.rules import NextSize, next_size
 from edl.types import Incarnation, NodeId
-from edl.wire.messages import MasterMessage, Member
+from edl.wire.messages import MasterMessage
+from edl.wire.records import Member
 
 
 class MasterTurn:

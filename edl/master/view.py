@@ -13,8 +13,8 @@ from edl.master.state import Agreement, MasterState, NodeEntry, NodeStatus, Phas
 from edl.master.turn import MasterTurn
 from edl.rendezvous.parting import need_s
 from edl.types import NodeId
-from edl.wire.messages import NO_STATE, Version, World
 from edl.wire.purpose import Purpose
+from edl.wire.records import NO_STATE, Version, World
 from edl.wire.scale_requests import ScaleView
 from edl.wire.status import Answer, DroppedSlot, HistoryEntry, JobStatus, NodeView
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from edl.wire.messages import NO_STATE, Version
+from edl.wire.records import NO_STATE, Version
 from edl.wire.status import JobStatus
 
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 from edl.errors import CheckpointError
 from edl.ports import Arrival, Label, Lent, Piece, SnapshotPool
-from edl.wire.messages import Version
 from edl.wire.parts import check_ranges
+from edl.wire.records import Version
 from edl.wire.snapshot import raw_header
 
 

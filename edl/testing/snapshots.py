@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edl.wire import snapshot
-from edl.wire.messages import Holding
+from edl.wire.records import Holding
 
 JOB = "job"
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from edl.rendezvous.phrases import count, duration
 from edl.watch.readings import Reading, reading
 from edl.watch.table import WatchLimits
-from edl.wire.messages import NO_STATE, Version
+from edl.wire.records import NO_STATE, Version
 from edl.wire.status import JobStatus
 
 INTERVALS = 5

@@ -14,7 +14,7 @@ import msgspec
 
 from edl.errors import ProtocolError
 from edl.wire import json_messages
-from edl.wire.messages import Failure, Settings
+from edl.wire.records import Failure, Settings
 from edl.wire.status import HistoryEntry
 
 FORMAT = 1

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from edl.wire.json_messages import TaggedUnion
-from edl.wire.messages import NO_SETTINGS, Settings
+from edl.wire.records import NO_SETTINGS, Settings
 
 AGENT_VARIABLE = "EDL_AGENT"
 """Environment variable that holds the address without the leading NUL."""

@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass
 
 from edl.wire.alarm import Alarm
-from edl.wire.messages import NO_SETTINGS, NO_STATE, Failure, Settings, Version
+from edl.wire.records import NO_SETTINGS, NO_STATE, Failure, Settings, Version
 from edl.wire.scale_requests import NO_SCALE, ScaleView
 
 

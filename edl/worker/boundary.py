@@ -8,8 +8,8 @@ from __future__ import annotations
 import enum
 
 from edl.errors import StateError
-from edl.wire.messages import NO_SETTINGS, Settings
 from edl.wire.purpose import Purpose
+from edl.wire.records import NO_SETTINGS, Settings
 
 
 class RoundOver(BaseException):

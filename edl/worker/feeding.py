@@ -11,7 +11,7 @@ from typing import Any
 from edl.arithmetic.hyper import step_plan
 from edl.arithmetic.plan import EpochPlan, Micro
 from edl.errors import StateError
-from edl.wire.messages import Settings
+from edl.wire.records import Settings
 from edl.worker import hyper
 from edl.worker.numbers import key
 from edl.worker.sampler import CoreSampler, EpochOrder, Position, Walk, WorldPlace, check_tail, fetches_ahead

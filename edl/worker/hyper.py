@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from edl.arithmetic.hyper import StepPlan, factor_at, from_environment, step_plan
 from edl.errors import StateError
 from edl.wire.local import AGENT_VARIABLE
-from edl.wire.messages import Settings
+from edl.wire.records import Settings
 from edl.worker import session as sessions
 from edl.worker.context import Context, context
 from edl.worker.session import Session

@@ -18,9 +18,9 @@ from edl.errors import CheckpointError, ProtocolError, StateError
 from edl.wire import json_messages, local
 from edl.wire.local import Seat
 from edl.wire.memory_file import LARGEST_BYTES, read_memory, write_memory
-from edl.wire.messages import Settings
 from edl.wire.parts import PartRange, encode_ranges
 from edl.wire.purpose import Purpose
+from edl.wire.records import Settings
 from edl.worker.boundary import BoundaryAction, RoundOver, StepBoundaries
 from edl.worker.framework import Accelerator, Communicator
 from edl.worker.mapped_memory import MappedMemory

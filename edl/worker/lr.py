@@ -7,7 +7,7 @@ from collections.abc import Callable
 from edl.arithmetic.adascale import AdaScale
 from edl.config import LrRule
 from edl.errors import StateError
-from edl.wire.messages import Settings
+from edl.wire.records import Settings
 from edl.worker import hyper
 from edl.worker import session as sessions
 from edl.worker.session import note

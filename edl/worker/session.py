@@ -15,7 +15,7 @@ from edl.arithmetic import hyper
 from edl.errors import ProtocolError, StateError, UsageError
 from edl.wire import local
 from edl.wire.local import AGENT_VARIABLE, Seat
-from edl.wire.messages import NO_SETTINGS, Settings
+from edl.wire.records import NO_SETTINGS, Settings
 from edl.worker.boundary import BoundaryAction, RoundOver
 from edl.worker.framework import Communicator, Framework
 from edl.worker.link import Link

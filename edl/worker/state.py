@@ -16,7 +16,7 @@ from typing import Any
 from edl.errors import CheckpointError, StateError
 from edl.wire import local, snapshot
 from edl.wire.local import OWN, STATE, Seat
-from edl.wire.messages import NO_STATE, Version
+from edl.wire.records import NO_STATE, Version
 from edl.wire.snapshot import Layout, Meta, SnapshotHeader, folder_name
 from edl.worker import alike, part_numbers, vote, write_through
 from edl.worker.accumulate import check_finished

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from edl.errors import CheckpointError
 from edl.wire import local
 from edl.wire.local import Seat
-from edl.wire.messages import NO_STATE, Version
+from edl.wire.records import NO_STATE, Version
 from edl.worker.numbers import RandomNumbers
 from edl.worker.session import Session
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from edl.master.service import Caller
 from edl.types import NodeId
 from edl.wire import json_messages
-from edl.wire.messages import World
+from edl.wire.records import World
 from ps.protocol.messages import TrainerMember
 
 REVOKED = 256

@@ -9,7 +9,7 @@ from typing import Any
 
 from edl.errors import ProtocolError
 from edl.master.service import Caller, TellWorker
-from edl.wire.messages import Settings, World
+from edl.wire.records import Settings, World
 from ps.coordinator.checkpoints import CheckpointCoordinator
 from ps.coordinator.membership import TrainerEntry
 from ps.coordinator.report import waiting

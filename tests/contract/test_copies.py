@@ -26,7 +26,7 @@ from edl.ports import SnapshotPool as SnapshotPoolPort
 from edl.testing.memory_copies import Trouble
 from edl.testing.snapshots import fill_of
 from edl.types import NodeId
-from edl.wire.messages import Holding, Version
+from edl.wire.records import Holding, Version
 from tests.support.copies_fixture import (
     LIMITS,
     NEW,

@@ -13,8 +13,8 @@ from edl.errors import CheckpointError
 from edl.ports import Label
 from edl.testing.memory_copies import Trouble
 from edl.testing.snapshots import make_snapshot
-from edl.wire.messages import Holding, Version
 from edl.wire.parts import PartRange
+from edl.wire.records import Holding, Version
 from tests.support.copies_fixture import SIZE, A, B, Bench, snapshot_pool
 from tests.support.spoiling_proxy import HOST
 

@@ -18,7 +18,7 @@ import pytest
 from edl.adapters.files import PlainFiles
 from edl.checkpoint.directory.manifest import folder_version
 from edl.checkpoint.directory.writer import FileCheckpointStorage
-from edl.wire.messages import Version
+from edl.wire.records import Version
 from tests.support.checkpoint_tools import load, open_checkpoint_storage, save
 
 ROOT = Path(__file__).parents[2]

@@ -20,7 +20,7 @@ from edl.testing.memory_copies import MemoryCopies, MemoryNetwork
 from edl.testing.snapshots import JOB, fill_of
 from edl.types import NodeId
 from edl.wire.local import STATE, Committed
-from edl.wire.messages import Version
+from edl.wire.records import Version
 
 SCRIPT = Path(__file__).parent / "workers" / "committer.py"
 LIVES = 200

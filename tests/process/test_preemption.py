@@ -16,7 +16,7 @@ import pytest
 
 from edl.checkpoint.directory.manifest import MANIFEST_FILE, folder_version
 from edl.exit_codes import ExitCode
-from edl.wire.messages import Version
+from edl.wire.records import Version
 from tests.process.harness import ROOT, WORKERS, Job, Node, OutsideEtcd, until
 from tests.process.test_rejoin import redone
 

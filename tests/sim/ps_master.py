@@ -12,7 +12,7 @@ from edl.master.hosting import Hosted, Hosting
 from edl.testing.sim.process import BareProcess
 from edl.testing.sim.sockets import SimStreams
 from edl.types import FencingToken, Incarnation, NodeId, Rank, Round
-from edl.wire.messages import Member, World
+from edl.wire.records import Member, World
 from ps.coordinator.invariants import violations
 from ps.coordinator.machine import PlacementMachine
 from ps.net.master_lines import HelperLines, MasterLinesDeps

@@ -14,8 +14,8 @@ from edl.testing.sim.stepping import Script, Stepper
 from edl.testing.sim.workers import RoundWorkers
 from edl.testing.sim.world import SimWorld
 from edl.types import JobId, NodeId, Round
-from edl.wire.messages import NO_STATE, Version, World
 from edl.wire.purpose import Purpose
+from edl.wire.records import NO_STATE, Version, World
 
 RECOVER, SHRINK, ELASTIC = FaultTolerance.RECOVER, FaultTolerance.SHRINK, FaultTolerance.ELASTIC
 

@@ -13,7 +13,7 @@ from edl.checkpoint.directory.manifest import Retention
 from edl.checkpoint.directory.writer import FileCheckpointStorage, WriterIdentity
 from edl.ports import FileEntry, Files
 from edl.wire import snapshot
-from edl.wire.messages import Version
+from edl.wire.records import Version
 
 JOB = "job"
 

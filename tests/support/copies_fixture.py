@@ -14,7 +14,7 @@ from edl.ports import Copies, Label
 from edl.testing.memory_copies import MemoryCopies, MemoryNetwork, Trouble
 from edl.testing.snapshots import JOB, make_snapshot
 from edl.types import NodeId
-from edl.wire.messages import Holding, Version
+from edl.wire.records import Holding, Version
 from tests.support.spoiling_proxy import Proxy
 
 A, B = NodeId("a"), NodeId("b")

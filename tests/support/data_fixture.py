@@ -32,7 +32,7 @@ from edl.master.service import (
     WorldEnded,
 )
 from edl.types import Incarnation, NodeId, Rank, Round
-from edl.wire.messages import NO_SETTINGS, Member, Settings, World
+from edl.wire.records import NO_SETTINGS, Member, Settings, World
 from edl.worker.boundary import RoundOver
 
 NODE = NodeId("n")

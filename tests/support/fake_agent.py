@@ -20,7 +20,7 @@ from edl.testing.commits.device import AsynchronousArrays, Device
 from edl.wire import local
 from edl.wire.local import Seat
 from edl.wire.memory_file import LARGEST_BYTES
-from edl.wire.messages import Holding, Version
+from edl.wire.records import Holding, Version
 from edl.worker.framework import Accelerator, ArrayInfo, Arrays
 from edl.worker.link import Link
 from edl.worker.session import Session

@@ -9,8 +9,9 @@ from typing import Any
 
 from edl.errors import FencedOut
 from edl.metrics.facts import HistoryTotals
-from edl.wire.messages import Asked, Version
+from edl.wire.messages import Asked
 from edl.wire.purpose import Purpose
+from edl.wire.records import Version
 from edl.wire.scale_requests import Cordon, Drain, Granted, Resize, ScaleRequest, ScaleView, SetBounds, Suspend, Verdict
 from edl.wire.status import Answer, EventsRequest, HistoryEntry, JobStatus, NodeView
 

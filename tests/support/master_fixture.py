@@ -20,14 +20,8 @@ from edl.testing.memory_store import MemoryStore
 from edl.types import FencingToken, Incarnation, JobId, NodeId, Round
 from edl.wire import plain
 from edl.wire.keys import JobKeys
-from edl.wire.messages import (
-    AgentMessage,
-    Attach,
-    Finish,
-    MasterMessage,
-    NodeInfo,
-    Ready,
-)
+from edl.wire.messages import AgentMessage, Attach, Finish, MasterMessage, Ready
+from edl.wire.records import NodeInfo
 from edl.wire.status import HistoryEntry
 
 T = TypeVar("T")

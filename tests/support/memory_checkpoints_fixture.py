@@ -16,7 +16,8 @@ from edl.testing.memory_copies import MemoryCopies, MemoryNetwork
 from edl.testing.snapshots import JOB, fill_of, make_snapshot
 from edl.types import NodeId
 from edl.wire.local import STATE, Committed
-from edl.wire.messages import Holding, Kept, Source, Version
+from edl.wire.messages import Kept
+from edl.wire.records import Holding, Source, Version
 
 LIMIT_S = 60.0
 SIZE = 100_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from edl.metrics.facts import DirectoryFacts, HistoryTotals, JobFacts, NodeFacts
-from edl.wire.messages import Settings, Version
+from edl.wire.records import Settings, Version
 from edl.wire.scale_requests import ScaleView
 from edl.wire.status import Count, DroppedSlot, JobStatus, Kind, NodeView, ServiceView
 

@@ -29,7 +29,7 @@ from edl.adapters.files import PlainFiles
 from edl.checkpoint.directory.writer import FileCheckpointStorage
 from edl.torch.arrays import TorchArrays
 from edl.torch.sharded import DTensor, capture
-from edl.wire.messages import Version
+from edl.wire.records import Version
 from edl.wire.snapshot import Layout, Leaf, Meta
 from edl.worker import tree
 from edl.worker.framework import Arrays

@@ -31,7 +31,8 @@ from edl.master.hyper import NAMES as SETTINGS
 from edl.master.machine import EVENT_HANDLERS, MESSAGE_HANDLERS
 from edl.master.state import NodeStatus, Phase
 from edl.types import Incarnation, JobId, NodeId, Rank, Round
-from edl.wire.messages import AgentMessage, Attach, Failure, Member, ServiceFromWorker, Settings, World
+from edl.wire.messages import AgentMessage, Attach, ServiceFromWorker
+from edl.wire.records import Failure, Member, Settings, World
 from edl.wire.scale_requests import ScaleView
 from edl.wire.snapshot import FILE_NAME
 from edl.wire.status import HistoryEntry, JobStatus, Kind, NodeView

@@ -11,19 +11,9 @@ from edl.machine import WakeAt as WakeAt
 from edl.types import Round
 from edl.wire.alarm import Alarm
 from edl.wire.local import ToWorker
-from edl.wire.messages import (
-    AgentMessage,
-    Asked,
-    Hanging,
-    KeepWith,
-    Kept,
-    MasterMessage,
-    NodeInfo,
-    Pace,
-    Version,
-    World,
-)
+from edl.wire.messages import AgentMessage, Asked, Hanging, KeepWith, Kept, MasterMessage, Pace
 from edl.wire.process_events import ForkServerLost, WorkersStopped
+from edl.wire.records import NodeInfo, Version, World
 
 # --- events ----------------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,8 @@ from edl.agent.machine.events import Start
 from edl.agent.machine.state import AgentPhase, Worker, WorkerStatus
 from edl.agent.machine.turn import AgentTurn
 from edl.types import Rank
-from edl.wire.messages import Member, StopRound, World
+from edl.wire.messages import StopRound
+from edl.wire.records import Member, World
 
 STARTED_OVER = "started over"
 MOST_RENEWALS = 50

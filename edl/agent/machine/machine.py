@@ -59,7 +59,6 @@ from edl.wire.messages import (
     Depart,
     Dismissed,
     Expelled,
-    Failure,
     Finish,
     Hold,
     Idle,
@@ -74,9 +73,9 @@ from edl.wire.messages import (
     Switch,
     UseSlots,
     WorkerFailed,
-    World,
 )
 from edl.wire.process_events import ForkServerLost, WorkersStopped
+from edl.wire.records import Failure, World
 
 
 def begin(state: AgentState) -> Decision:

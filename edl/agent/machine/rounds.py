@@ -24,19 +24,9 @@ from edl.agent.machine.state import HAS_PROCESS, AgentPhase, Leave, Worker, Work
 from edl.agent.machine.turn import SIGKILL, SIGTERM, AgentTurn
 from edl.types import Rank, Round
 from edl.wire import local
-from edl.wire.messages import (
-    Boundary,
-    Hold,
-    Member,
-    Preparing,
-    StopRound,
-    Switch,
-    Underway,
-    UseSlots,
-    WorkersDone,
-    World,
-)
+from edl.wire.messages import Boundary, Hold, Preparing, StopRound, Switch, Underway, UseSlots, WorkersDone
 from edl.wire.purpose import Purpose
+from edl.wire.records import Member, World
 
 IN_PROCESS = "in process"
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from edl.config import Timeouts
 from edl.types import Rank, Round
 from edl.wire.alarm import Alarm
-from edl.wire.messages import Attach, Failure, NodeInfo, World
+from edl.wire.messages import Attach
+from edl.wire.records import Failure, NodeInfo, World
 
 
 class AgentPhase(enum.Enum):

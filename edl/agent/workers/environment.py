@@ -20,7 +20,7 @@ from edl.job_records import environment_text
 from edl.types import NodeId, Rank
 from edl.wire.address import address
 from edl.wire.local import Seat
-from edl.wire.messages import Member, World
+from edl.wire.records import Member, World
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from string import Template
 from edl.config import LogLayout
 from edl.types import Round
 from edl.wire.address import address
-from edl.wire.messages import World
+from edl.wire.records import World
 
 LATEST = "latest"
 """Link in the launcher's folder to the newest round."""

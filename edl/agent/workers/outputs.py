@@ -39,7 +39,7 @@ from edl.agent.workers.paddle_environment import shortened, too_long
 from edl.agent.workers.recent_output import RecentOutput
 from edl.agent.workers.writer_thread import Scribe, in_loop, said_by_loop
 from edl.config import LogPlan, StreamTarget
-from edl.wire.messages import World
+from edl.wire.records import World
 
 TIMEOUT_S = 2.0
 """Seconds to wait for the disk when a file must be written before a worker starts, or read after it has ended."""

@@ -11,7 +11,7 @@ from edl.types import NodeId
 from edl.wire.address import address
 
 if TYPE_CHECKING:  # the command line only needs KINDS
-    from edl.wire.messages import Member, World
+    from edl.wire.records import Member, World
 
 LIMITED = ("PADDLE_TRAINER_ENDPOINTS",)
 """Variables whose length grows with the job. Linux refuses to start a process with one of 128 KiB."""

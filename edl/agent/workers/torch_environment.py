@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from edl.agent.workers.devices import Devices
 from edl.config import JobSpec
-from edl.wire.messages import Member, World
+from edl.wire.records import Member, World
 
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 """torchrun's default of ``--signals-to-handle``."""

@@ -20,8 +20,8 @@ from edl.errors import StarterLost, WorkerStartError
 from edl.ports import Processes
 from edl.types import NodeId, Round
 from edl.wire.local import AGENT_VARIABLE, Seat
-from edl.wire.messages import Member, World
 from edl.wire.node_requests import OutputLines, OutputRequest, StacksRequest
+from edl.wire.records import Member, World
 
 CANNOT_START = 127
 """Exit status reported for a worker that could not be created, as a shell does for a missing program."""

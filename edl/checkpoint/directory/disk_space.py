@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 
 from edl.checkpoint.directory.manifest import Retention
 from edl.ports import Files
-from edl.wire.messages import Version
+from edl.wire.records import Version
 
 LEAST_KEPT = 2
 """Complete checkpoints that are kept even on a full disk: the newest may turn out to be damaged."""

@@ -9,7 +9,7 @@ from edl.checkpoint.directory import manifest as text
 from edl.checkpoint.directory.manifest import MANIFEST_FILE, folder_name, folder_version
 from edl.errors import CheckpointError
 from edl.ports import Files
-from edl.wire.messages import Version
+from edl.wire.records import Version
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from edl.errors import CheckpointError, SettingError
 from edl.wire import snapshot
-from edl.wire.messages import Version
+from edl.wire.records import Version
 from edl.wire.snapshot import Meta
 
 FORMAT = 1

@@ -10,7 +10,7 @@ from edl.checkpoint.directory.folders import Folders
 from edl.checkpoint.directory.manifest import OWNER_FILE, Retention, StateManifest, folder_name
 from edl.errors import CheckpointError
 from edl.ports import Files
-from edl.wire.messages import Version
+from edl.wire.records import Version
 
 Inspect = Callable[[Version], "StateManifest | None"]
 

@@ -22,7 +22,7 @@ from edl.checkpoint.directory import manifest as text
 from edl.checkpoint.directory.manifest import MANIFEST_FILE, StateManifest, Sum, folder_name
 from edl.errors import CheckpointError
 from edl.ports import Files
-from edl.wire.messages import Version
+from edl.wire.records import Version
 
 RECORD_LOOKS, RECORD_PAUSE_S = 20, 0.05
 """How often, and with which pauses, to look for the record of a file that another node has written."""

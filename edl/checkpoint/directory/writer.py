@@ -38,7 +38,7 @@ from edl.checkpoint.directory.retention import Pruning
 from edl.checkpoint.directory.shard_files import ShardFiles, shard_of
 from edl.errors import CheckpointError, JobConflict
 from edl.ports import Files
-from edl.wire.messages import Version
+from edl.wire.records import Version
 from edl.wire.snapshot import HEADER_BYTES, Meta, header_bytes, parse, parse_header
 
 CHUNK_BYTES = BLOCK_BYTES

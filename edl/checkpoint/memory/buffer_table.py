@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from edl.types import NodeId
-from edl.wire.messages import Holding, Version
+from edl.wire.records import Holding, Version
 
 MOST_BUFFERS = 3
 """Buffers per stream: the newest snapshot, the one being written, and one being read. One more if the previous snapshot

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from edl.errors import CheckpointError
 from edl.types import NodeId
-from edl.wire.messages import Source, Version
+from edl.wire.records import Source, Version
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)

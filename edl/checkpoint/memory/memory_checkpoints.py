@@ -30,7 +30,8 @@ from edl.ports import CheckpointStorage, Copies
 from edl.tasks import end
 from edl.types import NodeId
 from edl.wire.local import OWN, STATE, Committed
-from edl.wire.messages import NO_STATE, Holding, Kept, Source, Version
+from edl.wire.messages import Kept
+from edl.wire.records import NO_STATE, Holding, Source, Version
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)

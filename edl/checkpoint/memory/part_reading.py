@@ -20,8 +20,8 @@ from edl.errors import CheckpointError
 from edl.ports import Copies, Piece
 from edl.tasks import end
 from edl.types import NodeId
-from edl.wire.messages import Source, Version
 from edl.wire.parts import PartHeader, PartRange, check_ranges, encode_headers
+from edl.wire.records import Source, Version
 from edl.wire.snapshot import raw_header
 
 log = logging.getLogger(__name__)

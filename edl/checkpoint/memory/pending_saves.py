@@ -5,7 +5,7 @@ Of saves that come during a write, only the newest counts. Bookkeeping only; ``M
 
 from __future__ import annotations
 
-from edl.wire.messages import NO_STATE, Version
+from edl.wire.records import NO_STATE, Version
 
 
 class PendingSave:

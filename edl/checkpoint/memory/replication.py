@@ -21,7 +21,7 @@ from edl.checkpoint.memory.snapshot_pool import MemorySnapshotPool
 from edl.ports import Copies, Label
 from edl.tasks import AGAIN_S, end
 from edl.types import NodeId
-from edl.wire.messages import Holding, Source, Version
+from edl.wire.records import Holding, Source, Version
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from edl.checkpoint.memory.snapshot_pool import Loan
 from edl.errors import CheckpointError
 from edl.ports import CheckpointStorage
 from edl.tasks import AGAIN_S, end
-from edl.wire.messages import Holding, Version
+from edl.wire.records import Holding, Version
 
 log = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from edl.ports import Label
 from edl.types import NodeId
 from edl.wire import snapshot
 from edl.wire.local import STATE
-from edl.wire.messages import Holding, Version
+from edl.wire.records import Holding, Version
 
 
 class Loan:

@@ -15,7 +15,8 @@ from edl.master.goodput.slot_use import NO_COST, TRAINING, SlotUse, use_of
 from edl.master.goodput.training_clock import NO_TRAINING, TrainingClock
 from edl.master.state import MasterState, NodeEntry, Phase
 from edl.types import Incarnation, NodeId
-from edl.wire.messages import NO_STATE, Hanging, Holding, Pace, Preparing, Ready, Underway, World
+from edl.wire.messages import Hanging, Pace, Preparing, Ready, Underway
+from edl.wire.records import NO_STATE, Holding, World
 
 NS = 1_000_000_000
 Amounts = Mapping[SlotUse, int]

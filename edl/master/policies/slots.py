@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from edl.config import Replicas
 from edl.rendezvous.phrases import count, listed, one_line
 from edl.types import NodeId, Round
-from edl.wire.messages import Failure, NodeInfo
+from edl.wire.records import Failure, NodeInfo
 
 AFRESH_S = 3600.0
 """Seconds of training without an own failure after which a slot's strikes are forgotten."""

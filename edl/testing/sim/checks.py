@@ -21,20 +21,9 @@ from edl.testing.sim.timeline import Timeline
 from edl.testing.sim.workers import Job, Parent, SimWorker
 from edl.types import FencingToken, Round
 from edl.wire.local import Target
-from edl.wire.messages import (
-    NO_SETTINGS,
-    NO_STATE,
-    Depart,
-    Dismissed,
-    Expelled,
-    Finish,
-    Settings,
-    StartRound,
-    StopRound,
-    Version,
-    World,
-)
+from edl.wire.messages import Depart, Dismissed, Expelled, Finish, StartRound, StopRound
 from edl.wire.purpose import Purpose
+from edl.wire.records import NO_SETTINGS, NO_STATE, Settings, Version, World
 
 REPORT_S = 2.0
 """Seconds until the Master must know of a node's copy."""

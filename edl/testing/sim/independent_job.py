@@ -10,7 +10,7 @@ from edl.testing.sim.timeline import ScheduledCall, Timeline
 from edl.testing.sim.workers import SIGKILL, Job, Parent, RoundWorkers, SimWorker, Watcher
 from edl.types import Incarnation, NodeId, Rank, Round
 from edl.wire.local import ToWorker
-from edl.wire.messages import Member, World
+from edl.wire.records import Member, World
 
 Slot = tuple[NodeId, int]
 SHORTEST_S = 0.05

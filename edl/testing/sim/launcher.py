@@ -35,7 +35,8 @@ from edl.testing.sim.transport import SimConnection, SimServer, answers, refuses
 from edl.testing.sim.workers import SimWorker
 from edl.types import FencingToken, NodeId
 from edl.wire import plain
-from edl.wire.messages import Failure, Hold, Kept, MasterMessage, NodeInfo, ServiceFromWorker, Switch
+from edl.wire.messages import Hold, Kept, MasterMessage, ServiceFromWorker, Switch
+from edl.wire.records import Failure, NodeInfo
 from edl.wire.status import HistoryEntry
 
 T = TypeVar("T")

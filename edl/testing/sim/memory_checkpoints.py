@@ -20,7 +20,8 @@ from edl.tasks import AGAIN_S
 from edl.testing.sim.network import Network
 from edl.testing.sim.timeline import Timeline
 from edl.types import NodeId
-from edl.wire.messages import NO_STATE, Holding, KeepWith, Kept, NodeInfo, Source, Version, World
+from edl.wire.messages import KeepWith, Kept
+from edl.wire.records import NO_STATE, Holding, NodeInfo, Source, Version, World
 
 Stream = tuple[str, str, int]
 """Kind (worker, loaded, replica), owner, and slot or shard."""

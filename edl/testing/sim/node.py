@@ -18,7 +18,7 @@ from edl.testing.sim.process import SimDeps, SimProcess
 from edl.testing.sim.workers import SIGKILL, Parent, SimWorker
 from edl.types import Round
 from edl.wire import local
-from edl.wire.messages import Asked, Holding, KeepWith, NodeInfo, ServiceToWorker, Version, World
+from edl.wire.messages import Asked, KeepWith, ServiceToWorker
 from edl.wire.process_events import (
     ForkServerLost,
     ProcessEvent,
@@ -28,6 +28,7 @@ from edl.wire.process_events import (
     WorkerSuspended,
 )
 from edl.wire.purpose import Purpose
+from edl.wire.records import Holding, NodeInfo, Version, World
 
 REPORT_S = 0.001
 """Seconds from the end of a worker until its launcher is notified."""

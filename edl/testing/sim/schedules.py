@@ -20,7 +20,7 @@ from edl.testing.sim.plugins import Plugin, Plugins
 from edl.testing.sim.stepping import Script
 from edl.testing.sim.world import SimWorld
 from edl.types import JobId
-from edl.wire.messages import Version
+from edl.wire.records import Version
 
 BOUNDS = [
     NodeRange(1, 4),

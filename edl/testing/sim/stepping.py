@@ -19,8 +19,8 @@ from edl.testing.sim.timeline import ScheduledCall, Timeline
 from edl.testing.sim.workers import SIGKILL, Job, Parent, RoundWorkers, SimWorker, Watcher
 from edl.types import Incarnation, NodeId, Rank, Round
 from edl.wire import local
-from edl.wire.messages import NO_STATE, Holding, Member, Version, World
 from edl.wire.purpose import Purpose
+from edl.wire.records import NO_STATE, Holding, Member, Version, World
 from edl.worker.boundary import BoundaryAction, StepBoundaries
 from edl.worker.part_numbers import Claim, RankPart, number
 

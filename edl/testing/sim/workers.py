@@ -14,7 +14,8 @@ from edl.testing.sim.memory_checkpoints import Directory, SimMemory
 from edl.testing.sim.timeline import ScheduledCall, Timeline
 from edl.types import Incarnation, NodeId, Rank, Round
 from edl.wire.local import ToWorker
-from edl.wire.messages import Member, ServiceFromWorker, Settings, Version, World
+from edl.wire.messages import ServiceFromWorker
+from edl.wire.records import Member, Settings, Version, World
 
 SIGTERM, SIGKILL = 15, 9
 

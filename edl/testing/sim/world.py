@@ -33,8 +33,9 @@ from edl.testing.sim.store import SimStore
 from edl.testing.sim.timeline import Timeline
 from edl.testing.sim.workers import SIGKILL, Job, PlainJob, SimWorker
 from edl.types import Incarnation, NodeId, Round
-from edl.wire.messages import NO_STATE, Asked, Hanging, NodeInfo, Version, World
+from edl.wire.messages import Asked, Hanging
 from edl.wire.purpose import Purpose
+from edl.wire.records import NO_STATE, NodeInfo, Version, World
 from edl.wire.scale_requests import Cordon, Drain, Granted, ScaleRequest, Suspend
 
 LOOK_EVERY_S = 0.5

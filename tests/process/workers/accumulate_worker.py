@@ -18,7 +18,7 @@ import numpy as np
 from edl.arithmetic.adascale import AdaScale
 from edl.errors import StateError
 from edl.wire.local import Seat
-from edl.wire.messages import Settings
+from edl.wire.records import Settings
 from edl.worker import hyper
 from tests.step_tools import Given, logical_steps, uneven
 

@@ -15,7 +15,7 @@ import socket
 import sys
 
 from edl.testing.snapshots import make_snapshot
-from edl.wire.messages import Holding, Version
+from edl.wire.records import Holding, Version
 
 STEP_BYTES = 16 * 1024
 

@@ -23,17 +23,15 @@ from edl.wire.messages import (
     Finish,
     Hold,
     Leaving,
-    Member,
-    NodeInfo,
     Ready,
     StartRound,
     StopRound,
     WorkerFailed,
     WorkersDone,
-    World,
 )
 from edl.wire.process_events import ForkServerLost
 from edl.wire.purpose import Purpose
+from edl.wire.records import Member, NodeInfo, World
 from tests.unit.edl.agent.machine.test_machine import INFO, SIGKILL, SIGTERM, Node, ended, world
 
 

@@ -6,7 +6,8 @@ import pytest
 
 from edl.types import Incarnation, NodeId, Rank, Round
 from edl.wire import codec
-from edl.wire.messages import MasterMessage, Member, StartRound, World
+from edl.wire.messages import MasterMessage, StartRound
+from edl.wire.records import Member, World
 
 COUNT = 300
 

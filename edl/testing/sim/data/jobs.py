@@ -15,7 +15,7 @@ from edl.testing.sim.stepping import Crew, Stepper, SteppingJob
 from edl.testing.sim.timeline import Timeline
 from edl.testing.sim.workers import SimWorker
 from edl.types import Rank
-from edl.wire.messages import NO_STATE, Version, World
+from edl.wire.records import NO_STATE, Version, World
 
 DELIVERY_S = 0.0003
 

@@ -37,8 +37,9 @@ from edl.testing.sim.stepping import Script
 from edl.testing.sim.workers import Job
 from edl.testing.sim.world import SimWorld
 from edl.types import Rank
-from edl.wire.messages import NO_STATE, Asked, Version, World
+from edl.wire.messages import Asked
 from edl.wire.purpose import Purpose
+from edl.wire.records import NO_STATE, Version, World
 
 STOPPED_S = 60.0
 """Seconds; longer than a worker may leave its shards without a message."""

@@ -26,7 +26,8 @@ from edl.testing.sim.timeline import Timeline
 from edl.testing.sim.workers import SimWorker
 from edl.threads import ThreadEvent
 from edl.types import Round
-from edl.wire.messages import NO_SETTINGS, ServiceFromWorker, World
+from edl.wire.messages import ServiceFromWorker
+from edl.wire.records import NO_SETTINGS, World
 from edl.worker.boundary import RoundOver
 
 LOOK_S = 0.2

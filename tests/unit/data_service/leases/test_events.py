@@ -20,7 +20,7 @@ from data_service.protocol.messages import Done, LeasesGranted, NextEpoch
 from edl.errors import DataError, StateError
 from edl.master.service import Caller, Said, WorldBegan
 from edl.types import Round
-from edl.wire.messages import NO_SETTINGS
+from edl.wire.records import NO_SETTINGS
 from edl.worker.boundary import RoundOver
 from tests.support.data_fixture import NODE, ArrayData, Bench, Training, exactly_once, write_ipc
 

@@ -32,7 +32,7 @@ from data_service.protocol.messages import (
 )
 from edl.master.service import Caller, Said, TellWorker, Tick, WorldBegan
 from edl.types import Incarnation, NodeId, Rank, Round
-from edl.wire.messages import Member, World
+from edl.wire.records import Member, World
 
 NODE = NodeId("n")
 

@@ -44,7 +44,7 @@ from edl.master.service import (
 )
 from edl.rendezvous.phrases import duration
 from edl.types import Incarnation, NodeId, Rank, Round
-from edl.wire.messages import Member, World
+from edl.wire.records import Member, World
 from tests.unit.data_service.test_manifest import small
 
 W = TypeVar("W")

@@ -20,7 +20,7 @@ from data_service.protocol.messages import (
 )
 from edl.master.service import AddToHistory, Caller, Effect, KeyGone, KeyPut, Said, TellWorker, WorldBegan, WorldEnded
 from edl.types import Incarnation, NodeId, Rank, Round
-from edl.wire.messages import Member, World
+from edl.wire.records import Member, World
 
 A, B = Caller(NodeId("a"), 0), Caller(NodeId("b"), 0)
 FIRST = ("a-1", "10.0.0.1", 7000, "one")

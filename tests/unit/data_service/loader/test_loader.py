@@ -15,7 +15,7 @@ import pytest
 from data_service.formats.options import FormatOptions
 from data_service.loader.source import VARIABLE
 from edl.errors import DataError, SettingError, StateError
-from edl.wire.messages import NO_SETTINGS
+from edl.wire.records import NO_SETTINGS
 from edl.worker.boundary import RoundOver
 from tests.support.data_fixture import ArrayData, Bench, Training, drawn, exactly_once, on_threads, write_ipc
 

@@ -10,7 +10,7 @@ from edl.agent.held_starts import FilesAlike, HeldStarts
 from edl.agent.machine.events import WorkerEnded
 from edl.errors import CheckpointError
 from edl.types import Round
-from edl.wire.messages import World
+from edl.wire.records import World
 
 ONE, TWO = World(Round(1), (), 0), World(Round(2), (), 0)
 

@@ -11,7 +11,7 @@ import pytest
 from edl.agent.failure_report import RULE, TAIL_LINES_SHOWN, error_file, failure_text, json_report, text_report
 from edl.types import NodeId, Rank, Round
 from edl.wire.json_messages import from_plain
-from edl.wire.messages import Failure
+from edl.wire.records import Failure
 
 CAUSE = Failure(
     NodeId("node-b"),

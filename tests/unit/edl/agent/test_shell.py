@@ -25,8 +25,8 @@ from edl.ports import Processes
 from edl.tasks import end
 from edl.testing.clock import FakeClock
 from edl.types import FencingToken, Incarnation, NodeId
-from edl.wire.messages import NodeInfo
 from edl.wire.process_events import ProcessEvent, WorkersStopped
+from edl.wire.records import NodeInfo
 
 INFO = NodeInfo(NodeId("a"), Incarnation(5), "host-a", 1, 1)
 LEFT = Outcome(143, "left the job")

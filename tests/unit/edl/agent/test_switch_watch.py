@@ -13,8 +13,9 @@ from edl.agent.machine.state import AgentPhase, AgentState, Worker
 from edl.agent.switch_watch import SwitchWatch
 from edl.config import Timeouts
 from edl.types import Incarnation, NodeId, Rank, Round
-from edl.wire.messages import Asked, Member, NodeInfo, Version, World
+from edl.wire.messages import Asked
 from edl.wire.purpose import Purpose
+from edl.wire.records import Member, NodeInfo, Version, World
 
 SAVE = Asked(Purpose.SAVE, "the file SAVE")
 KILL = Asked(Purpose.KILL, "the file KILL")

@@ -10,7 +10,7 @@ import pytest
 from edl.agent.failure_report import error_file
 from edl.agent.machine.diagnosis import last_words
 from edl.types import NodeId, Rank, Round
-from edl.wire.messages import Failure
+from edl.wire.records import Failure
 
 errors = pytest.importorskip("torch.distributed.elastic.multiprocessing.errors")
 

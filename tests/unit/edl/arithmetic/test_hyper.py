@@ -21,7 +21,7 @@ from edl.arithmetic.hyper import (
 from edl.arithmetic.plan import split
 from edl.config import MOST_SAMPLES, HyperPolicy, LrRule
 from edl.errors import SettingError, StateError
-from edl.wire.messages import NO_SETTINGS, Settings
+from edl.wire.records import NO_SETTINGS, Settings
 
 
 def settings(**fields: int) -> Settings:

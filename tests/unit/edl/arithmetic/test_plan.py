@@ -8,7 +8,7 @@ import pytest
 
 from edl.arithmetic.hyper import step_plan
 from edl.arithmetic.plan import DROP, EXACT, PAD, TAILS, EpochPlan, Micro, dealt, split, stream, tail_end
-from edl.wire.messages import Settings
+from edl.wire.records import Settings
 
 
 def taken(course: EpochPlan, position: int = 0) -> list[list[Micro]]:

@@ -27,7 +27,6 @@ from edl.types import NodeId, Rank, Round
 from edl.wire.messages import (
     Asked,
     Boundary,
-    Failure,
     Finish,
     Hold,
     Kept,
@@ -37,10 +36,10 @@ from edl.wire.messages import (
     StopRound,
     Switch,
     Underway,
-    Version,
     WorkerFailed,
 )
 from edl.wire.purpose import Purpose
+from edl.wire.records import Failure, Version
 from edl.wire.status import Answer, EventsRequest, HistoryEntry, JobStatus, NodeView
 from tests.support.master_fixture import JOB, SPEC, Agent, Bench, play
 

@@ -14,7 +14,8 @@ from edl.cli.errors import incident_lines
 from edl.cli.find import NoMaster, Where
 from edl.cli.incident_list import PastIncident, incidents
 from edl.types import NodeId, Rank, Round
-from edl.wire.messages import Failure, Finish
+from edl.wire.messages import Finish
+from edl.wire.records import Failure
 from edl.wire.status import HistoryEntry, JobStatus
 
 BOOM = 'Traceback (most recent call last):\n  File "train.py", line 1\nValueError: \x1b[31mboom\x07'

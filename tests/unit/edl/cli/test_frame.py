@@ -14,7 +14,7 @@ from rich.cells import cell_len
 
 from edl.cli.frame import SMALLEST, FrameLine, LineLook, ScreenSize, frame
 from edl.cli.node_text import kind_of, pace_of, rate_text, step_text
-from edl.wire.messages import Version
+from edl.wire.records import Version
 from edl.wire.scale_requests import ScaleView
 from edl.wire.status import Count, HistoryEntry, JobStatus, NodeView, ServiceView
 

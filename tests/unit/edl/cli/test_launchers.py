@@ -14,8 +14,9 @@ from edl.cli.find import NoAnswer, NoMaster, Where
 from edl.cli.launchers import MOST_FAILURES, Launchers
 from edl.errors import UsageError
 from edl.types import Incarnation, NodeId
-from edl.wire.messages import Finish, NodeInfo
+from edl.wire.messages import Finish
 from edl.wire.node_requests import OutputLine, OutputLines, OutputRequest, StacksRequest
+from edl.wire.records import NodeInfo
 from edl.wire.status import JobStatus, NodeView
 
 TOKEN = "right"

@@ -9,8 +9,8 @@ import pytest
 from edl.cli.output_text import MOST_NODES, line_text, nodes_to_ask, printable
 from edl.errors import UsageError
 from edl.types import Incarnation, NodeId
-from edl.wire.messages import NodeInfo
 from edl.wire.node_requests import OutputLine
+from edl.wire.records import NodeInfo
 from edl.wire.status import JobStatus, NodeView
 
 

@@ -11,7 +11,7 @@ from edl.history.layout import job_lines, row_lines, summary_lines
 from edl.history.timeline import TimelineRow, rows, seconds, summary
 from edl.wire.history_lines import KINDS, HistoryLine, JobOutcome, MemberLine, RoundFormed, RoundUnderway, TermBegan
 from edl.wire.json_messages import to_plain
-from edl.wire.messages import Failure
+from edl.wire.records import Failure
 from edl.wire.status import HistoryEntry, Kind
 from tests.support.history_fixture import RUN
 

@@ -16,7 +16,8 @@ from edl.launch.disk_watch import DiskWatch, WatchedDirectory
 from edl.types import NodeId
 from edl.watch.table import WatchLimits
 from edl.wire.alarm import Alarm
-from edl.wire.messages import Kept, Version
+from edl.wire.messages import Kept
+from edl.wire.records import Version
 
 LIMIT_S = 60.0
 FULL = WatchLimits((("disk-space", 1e30),))

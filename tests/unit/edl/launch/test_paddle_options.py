@@ -19,7 +19,7 @@ from edl.launch.scale_options import launcher_again
 from edl.launch.settings import Backend
 from edl.ports import CommandKind
 from edl.types import NodeId, Rank, Round
-from edl.wire.messages import Failure
+from edl.wire.records import Failure
 from tests.support.launching import read, tell
 
 

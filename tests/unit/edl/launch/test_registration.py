@@ -20,7 +20,8 @@ from edl.testing.memory_store import MemoryStore
 from edl.types import Incarnation, JobId, NodeId
 from edl.wire import plain
 from edl.wire.keys import JobKeys
-from edl.wire.messages import Finish, NodeInfo
+from edl.wire.messages import Finish
+from edl.wire.records import NodeInfo
 
 JOB = JobId("my-job")
 KEYS = JobKeys(JOB)

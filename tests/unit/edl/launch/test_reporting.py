@@ -9,7 +9,7 @@ from pathlib import Path
 from edl.config import LogLayout, LogPlan
 from edl.launch.reporting import Reporter
 from edl.types import NodeId, Rank, Round
-from edl.wire.messages import Failure
+from edl.wire.records import Failure
 from edl.wire.status import HistoryEntry
 
 

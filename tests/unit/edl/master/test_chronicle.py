@@ -21,7 +21,8 @@ from edl.wire.history_lines import (
     line_text,
     parse_line,
 )
-from edl.wire.messages import Failure, Ready, Underway, WorkerFailed, WorkersDone
+from edl.wire.messages import Ready, Underway, WorkerFailed, WorkersDone
+from edl.wire.records import Failure
 from edl.wire.scale_requests import Resize
 from edl.wire.status import HistoryEntry, Kind
 from tests.unit.edl.master.test_machine import Rule, info

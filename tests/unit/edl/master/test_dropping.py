@@ -19,20 +19,9 @@ from edl.master.view import job_status
 from edl.rendezvous.ranks import ReadyNode, order
 from edl.types import Incarnation, NodeId, Rank, Round
 from edl.wire.json_messages import from_plain, to_plain
-from edl.wire.messages import (
-    Attach,
-    Failure,
-    Member,
-    NodeInfo,
-    Ready,
-    StartRound,
-    StopRound,
-    UseSlots,
-    WorkerFailed,
-    WorkersDone,
-    World,
-)
+from edl.wire.messages import Attach, Ready, StartRound, StopRound, UseSlots, WorkerFailed, WorkersDone
 from edl.wire.purpose import Purpose
+from edl.wire.records import Failure, Member, NodeInfo, World
 from edl.wire.scale_requests import Cordon, Verdict
 from tests.unit.edl.agent.machine.test_machine import Node
 from tests.unit.edl.agent.machine.test_rounds import entered, parked, underway

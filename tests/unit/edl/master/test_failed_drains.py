@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from edl.master import events as ev
-from edl.wire.messages import Kept, Version
+from edl.wire.messages import Kept
+from edl.wire.records import Version
 from edl.wire.scale_requests import Drain, DrainMode
 from tests.unit.edl.master.test_resizing import Resizable, training
 

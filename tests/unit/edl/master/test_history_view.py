@@ -15,8 +15,8 @@ from edl.master.history import KEPT, JobHistory
 from edl.master.state import Agreement, MasterState, NodeEntry, NodeStatus, Phase, Record
 from edl.master.view import job_status, reply
 from edl.types import Incarnation, JobId, NodeId, Rank, Round
-from edl.wire.messages import Failure, Member, NodeInfo, Version, World
 from edl.wire.purpose import Purpose
+from edl.wire.records import Failure, Member, NodeInfo, Version, World
 from edl.wire.status import Answer, HistoryEntry
 
 TURNS = 20

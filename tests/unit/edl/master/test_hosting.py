@@ -16,16 +16,8 @@ from edl.master.shell import MasterShell
 from edl.master.state import Phase, Record
 from edl.ports import Condition, Delete, Operation, Put
 from edl.types import Incarnation, NodeId, Round
-from edl.wire.messages import (
-    NO_SETTINGS,
-    Finish,
-    ServiceFromWorker,
-    ServiceToWorker,
-    Settings,
-    StartRound,
-    WorkersDone,
-    World,
-)
+from edl.wire.messages import Finish, ServiceFromWorker, ServiceToWorker, StartRound, WorkersDone
+from edl.wire.records import NO_SETTINGS, Settings, World
 from tests.support.master_fixture import KEYS, TTL_S, Agent, Bench, play, turns, until
 
 

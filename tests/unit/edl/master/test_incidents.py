@@ -12,7 +12,8 @@ from edl.master import incidents
 from edl.master.incidents import CAUSE_WAIT_S, MAX_FAILURES_KEPT
 from edl.master.state import Phase
 from edl.types import NodeId, Rank, Round
-from edl.wire.messages import Failure, Hanging, Leaving, StopRound, WorkerFailed, WorkersDone
+from edl.wire.messages import Hanging, Leaving, StopRound, WorkerFailed, WorkersDone
+from edl.wire.records import Failure
 from tests.unit.edl.master.test_machine import Rule, pair
 
 

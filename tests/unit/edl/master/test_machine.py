@@ -20,11 +20,9 @@ from edl.wire.messages import (
     AgentMessage,
     Attach,
     Expelled,
-    Failure,
     Finish,
     Leaving,
     MasterMessage,
-    NodeInfo,
     Preparing,
     Ready,
     StartRound,
@@ -32,6 +30,7 @@ from edl.wire.messages import (
     WorkerFailed,
     WorkersDone,
 )
+from edl.wire.records import Failure, NodeInfo
 
 
 class Rule:

@@ -10,7 +10,6 @@ from edl.master import events as ev
 from edl.master.state import NodeStatus, Phase
 from edl.types import Incarnation, NodeId, Round
 from edl.wire.messages import (
-    NO_STATE,
     Asked,
     Attach,
     Boundary,
@@ -18,7 +17,6 @@ from edl.wire.messages import (
     Finish,
     Hanging,
     Hold,
-    Holding,
     KeepWith,
     Leaving,
     LoadState,
@@ -29,9 +27,9 @@ from edl.wire.messages import (
     StopRound,
     Switch,
     Underway,
-    Version,
 )
 from edl.wire.purpose import Purpose
+from edl.wire.records import NO_STATE, Holding, Version
 from tests.unit.edl.master.test_machine import Rule, info
 
 

@@ -20,7 +20,6 @@ from edl.wire.messages import (
     Depart,
     Dismissed,
     Hold,
-    Holding,
     Idle,
     Kept,
     Leaving,
@@ -31,9 +30,9 @@ from edl.wire.messages import (
     StopRound,
     Switch,
     Underway,
-    Version,
 )
 from edl.wire.purpose import Purpose
+from edl.wire.records import Holding, Version
 from edl.wire.scale_requests import (
     Cordon,
     Drain,

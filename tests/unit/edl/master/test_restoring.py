@@ -13,7 +13,7 @@ from edl.master.forming import is_last_holder
 from edl.master.restoring import Load, Restore, Unusable, choose, copy_holders
 from edl.master.state import NodeEntry, NodeStatus
 from edl.types import Incarnation, NodeId
-from edl.wire.messages import NO_STATE, Holding, NodeInfo, Source, Version
+from edl.wire.records import NO_STATE, Holding, NodeInfo, Source, Version
 
 
 def node(

@@ -6,7 +6,8 @@ from edl.exit_codes import ExitCode
 from edl.master.state import NodeStatus, Phase
 from edl.master.view import job_status
 from edl.types import NodeId, Round
-from edl.wire.messages import Finish, Kept, Leaving, NotKept, NotLogged, StopRound, Version, WorkersDone
+from edl.wire.messages import Finish, Kept, Leaving, NotKept, NotLogged, StopRound, WorkersDone
+from edl.wire.records import Version
 from tests.unit.edl.master.test_machine import Rule, pair
 
 LOST = "commit 9, the newest saved one, is not in the checkpoint directory: no space is left"

@@ -22,21 +22,9 @@ from edl.master.view import job_status, reply
 from edl.types import NodeId, Round
 from edl.wire import local, plain
 from edl.wire.memory_file import write_memory
-from edl.wire.messages import (
-    NO_SETTINGS,
-    Asked,
-    Attach,
-    Boundary,
-    Hold,
-    KeepWith,
-    Leaving,
-    Settings,
-    StartRound,
-    Switch,
-    Version,
-    World,
-)
+from edl.wire.messages import Asked, Attach, Boundary, Hold, KeepWith, Leaving, StartRound, Switch
 from edl.wire.purpose import Purpose
+from edl.wire.records import NO_SETTINGS, Settings, Version, World
 from edl.worker import hyper, session
 from edl.worker.context import Context
 from edl.worker.link import _read_seat

@@ -12,21 +12,15 @@ from edl.config import JobSpec, NodeRange
 from edl.errors import FencedOut, ProtocolError, StoreError
 from edl.master import candidate as candidate_module
 from edl.master import guarded as guarded_module
-from edl.master import shell as shell_module
 from edl.master.chronicle import WrittenStep
+from edl.master.farewell import FAREWELL_TTL_S
 from edl.master.shell import MasterShell
 from edl.master.state import Phase
 from edl.ports import Delete, Put
 from edl.types import NodeId, Rank, Round
 from edl.wire import plain
-from edl.wire.messages import (
-    Failure,
-    Finish,
-    StartRound,
-    StopRound,
-    WorkerFailed,
-    WorkersDone,
-)
+from edl.wire.messages import Finish, StartRound, StopRound, WorkerFailed, WorkersDone
+from edl.wire.records import Failure
 from edl.wire.scale_requests import Resize
 from edl.wire.status import EventsRequest
 from tests.support.master_fixture import KEYS, SPEC, TTL_S, Agent, Bench, play, turns, until
@@ -488,7 +482,7 @@ class TestEnd:
             assert bench.stored() == [KEYS.farewell, KEYS.master]
             (farewell,) = bench.store.read_now(KEYS.farewell).entries
             assert plain.loads(Finish, farewell.value) == outcome
-            bench.clock.advance(shell_module.FAREWELL_TTL_S)
+            bench.clock.advance(FAREWELL_TTL_S)
             assert bench.stored() == [KEYS.master]
 
         play(scenario)
@@ -506,7 +500,7 @@ class TestEnd:
             bench.store.revoke_now(agent.info.incarnation)
             await until(run.done)
             assert bench.stored() == [KEYS.farewell, *sorted(names[1:]), KEYS.master]
-            bench.clock.advance(shell_module.FAREWELL_TTL_S)
+            bench.clock.advance(FAREWELL_TTL_S)
             assert bench.stored() == [KEYS.master]
 
         play(scenario)

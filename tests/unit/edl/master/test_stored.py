@@ -23,7 +23,7 @@ from edl.ports import Delete, Operation, Put
 from edl.types import Incarnation, JobId, NodeId, Rank, Round
 from edl.wire import plain
 from edl.wire.keys import JobKeys
-from edl.wire.messages import Member, Settings, World
+from edl.wire.records import Member, Settings, World
 
 KEYS = JobKeys(JobId("my-job"))
 

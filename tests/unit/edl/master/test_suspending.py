@@ -7,7 +7,8 @@ from edl.master import events as ev
 from edl.master.state import Phase
 from edl.master.view import job_status
 from edl.types import NodeId, Round
-from edl.wire.messages import Attach, Holding, Idle, Kept, Ready, StopRound, Version
+from edl.wire.messages import Attach, Idle, Kept, Ready, StopRound
+from edl.wire.records import Holding, Version
 from edl.wire.scale_requests import Cordon, Suspend, Verdict
 from tests.unit.edl.master.test_machine import info
 from tests.unit.edl.master.test_resizing import Resizable, training

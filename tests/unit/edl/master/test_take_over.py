@@ -26,9 +26,9 @@ from edl.wire.messages import (
     StopRound,
     Switch,
     Underway,
-    Version,
 )
 from edl.wire.purpose import Purpose
+from edl.wire.records import Version
 from edl.wire.scale_requests import Drain, Resize
 from tests.unit.edl.master.test_machine import info
 from tests.unit.edl.master.test_resizing import Resizable, training

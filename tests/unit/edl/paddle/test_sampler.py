@@ -18,7 +18,7 @@ import edl.paddle as edl
 from edl.errors import DataError, StateError
 from edl.paddle.loader import DataLoader
 from edl.paddle.sampler import EDLBatchSampler, EDLDistributedSampler
-from edl.wire.messages import Settings
+from edl.wire.records import Settings
 from edl.worker import feeding
 
 pytestmark = pytest.mark.paddle

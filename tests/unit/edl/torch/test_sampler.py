@@ -20,7 +20,7 @@ import edl.torch as edl
 from edl.errors import DataError, StateError
 from edl.torch.loader import DataLoader
 from edl.torch.sampler import EDLBatchSampler, EDLDistributedSampler
-from edl.wire.messages import Settings
+from edl.wire.records import Settings
 from edl.worker import feeding
 
 pytestmark = pytest.mark.torch

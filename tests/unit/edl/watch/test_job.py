@@ -12,7 +12,7 @@ import pytest
 from edl.watch.job import PLAIN_S, JobMemory, JobSnapshot, look
 from edl.watch.readings import Sight
 from edl.watch.table import WatchLimits
-from edl.wire.messages import NO_STATE, Version
+from edl.wire.records import NO_STATE, Version
 
 START = JobSnapshot(0.0, "running", "round 1", 1, 3, 0, NO_STATE, NO_STATE, True, 0, 3, 0, 0)
 LIMITS = WatchLimits((("checkpoint-age", 900.0),))

@@ -17,8 +17,20 @@ from edl.errors import ProtocolError, SettingError
 from edl.master.election import MasterInfo
 from edl.master.state import Phase, Record
 from edl.types import Incarnation, JobId, NodeId, Rank, Round
-from edl.wire import alarm, codec, edl_pb2, json_messages, messages, node_requests, plain, scale_requests, status
-from edl.wire.messages import Attach, Expelled, Failure, Finish, Leaving, Member, NodeInfo, Ready, StartRound, World
+from edl.wire import (
+    alarm,
+    codec,
+    edl_pb2,
+    json_messages,
+    messages,
+    node_requests,
+    plain,
+    records,
+    scale_requests,
+    status,
+)
+from edl.wire.messages import Attach, Expelled, Finish, Leaving, Ready, StartRound
+from edl.wire.records import Failure, Member, NodeInfo, World
 
 GARBAGE = (b"\xff", b"\x0a\xff", b"not protobuf", b"\x0a\x05ab")
 ENVELOPES = {"FromAgent", "FromMaster"}
@@ -29,7 +41,8 @@ def dataclasses_of(module: types.ModuleType) -> list[type]:
     return [kind for _, kind in found if dataclasses.is_dataclass(kind) and kind.__module__ == module.__name__]
 
 
-KINDS = [kind for module in (messages, alarm, status, scale_requests, node_requests) for kind in dataclasses_of(module)]
+MODULES = (messages, records, alarm, status, scale_requests, node_requests)
+KINDS = [kind for module in MODULES for kind in dataclasses_of(module)]
 AGENT_KINDS = typing.get_args(messages.AgentMessage)
 MASTER_KINDS = typing.get_args(messages.MasterMessage)
 

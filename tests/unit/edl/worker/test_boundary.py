@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from edl.errors import StateError
-from edl.wire.messages import NO_SETTINGS, Settings
 from edl.wire.purpose import Purpose
+from edl.wire.records import NO_SETTINGS, Settings
 from edl.worker.boundary import BoundaryAction, StepBoundaries
 
 

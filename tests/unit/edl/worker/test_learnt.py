@@ -8,7 +8,7 @@ from edl.agent.workers.environment import LocalPaths, WorkerGroupDeps, worker_en
 from edl.config import JobSpec, NodeRange
 from edl.job_records import Training
 from edl.types import Incarnation, JobId, NodeId, Rank, Round
-from edl.wire.messages import Member, World
+from edl.wire.records import Member, World
 from edl.worker.learnt import (
     EACH_ROUND,
     LearntModules,

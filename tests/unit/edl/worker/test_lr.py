@@ -11,7 +11,7 @@ import pytest
 
 from edl.arithmetic.adascale import AdaScale
 from edl.errors import StateError
-from edl.wire.messages import Settings
+from edl.wire.records import Settings
 from edl.worker import hyper, lr
 from edl.worker import session as sessions
 from edl.worker.lr import LrFactor, found_noise, needed_noise

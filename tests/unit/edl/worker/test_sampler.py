@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 
 from edl.errors import DataError, StateError
-from edl.wire.messages import Settings
+from edl.wire.records import Settings
 from edl.worker import feeding
 from edl.worker.feeding import Batches
 from edl.worker.sampler import WorldPlace

@@ -10,7 +10,7 @@ import pytest
 from edl.errors import StateError
 from edl.wire import local
 from edl.wire.local import Seat
-from edl.wire.messages import Settings
+from edl.wire.records import Settings
 from edl.worker import session as sessions
 from edl.worker import trainer
 from edl.worker.session import Session

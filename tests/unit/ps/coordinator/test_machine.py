@@ -11,7 +11,7 @@ from edl.job_records import Replication, Training
 from edl.master import service as sv
 from edl.master.service import Caller
 from edl.types import NodeId, Round
-from edl.wire.messages import Settings
+from edl.wire.records import Settings
 from ps.protocol import messages
 from ps.server.bucket_machine import SERVED, BucketMachine
 from ps.spec import TableSpec

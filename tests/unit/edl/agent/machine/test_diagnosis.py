@@ -10,7 +10,8 @@ import pytest
 from edl.agent.machine.diagnosis import LONGEST_EXCEPTION, LONGEST_TRACEBACK, LastWords, is_usage_error, last_words
 from edl.types import NodeId, Rank, Round
 from edl.wire import codec
-from edl.wire.messages import Failure, WorkerFailed
+from edl.wire.messages import WorkerFailed
+from edl.wire.records import Failure
 
 ABORTED = -int(signal.SIGABRT)
 KILLED = -int(signal.SIGKILL)

@@ -15,7 +15,8 @@ from edl.config import Timeouts
 from edl.ports import Activity
 from edl.testing.clock import FakeClock
 from edl.types import Incarnation, NodeId, Rank, Round
-from edl.wire.messages import Hanging, Member, NodeInfo, World
+from edl.wire.messages import Hanging
+from edl.wire.records import Member, NodeInfo, World
 
 HANG_S = 30.0
 BOUNDARY_S = 60.0

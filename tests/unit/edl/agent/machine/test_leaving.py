@@ -24,9 +24,9 @@ from edl.wire.messages import (
     StartRound,
     StopRound,
     Switch,
-    Version,
 )
 from edl.wire.purpose import Purpose
+from edl.wire.records import Version
 from edl.wire.scale_requests import DrainMode
 from tests.unit.edl.agent.machine.test_machine import SIGINT, SIGKILL, SIGTERM, Node, ended, idle, running, world
 from tests.unit.edl.agent.machine.test_rounds import entered, parked, phase, told, training

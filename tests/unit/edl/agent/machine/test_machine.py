@@ -21,17 +21,15 @@ from edl.wire.messages import (
     Finish,
     Leaving,
     MasterMessage,
-    Member,
-    NodeInfo,
     NotKept,
     NotLogged,
     StartRound,
     StopRound,
     WorkerFailed,
     WorkersDone,
-    World,
 )
 from edl.wire.process_events import ForkServerLost, WorkersStopped
+from edl.wire.records import Member, NodeInfo, World
 
 T = TypeVar("T")
 INFO = NodeInfo(NodeId("a"), Incarnation(1), "a", 1, 2)

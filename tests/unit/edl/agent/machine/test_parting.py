@@ -11,8 +11,9 @@ from edl.agent.machine.leaving import saving_time_s
 from edl.agent.machine.state import Outcome
 from edl.config import NodeRange
 from edl.types import Round
-from edl.wire.messages import Depart, Dismissed, Holding, Kept, Leaving, Pace, Version
+from edl.wire.messages import Depart, Dismissed, Kept, Leaving, Pace
 from edl.wire.purpose import Purpose
+from edl.wire.records import Holding, Version
 from edl.wire.scale_requests import DrainMode
 from tests.unit.edl.agent.machine.test_leaving import DRAINED, settled
 from tests.unit.edl.agent.machine.test_leaving import outcome as outcome_of

@@ -20,7 +20,7 @@ from edl.config import JobSpec, NodeRange, Replicas
 from edl.launch import __main__ as program
 from edl.launch.resolved_options import forget_exports
 from edl.types import Incarnation, JobId, NodeId, Rank, Round
-from edl.wire.messages import Member, Settings, World
+from edl.wire.records import Member, Settings, World
 
 SPEC = JobSpec(JobId("my-job"), NodeRange(2, 4), max_restarts=7)
 WORLD = World(

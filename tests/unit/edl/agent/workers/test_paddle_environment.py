@@ -13,7 +13,7 @@ from edl.agent.workers.outputs import Outputs
 from edl.agent.workers.paddle_environment import GPU, KINDS, backend, place, selected, shortened, too_long, trainer
 from edl.config import LogLayout, LogPlan
 from edl.types import Incarnation, NodeId, Rank, Round
-from edl.wire.messages import Member, World
+from edl.wire.records import Member, World
 
 XPU, NPU = KINDS[1:]
 NODE = NodeId("a")

@@ -16,7 +16,7 @@ from edl.errors import SettingError
 from edl.launch.options.agreement import differences
 from edl.types import Incarnation, JobId, NodeId, Rank, Round
 from edl.wire import plain
-from edl.wire.messages import Member, World
+from edl.wire.records import Member, World
 from tests.support.launching import read, tell
 
 WORLD = World(

@@ -21,9 +21,9 @@ from edl.agent.workers.workers import CANNOT_START, WorkerGroup
 from edl.config import JobSpec, LogPlan, NodeRange
 from edl.errors import WorkerStartError
 from edl.types import Incarnation, JobId, NodeId, Rank, Round
-from edl.wire.messages import Member, World
 from edl.wire.node_requests import OutputRequest, StacksRequest
 from edl.wire.process_events import ProcessEvent
+from edl.wire.records import Member, World
 
 WORLD = World(
     Round(3),

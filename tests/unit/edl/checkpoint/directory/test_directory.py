@@ -13,7 +13,7 @@ from edl.checkpoint.directory import writer as checkpoint_storage_module
 from edl.checkpoint.directory.manifest import folder_name
 from edl.checkpoint.directory.writer import FileCheckpointStorage
 from edl.errors import CheckpointError
-from edl.wire.messages import Version
+from edl.wire.records import Version
 from tests.support.checkpoint_tools import Memory, load, open_checkpoint_storage, save, state
 
 

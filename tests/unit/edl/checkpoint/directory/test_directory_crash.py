@@ -18,7 +18,7 @@ from edl.checkpoint.directory import writer as checkpoint_storage_module
 from edl.checkpoint.directory.manifest import folder_name
 from edl.errors import CheckpointError
 from edl.ports import Files
-from edl.wire.messages import Version
+from edl.wire.records import Version
 from tests.support.checkpoint_tools import Crash, Disk, Fault, FaultyFiles, load, open_checkpoint_storage, save, state
 
 KEEP = 2

@@ -19,7 +19,7 @@ from edl.adapters.files import PlainFiles
 from edl.checkpoint.directory.manifest import Retention, folder_name
 from edl.checkpoint.directory.writer import FileCheckpointStorage, WriterIdentity
 from edl.errors import CheckpointError
-from edl.wire.messages import Version
+from edl.wire.records import Version
 from tests.support.checkpoint_tools import Crash, Fault, FaultyFiles, Memory, load, open_checkpoint_storage, save, state
 from tests.unit.edl.checkpoint.directory.test_retention import commits
 

@@ -14,7 +14,7 @@ from edl.checkpoint.memory.shard_saves import parts_to_write
 from edl.errors import CheckpointError
 from edl.ports import Files
 from edl.wire.local import STATE
-from edl.wire.messages import Holding, Version
+from edl.wire.records import Holding, Version
 from tests.support.checkpoint_tools import Fault, FaultyFiles, open_checkpoint_storage, state
 from tests.support.memory_checkpoints_fixture import SIZE, A, B, Bench, Worker, h, run, until
 

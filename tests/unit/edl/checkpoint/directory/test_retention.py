@@ -27,7 +27,7 @@ from edl.checkpoint.directory.manifest import (
 from edl.errors import CheckpointError, JobConflict, SettingError
 from edl.exit_codes import ExitCode
 from edl.rendezvous.phrases import amount
-from edl.wire.messages import Version
+from edl.wire.records import Version
 from tests.support.checkpoint_tools import Fault, FaultyFiles, load, open_checkpoint_storage, save, state
 
 versions = st.builds(Version, st.integers(0, 3), st.integers(0, 30))

@@ -9,7 +9,7 @@ import pytest
 
 from edl.checkpoint.memory.buffer_table import BufferRefusal, BufferTable, SnapshotStream, WritableBuffer
 from edl.wire.local import OWN, STATE
-from edl.wire.messages import Version
+from edl.wire.records import Version
 from edl.worker.prefault import LEAST_BYTES, prefault, prefault_in_thread
 from tests.support.memory_checkpoints_fixture import A, B, Bench, Worker, h, run
 

@@ -14,7 +14,7 @@ from edl.checkpoint.memory.buffer_table import (
     WritableBuffer,
 )
 from edl.types import NodeId
-from edl.wire.messages import Holding, Version
+from edl.wire.records import Holding, Version
 
 KIB = 1024
 STATE = SnapshotStream.of_worker(0, "state")

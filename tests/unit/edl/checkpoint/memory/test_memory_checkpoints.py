@@ -15,7 +15,7 @@ from edl.checkpoint.memory.memory_checkpoints import BufferGrant
 from edl.errors import CheckpointError, ProtocolError
 from edl.testing.snapshots import fill_of, make_snapshot
 from edl.wire.local import OWN, STATE, Committed
-from edl.wire.messages import Version
+from edl.wire.records import Version
 from tests.support.memory_checkpoints_fixture import SIZE, A, Bench, Worker, content, h, piece, run, until
 
 

@@ -14,7 +14,7 @@ from edl.testing.memory_copies import MemoryCopies, Trouble
 from edl.testing.snapshots import fill_of, make_snapshot
 from edl.types import NodeId
 from edl.wire.local import STATE
-from edl.wire.messages import Version
+from edl.wire.records import Version
 from tests.support.memory_checkpoints_fixture import (
     LIMIT_S,
     SIZE,

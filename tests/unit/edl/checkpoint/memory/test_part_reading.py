@@ -8,8 +8,8 @@ from edl.checkpoint.memory.memory_checkpoints import MemoryCheckpoints
 from edl.errors import CheckpointError
 from edl.testing.memory_copies import Trouble
 from edl.testing.snapshots import make_snapshot
-from edl.wire.messages import Version
 from edl.wire.parts import PartRange, decode_headers
+from edl.wire.records import Version
 from tests.support.memory_checkpoints_fixture import SIZE, A, B, Bench, C, Worker, h, run, source
 
 VERSION = Version(1, 7)

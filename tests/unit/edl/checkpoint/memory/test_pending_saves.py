@@ -10,7 +10,7 @@ from edl.checkpoint.memory.copy_policy import Copying, needed
 from edl.checkpoint.memory.pending_saves import PendingSave
 from edl.ports import Lent
 from edl.testing.memory_copies import MemoryCopies
-from edl.wire.messages import Holding, Version
+from edl.wire.records import Holding, Version
 from tests.support.memory_checkpoints_fixture import A, B, Bench, Worker, h, run, until
 
 

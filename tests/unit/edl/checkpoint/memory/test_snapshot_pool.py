@@ -13,7 +13,7 @@ from edl.errors import CheckpointError
 from edl.ports import Label
 from edl.testing.snapshots import JOB, make_snapshot
 from edl.types import NodeId
-from edl.wire.messages import Holding, Version
+from edl.wire.records import Holding, Version
 
 
 class InterruptedLock:

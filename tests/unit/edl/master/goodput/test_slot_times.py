@@ -13,7 +13,8 @@ from edl.master import events as ev
 from edl.master.goodput.slot_times import NS, Cost, SlotTimes, follow
 from edl.master.state import MasterState, Phase
 from edl.types import Round
-from edl.wire.messages import Attach, Hanging, Holding, Pace, Ready, Underway, Version, WorkersDone
+from edl.wire.messages import Attach, Hanging, Pace, Ready, Underway, WorkersDone
+from edl.wire.records import Holding, Version
 from edl.wire.scale_requests import Suspend
 from tests.unit.edl.master.test_machine import info
 from tests.unit.edl.master.test_resizing import Resizable
