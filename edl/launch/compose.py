@@ -356,11 +356,15 @@ def _put_together(
             kill_workers=processes.kill,
         ),
     )
-    reports = deps.reports
+    _begin_beside(settings, deps, Wired(candidate, agent, launcher))
+    return launcher
+
+
+def _begin_beside(settings: LaunchSettings, deps: _NodeDeps, wired: Wired) -> None:
+    reports, agent = deps.reports, wired.agent
     reports.kept, reports.room, reports.copied = agent.kept, agent.room, agent.copied
     _begin_disk_watch(settings, deps, agent)
-    _begin_web(settings, deps, Wired(candidate, agent, launcher))
-    return launcher
+    _begin_web(settings, deps, wired)
 
 
 def _companions(settings: LaunchSettings, deps: _NodeDeps, log: Callable[[str], None]) -> scaling.Companions:

@@ -46,7 +46,6 @@ COPYING_SEEDS = 3
 KEEPALIVE_S = 5.0
 """Longest time in seconds until the end of a blocked stream is detected."""
 SETTLE_S = KEEPALIVE_S + 6.0
-
 _OWN_ENDS = (ExitCode.TERMINATED, ExitCode.STORE_UNREACHABLE, ExitCode.JOB_CONFLICT)
 """Statuses with which a launcher may exit although its job has another: on request, or isolated for too long."""
 
