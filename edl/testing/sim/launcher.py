@@ -257,15 +257,20 @@ class SimLauncher(SimProcess):
             if self.deps.trace is not None and not isinstance(event, ag.LeaseRenewed):
                 self.say(f"agent <- {event}: {decision.state.phase.value}")
         self.info = decision.state.info
+        if decision.state.outcome is not None and before.outcome is None:
+            self._check_isolation(decision.state.outcome)
         for effect in decision.effects:
             if isinstance(effect, ag.Exit):
                 self._leaves(effect.outcome)
 
-    def _leaves(self, outcome: Outcome) -> None:
+    def _check_isolation(self, outcome: Outcome) -> None:
+        """A launcher decides to leave. The store may answer again before its workers have ended."""
         alone_s = self.now_s() - self.store.renewed_s
         early = alone_s < self.deps.spec.timeouts.recover_s
         if outcome.exit_code == ExitCode.STORE_UNREACHABLE and early:
             self.deps.checks.fail(f"{self.node} gives up although the store renewed its lease {alone_s:g} s ago")
+
+    def _leaves(self, outcome: Outcome) -> None:
         self.outcome = outcome
         if not outcome.save:
             self.deps.checks.lost_memories += 1
