@@ -30,7 +30,7 @@ Connect = Callable[[], AbstractAsyncContextManager[StatusCalls]]
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class StatusReading:
     """The result of one poll."""
 
     status: JobStatus | None
@@ -41,7 +41,7 @@ class Reading:
     """Whether the job has ended, so that polling ends."""
 
 
-async def readings(connect: Connect, pause: Callable[[], Awaitable[None]]) -> AsyncGenerator[Reading, None]:
+async def readings(connect: Connect, pause: Callable[[], Awaitable[None]]) -> AsyncGenerator[StatusReading, None]:
     """Poll until the job has ended. ``pause``: sleeps between two polls.
 
     Raises ``EdlError`` if the first poll fails. Later failures are readings, because a job may be without a Master for
@@ -53,17 +53,17 @@ async def readings(connect: Connect, pause: Callable[[], Awaitable[None]]) -> As
             async with connect() as client:
                 while True:
                     last = await client.status()
-                    yield Reading(last)
+                    yield StatusReading(last)
                     await pause()
         except (UsageError, StoreError, grpc.aio.AioRpcError) as error:
             if last is None:
                 raise
             ending = ending_of(error, last)
             if ending:
-                yield Reading(None, ending, over=True)
+                yield StatusReading(None, ending, over=True)
                 return
             why = str(error) if isinstance(error, EdlError) else "it does not answer"
-            yield Reading(None, f"{LOOKING}: {why}")
+            yield StatusReading(None, f"{LOOKING}: {why}")
         await pause()
 
 

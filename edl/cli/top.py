@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.live import Live
 
     from edl.cli.find import Where
-    from edl.cli.polling import Reading
+    from edl.cli.polling import StatusReading
     from edl.wire.status import JobStatus
 
 SHORTEST_S = 0.1
@@ -59,14 +59,14 @@ async def _top(where: Where, as_json: bool, interval_s: float, once: bool) -> No
             await _live(source)
 
 
-async def _print_json(source: AsyncIterator[Reading], once: bool) -> None:
+async def _print_json(source: AsyncIterator[StatusReading], once: bool) -> None:
     async for reading in source:
         click.echo(json.dumps(plain_reading(reading)))
         if once:
             return
 
 
-def plain_reading(reading: Reading) -> dict[str, object]:
+def plain_reading(reading: StatusReading) -> dict[str, object]:
     """One line of ``--json``: the fields of ``edl status --json``, or null for all of them; ``pace`` and
     ``problem``."""
     from edl.cli.node_text import pace_of
@@ -82,7 +82,7 @@ def plain_reading(reading: Reading) -> dict[str, object]:
     }
 
 
-async def _print_frame(source: AsyncIterator[Reading]) -> None:
+async def _print_frame(source: AsyncIterator[StatusReading]) -> None:
     from edl.cli.frame import ScreenSize, frame
     from edl.cli.show import screen
 
@@ -94,7 +94,7 @@ async def _print_frame(source: AsyncIterator[Reading]) -> None:
             console.print(line.text, style=line.look.value, markup=False, highlight=False, soft_wrap=True)
 
 
-async def _live(source: AsyncIterator[Reading]) -> None:
+async def _live(source: AsyncIterator[StatusReading]) -> None:
     """Redraw the screen with each reading, until q or Ctrl-C is pressed or the job has ended."""
     from rich.live import Live
 
@@ -130,12 +130,12 @@ class LiveView:
         self.problem = ""
         """Why the status on the screen is not current; how the job ended."""
 
-    async def follow(self, source: AsyncIterator[Reading]) -> None:
+    async def follow(self, source: AsyncIterator[StatusReading]) -> None:
         """Show all readings; returns when the job has ended."""
         async for reading in source:
             self.show(reading)
 
-    def show(self, reading: Reading) -> None:
+    def show(self, reading: StatusReading) -> None:
         """Show one more reading."""
         self.problem = reading.problem
         if reading.status is not None:

@@ -26,6 +26,7 @@ from edl.master.shell import MasterDeps, MasterShell
 from edl.master.state import MasterState
 from edl.master.stored import record_in
 from edl.ports import Condition, Operation
+from edl.testing.sim.alarming import SimWatchdogs
 from edl.testing.sim.goodput_check import GoodputCheck, amount_ns
 from edl.testing.sim.memory_checkpoints import SimMemory
 from edl.testing.sim.node import SimCheckpoints, SimPorts, SimProcesses, SimSwitchFiles, SimWorkerLink, SimWorkers
@@ -97,7 +98,17 @@ class SimLauncher(SimProcess):
         except JobEnded as error:
             self.outcome = Outcome(error.outcome.exit_code, error.outcome.reason, error.outcome.failures)
             return
-        await self._put_together(registration).run()
+        launcher = self._put_together(registration)
+        if self.deps.watchdogs is not None:
+            self.after(self.deps.watchdogs.pause_s(), self._look_at_disks, self.deps.watchdogs)
+        await launcher.run()
+
+    def _look_at_disks(self, watchdogs: SimWatchdogs) -> None:
+        """Report what the watchdogs of this node find, and those of the job if the Master is here."""
+        self.tell_agent(ag.AlarmsChanged(tuple(watchdogs.of_node())))
+        if self.master_shell is not None and self.master_shell.serving:
+            self.master_shell.watched(watchdogs.of_job())
+        self.after(watchdogs.pause_s(), self._look_at_disks, watchdogs)
 
     async def _retried(self, action: Callable[[], Awaitable[T]]) -> T:
         while True:

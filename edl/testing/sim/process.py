@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 from edl.config import JobSpec
+from edl.testing.sim.alarming import SimWatchdogs
 from edl.testing.sim.checks import Checks
 from edl.testing.sim.loop import SimLoop
 from edl.testing.sim.memory_checkpoints import StateNet
@@ -44,6 +45,7 @@ class SimDeps:
     """Whether the next Master to record a change at an agreed boundary is killed before it tells the workers."""
     trace: Callable[[str], None] | None = None
     plugin: Plugin = field(default_factory=Plugin)
+    watchdogs: SimWatchdogs | None = None
 
     @property
     def keys(self) -> JobKeys:

@@ -21,6 +21,7 @@ from edl.master.restoring import newest_in_memory
 from edl.master.sizing import NO_SIZING, Sizing
 from edl.master.state import MasterState, Phase, Record
 from edl.rendezvous.rules import next_size
+from edl.testing.sim.alarming import SimWatchdogs
 from edl.testing.sim.checks import Checks
 from edl.testing.sim.independent_job import IndependentJob
 from edl.testing.sim.launcher import SimLauncher
@@ -83,7 +84,7 @@ class SimWorld:
         self.warm_s = warm_s
         shown = None if trace is None else lambda text: trace(f"{timeline.now_s:9.3f} {text}")
         self.deps = SimDeps(spec, timeline, rng, self.network, self.store, self.training, checks, self.states)
-        self.deps.trace, self.deps.plugin = shown, self.plugin
+        self.deps.trace, self.deps.plugin, self.deps.watchdogs = shown, self.plugin, SimWatchdogs.of_seed(seed)
         self.launchers: dict[NodeId, SimLauncher] = {}
         """The latest launcher of each node, alive or not."""
         self.retired: list[SimLauncher] = []
@@ -102,8 +103,7 @@ class SimWorld:
         self.plugin.start(self)
 
     def _job(self, total_s: float, script: Script | None) -> Job:
-        job = self.plugin.job(self, total_s, script)
-        if job is not None:
+        if (job := self.plugin.job(self, total_s, script)) is not None:
             return job
         parts = self.timeline, self.rng, self.checks, self.directory, total_s
         if self.spec.independent:

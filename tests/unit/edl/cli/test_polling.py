@@ -11,7 +11,7 @@ import grpc.aio
 import pytest
 
 from edl.cli.find import NoAnswer, NoMaster, Where
-from edl.cli.polling import Finder, Reading, readings
+from edl.cli.polling import Finder, StatusReading, readings
 from edl.errors import UsageError
 from edl.wire.messages import Finish
 from edl.wire.status import JobStatus
@@ -47,8 +47,8 @@ class Job:
     async def pause(self) -> None:
         self.pauses += 1
 
-    async def seen(self, most: int) -> list[Reading]:
-        found: list[Reading] = []
+    async def seen(self, most: int) -> list[StatusReading]:
+        found: list[StatusReading] = []
         async with contextlib.aclosing(readings(self.connect, self.pause)) as source:
             async for reading in source:
                 found.append(reading)
@@ -79,12 +79,12 @@ def test_a_job_that_is_not_found_at_first_is_an_error(error: Exception) -> None:
 
 def test_ends_with_the_job() -> None:
     story = Job([job(), GONE], NoMaster("job job has ended with exit code 0: done", Finish(0, "done")))
-    assert asyncio.run(story.seen(9))[-1] == Reading(None, "job job has ended with exit code 0: done", over=True)
+    assert asyncio.run(story.seen(9))[-1] == StatusReading(None, "job job has ended with exit code 0: done", over=True)
 
 
 def test_a_store_that_ends_with_its_job() -> None:
     found = asyncio.run(Job([job(), job("ended"), GONE]).seen(9))
-    assert found[-1] == Reading(None, "job job has ended: all is well", over=True)
+    assert found[-1] == StatusReading(None, "job job has ended: all is well", over=True)
 
 
 def test_the_place_of_a_job_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:

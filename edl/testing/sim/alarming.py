@@ -1,0 +1,44 @@
+"""Watchdogs of simulated launchers and Masters, which find something now and then. Only some seeds have them."""
+
+from __future__ import annotations
+
+import random  # noqa: TID251 - a generator of its own, so that schedules without watchdogs stay what they are
+from collections.abc import Sequence
+
+from edl.wire.alarm import Alarm
+
+ALARM_SEEDS = 5
+"""Every eighth seed, those with this remainder, has watchdogs."""
+SHORTEST_S, LONGEST_S = 0.5, 3.0
+"""Bounds of the pause between two reports of a launcher."""
+_OF_NODES = (
+    Alarm("disk-space", "logs", "warning", "2 GiB free"),
+    Alarm("disk-space", "logs", "critical", "0 bytes free"),
+    Alarm("inodes", "checkpoints", "warning", "7 free", shared=True),
+)
+_OF_JOBS = (Alarm("restarts-left", "", "warning", "1 left"), Alarm("no-progress", "", "critical", "3 worlds failed"))
+
+
+class SimWatchdogs:
+    """Draws what the watchdogs of all launchers find."""
+
+    def __init__(self, seed: int) -> None:
+        self._drawn = random.Random(seed)  # noqa: S311 - not for secrets
+
+    @staticmethod
+    def of_seed(seed: int) -> SimWatchdogs | None:
+        """The watchdogs of a schedule; None: it has none."""
+        return SimWatchdogs(seed) if seed % 8 == ALARM_SEEDS else None
+
+    def of_node(self) -> Sequence[Alarm]:
+        """All alarms of a node's directories."""
+        by_key = {alarm.key: alarm for alarm in _OF_NODES if self._drawn.random() < 0.4}
+        return tuple(by_key.values())
+
+    def of_job(self) -> Sequence[Alarm]:
+        """All alarms of the job."""
+        return tuple(alarm for alarm in _OF_JOBS if self._drawn.random() < 0.4)
+
+    def pause_s(self) -> float:
+        """Seconds until the next report."""
+        return self._drawn.uniform(SHORTEST_S, LONGEST_S)
