@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edl.adapters.clock import SystemClock
+from edl.adapters.file_systems import file_system
 from edl.threads import ThreadHandle, Threads
 
 PROBE_BYTES = 4096
@@ -72,15 +73,15 @@ class DiskProbe:
             self._written = error, self._now_s() - self._began_s
         write_error, write_s = self._written
         try:
-            found = os.statvfs(self._path)
+            found = file_system(self._path)
         except OSError as failure:
             return ProbeResult(failure.strerror or type(failure).__name__, write_error=write_error, write_s=write_s)
         return ProbeResult(
             "",
-            found.f_bavail * found.f_frsize,
-            found.f_blocks * found.f_frsize,
-            found.f_favail,
-            found.f_files,
+            found.free_bytes,
+            found.size_bytes,
+            found.free_inodes,
+            found.inodes,
             write_error,
             write_s,
             _size(measure) if measure else 0,

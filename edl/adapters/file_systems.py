@@ -25,19 +25,23 @@ def local_path(where: str) -> str:
     return rest if protocol == "file" else ""
 
 
+def file_system(path: str) -> FileSystem:
+    """The file system of a path that exists. Blocks, possibly for long. Raises ``OSError``."""
+    found = os.statvfs(path)
+    return FileSystem(
+        size_bytes=found.f_blocks * found.f_frsize,
+        free_bytes=found.f_bavail * found.f_frsize,
+        inodes=found.f_files,
+        free_inodes=found.f_favail,
+    )
+
+
 def look_at(path: str) -> FileSystem:
-    """The file system of a path, also before that exists. Blocks, possibly for long. Raises ``OSError``."""
+    """As ``file_system``, also before the path exists."""
     while True:
         try:
-            found = os.statvfs(path)
+            return file_system(path)
         except FileNotFoundError:
             path, before = os.path.dirname(os.path.abspath(path)), path
             if path == before:
                 raise
-        else:
-            return FileSystem(
-                size_bytes=found.f_blocks * found.f_frsize,
-                free_bytes=found.f_bavail * found.f_frsize,
-                inodes=found.f_files,
-                free_inodes=found.f_favail,
-            )

@@ -14,6 +14,7 @@ from edl.master import events as ev
 from edl.master.goodput.slot_use import NO_COST, TRAINING, SlotUse, use_of
 from edl.master.goodput.training_clock import NO_TRAINING, TrainingClock
 from edl.master.state import MasterState, NodeEntry, Phase
+from edl.master.turn import MasterTurn
 from edl.types import Incarnation, NodeId
 from edl.wire.messages import Hanging, Pace, Preparing, Ready, Underway
 from edl.wire.records import NO_STATE, Holding, World
@@ -254,7 +255,7 @@ class _Book:
     def begin_world(self) -> tuple[SlotTimes, Cost | None]:
         """Notice that all members of the world train; returns the result."""
         record, cost = self.state.record, None
-        begins = not self.times.trains and _trains(self.state)
+        begins = not self.times.trains and MasterTurn(self.state, 0.0).underway
         times = self.times
         if begins and record.world is not None:
             training = times.training.begin(record.world.restore.commit, record.world.size)
@@ -276,17 +277,6 @@ def _counts(entry: NodeEntry, stint: Stint) -> bool:
 
 def _newest(holdings: Sequence[Holding]) -> int:
     return max((holding.version for holding in holdings), default=NO_STATE).commit
-
-
-def _trains(state: MasterState) -> bool:
-    record = state.record
-    if record.phase is not Phase.RUNNING or record.world is None:
-        return False
-    for member in record.world.members:
-        entry = state.nodes.get(member.node)
-        if entry is None or entry.info.incarnation != member.incarnation or not entry.underway:
-            return False
-    return True
 
 
 def _cost(change: WorldChange, now: Amounts, now_ns: int) -> Cost:

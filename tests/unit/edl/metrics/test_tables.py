@@ -12,7 +12,7 @@ import pytest
 from edl.agent.machine.state import AgentPhase
 from edl.master.state import NodeStatus, Phase
 from edl.metrics import job, node
-from edl.metrics.__main__ import replaced
+from edl.metrics.__main__ import TABLES
 from edl.metrics.exposition import JOB_LABEL
 from edl.metrics.metric import Metric, MetricKind
 from tests.support.metrics_facts import random_job_facts, random_node_facts
@@ -52,4 +52,4 @@ def test_states_are_those_of_the_machines() -> None:
 
 def test_the_page_is_up_to_date() -> None:
     page = PAGE.read_text()
-    assert replaced(page) == page, "run python -m edl.metrics --write docs/metrics.md"
+    assert TABLES.replaced(page) == page, "run python -m edl.metrics --write docs/metrics.md"

@@ -15,7 +15,7 @@ from edl.errors import SettingError
 from edl.job_records import Training
 from edl.launch.dropin_table import Row
 from edl.launch.options import BY_NAME, BY_SPELLING, OPTIONS, SECTIONS, entry_of, launcher_options, of_record, record
-from edl.launch.options.__main__ import main, markdown, replaced
+from edl.launch.options.__main__ import TABLES, markdown
 from edl.launch.options.agreement import agreed
 from edl.launch.options.option import Option, plain_text
 from edl.launch.options.parsing import at_least
@@ -37,20 +37,20 @@ def by_click() -> dict[str, click.Option]:
 
 def test_the_page_is_current() -> None:
     told = "docs/launcher.md is out of date: run python -m edl.launch.options --write docs/launcher.md"
-    assert replaced(PAGE.read_text()) == PAGE.read_text(), told
+    assert TABLES.replaced(PAGE.read_text()) == PAGE.read_text(), told
 
 
 def test_the_tables_are_written_into_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "page.md"
     page.write_text(PAGE.read_text().replace("Number of nodes in a world", "Something else"))
-    main(["--write", str(page)])
+    TABLES.main(["--write", str(page)])
     assert page.read_text() == PAGE.read_text()
-    main(["--markdown"])
+    TABLES.main(["--markdown"])
     assert capsys.readouterr().out.strip() == markdown().strip()
     with pytest.raises(ValueError, match="the page lacks the line"):
-        replaced("no marks")
+        TABLES.replaced("no marks")
     with pytest.raises(SystemExit, match="usage"):
-        main([])
+        TABLES.main([])
 
 
 def test_no_spelling_and_no_name_stands_for_two_options() -> None:
