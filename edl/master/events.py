@@ -11,6 +11,7 @@ from edl.master.state import MasterState
 from edl.types import Incarnation, NodeId
 from edl.wire.alarm import Alarm
 from edl.wire.messages import AgentMessage, Asked, Attach, MasterMessage
+from edl.wire.quarantine import Quarantined
 from edl.wire.records import NodeInfo
 from edl.wire.scale_requests import ScaleRequest, Verdict
 from edl.wire.status import Kind as Kind
@@ -115,6 +116,13 @@ class JobAlarms:
     alarms: tuple[Alarm, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class QuarantineChanged:
+    """Other entries of the quarantine count now; these are all of them, without those of this run of the job."""
+
+    entries: tuple[Quarantined, ...]
+
+
 Event = (
     NodeRegistered
     | NodeExpired
@@ -128,6 +136,7 @@ Event = (
     | Flawed
     | Failed
     | JobAlarms
+    | QuarantineChanged
     | Tick
 )
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from edl.config import JobSpec
-from edl.master import alarms, autoscaling, away, dropping, incidents, planning, resizing
+from edl.master import alarms, autoscaling, away, dropping, incidents, planning, quarantine, resizing
 from edl.master.events import (
     Decision,
     Event,
@@ -27,6 +27,7 @@ from edl.master.events import (
     NodeRegistered,
     NodeSaid,
     OperatorRequest,
+    QuarantineChanged,
     ScaleRequested,
     Tick,
     Unfit,
@@ -175,6 +176,7 @@ def _add_node(turn: MasterTurn, info: NodeInfo, *, registered: bool) -> NodeEntr
     entry = NodeEntry(info, turn.arrivals, NodeStatus.WARMING, registered, due_s=turn.now_s + turn.absence_s)
     turn.arrivals += 1
     turn.nodes[info.node] = entry
+    quarantine.apply(turn, (info,))
     return entry
 
 
@@ -489,6 +491,7 @@ EVENT_HANDLERS: dict[type, Callable[[MasterTurn, Any], None]] = {
     Flawed: _flawed,
     Failed: _failed,
     JobAlarms: alarms.watched,
+    QuarantineChanged: quarantine.changed,
     Tick: _tick,
 }
 """What handles each event. ``CONTRIBUTING.md`` lists it, with what has happened."""

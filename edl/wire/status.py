@@ -96,6 +96,10 @@ class DroppedSlot:
     why: str
     round: int
     """Last round before the slot was dropped."""
+    machine: str = ""
+    """Name of its machine; empty: unknown."""
+    by: str = "job"
+    """Who dropped it: ``job``, ``hand`` (a request) or ``quarantine``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from edl.config import JobSpec, SlotRules, Timeouts
 from edl.launch.options.option import Option, Section, Setting
 from edl.launch.options.parsing import between
-from edl.launch.settings import LeaveSettings
+from edl.launch.settings import LeaveSettings, QuarantineSettings
 
 MOST_STATUS = 125
 """Highest exit status without a special meaning in a shell."""
+NO_QUARANTINE = "off"
+IN_STORE = "store"
 
 FAULTS = (
     Option(
@@ -33,6 +35,29 @@ FAULTS = (
         setting=Setting(SlotRules, "cooldown_s"),
         metavar="SECONDS",
         help=("Seconds after which an automatically dropped slot is used again. 0: never automatically."),
+    ),
+    Option(
+        "--quarantine",
+        written_default=NO_QUARANTINE,
+        metavar="off|store|DIR|URL",
+        help=(
+            "Where the [quarantine](quarantine.md) is kept, the list of bad devices and machines that jobs share: the "
+            "job's etcd (`store`), a shared directory, or an object store."
+        ),
+    ),
+    Option(
+        "--quarantine-for",
+        setting=Setting(QuarantineSettings, "keep_s"),
+        metavar="SECONDS",
+        help="Seconds until an entry that this job adds to the quarantine expires. 0: never.",
+    ),
+    Option(
+        "--machine",
+        written_default="",
+        help=(
+            "Name of this machine in the quarantine, the same in every job. Default: `NODE_NAME` (Kubernetes), "
+            "`SLURMD_NODENAME`, or the host name."
+        ),
     ),
     Option(
         "--fault-tolerance",

@@ -1,0 +1,39 @@
+"""Sets up the Master's companion for the quarantine."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable
+
+from edl.adapters.clock import wall_clock_s
+from edl.checkpoint.memory.background import in_thread
+from edl.errors import SettingError
+from edl.launch.options.faults import IN_STORE
+from edl.launch.scaling import Companions
+from edl.launch.settings import LaunchSettings
+from edl.ports import Store
+
+
+def companions(settings: LaunchSettings, store: Store, token: str, log: Callable[[str], None]) -> Companions:
+    """The companions for ``MasterDeps``; none without ``--quarantine``. ``token``: the job's."""
+    where = settings.quarantine.where
+    if not where:
+        return lambda master: ()
+    from edl.adapters.remote_files import open_files  # imported late: only for jobs with a quarantine
+    from edl.quarantine.places import FilesPlace, Place, StorePlace
+    from edl.quarantine.plan import Author
+    from edl.quarantine.shell import QuarantineKeeper
+
+    place: Place
+    if where == IN_STORE:
+        place = StorePlace(store, "the job's etcd")
+    else:
+        try:
+            files = open_files(where)
+        except SettingError as error:
+            raise error.renamed("--quarantine") from None
+        place = FilesPlace(files, functools.partial(in_thread, "edl-quarantine"))
+    run = hashlib.sha256(f"run {token}".encode()).hexdigest()[:8]
+    author = Author(settings.spec.job, run, settings.quarantine.keep_s)
+    return lambda master: (QuarantineKeeper(master, place, author, wall_clock_s, log).run(),)

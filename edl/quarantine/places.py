@@ -1,0 +1,119 @@
+"""Where the quarantine is kept: in an etcd that outlives jobs, in a directory, or in an object store."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+from urllib.parse import quote
+
+from edl.errors import ProtocolError, QuarantineError
+from edl.ports import Delete, Files, Put, Store
+from edl.wire import plain
+from edl.wire.quarantine import Quarantined
+
+PREFIX = "/edl-quarantine/"
+"""Prefix of the keys in an etcd. It belongs to no job."""
+SUFFIX = ".json"
+"""Suffix of the files."""
+Blocking = Callable[[Callable[[], Any]], Awaitable[Any]]
+"""Runs a call that may block in a thread, and returns its result."""
+
+
+class Place(Protocol):
+    """Where the quarantine is kept. Calls raise ``StoreError`` or ``QuarantineError``."""
+
+    where: str
+    """Names it in messages."""
+    look_s: float
+    """Seconds between two reads by a job: requests to an object store cost money."""
+
+    async def entries(self) -> Sequence[Quarantined]:
+        """All entries, expired ones included, sorted by name. What cannot be read is left out."""
+        ...
+
+    async def put(self, entry: Quarantined) -> None:
+        """Add an entry, or replace the one with its name."""
+        ...
+
+    async def remove(self, name: str) -> None:
+        """Remove an entry (``Quarantined.name``). A missing one is not an error."""
+        ...
+
+
+class StorePlace:
+    """In an etcd, under a prefix of its own."""
+
+    look_s = 5.0
+
+    def __init__(self, store: Store, where: str) -> None:
+        self.where = where
+        self._store = store
+
+    async def entries(self) -> list[Quarantined]:
+        """See ``Place``."""
+        found = await self._store.read(PREFIX)
+        return _readable(found.values)
+
+    async def put(self, entry: Quarantined) -> None:
+        """See ``Place``."""
+        await self._store.write([Put(PREFIX + _key(entry.name), plain.dumps(entry))])
+
+    async def remove(self, name: str) -> None:
+        """See ``Place``."""
+        await self._store.write([Delete(PREFIX + _key(name))])
+
+
+class FilesPlace:
+    """In a directory or an object store: one file for each entry."""
+
+    def __init__(self, files: Files, blocking: Blocking) -> None:
+        self.where = files.where
+        self.look_s = 60.0 if files.remote else 5.0
+        self._files = files
+        self._blocking = blocking
+
+    async def entries(self) -> list[Quarantined]:
+        """See ``Place``."""
+        return _readable(await self._call(self._read))
+
+    async def put(self, entry: Quarantined) -> None:
+        """See ``Place``."""
+        await self._call(lambda: self._files.write(_key(entry.name) + SUFFIX, [plain.dumps(entry)]))
+
+    async def remove(self, name: str) -> None:
+        """See ``Place``."""
+        await self._call(lambda: self._files.remove(_key(name) + SUFFIX))
+
+    def _read(self) -> dict[str, bytes]:
+        found = {}
+        for entry in self._files.entries():
+            if entry.name.endswith(SUFFIX) and not entry.folder:
+                try:
+                    found[entry.name] = self._files.read(entry.name)
+                except FileNotFoundError:
+                    continue  # removed meanwhile
+        return found
+
+    async def _call(self, call: Callable[[], Any]) -> Any:
+        try:
+            return await self._blocking(call)
+        except OSError as error:
+            what = error.strerror or error
+            raise QuarantineError(f"the quarantine in {self.where} cannot be used: {what}") from error
+
+
+def _key(name: str) -> str:
+    """The name of an entry as one file name; machines and devices may have any."""
+    return quote(name, safe="")
+
+
+def _readable(values: Mapping[str, bytes]) -> list[Quarantined]:
+    return sorted(_decoded(values.values()), key=lambda one: one.name)
+
+
+def _decoded(texts: Iterator[bytes] | Any) -> Iterator[Quarantined]:
+    for text in texts:
+        try:
+            yield plain.loads(Quarantined, text)
+        except ProtocolError:
+            continue  # an entry of a newer edl, or another file
