@@ -82,11 +82,11 @@ async def _list(where: dict[str, str], at: str, as_json: bool) -> None:
 
 
 def _line(one: Quarantined) -> str:
-    from edl.rendezvous.phrases import day
+    from edl.rendezvous.phrases import day, one_line
 
     what = f"device {one.device} (last in {one.machine})" if one.device else f"machine {one.machine}"
     until = f"until {day(one.until_s)}" if one.until_s else "until it is removed"
-    return f"{what}: {until}, added {day(one.since_s)} by {one.by}: {one.reason}"
+    return one_line(f"{what}: {until}, added {day(one.since_s)} by {one.by}: {one.reason}")
 
 
 async def _add(

@@ -8,13 +8,13 @@ quarantine does not want to find out once more that the hardware is bad. A compa
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from datetime import datetime, timezone
 
 from edl.master.events import Kind, QuarantineChanged
 from edl.master.policies import slots as rules
 from edl.master.policies.slots import Dropped
 from edl.master.state import Phase
 from edl.master.turn import MasterTurn
+from edl.rendezvous.phrases import day, one_line
 from edl.wire.quarantine import Quarantined
 from edl.wire.records import NodeInfo
 
@@ -76,9 +76,5 @@ def because(entry: Quarantined) -> str:
     """The reason why a slot is dropped."""
     what = f"device {entry.device}" if entry.device else f"machine {entry.machine}"
     until = f" until {day(entry.until_s)}" if entry.until_s else ""
-    return f"{what} is in quarantine{until}, added by {entry.by or 'somebody'}: {entry.reason or 'no reason given'}"
-
-
-def day(wall_s: float) -> str:
-    """A time in seconds since 1970, as text, in UTC."""
-    return datetime.fromtimestamp(wall_s, timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+    text = f"{what} is in quarantine{until}, added by {entry.by or 'somebody'}: {entry.reason or 'no reason given'}"
+    return one_line(text)

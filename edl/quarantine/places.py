@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+import contextlib
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Protocol
 from urllib.parse import quote
 
@@ -52,7 +53,7 @@ class StorePlace:
     async def entries(self) -> list[Quarantined]:
         """See ``Place``."""
         found = await self._store.read(PREFIX)
-        return _readable(found.values)
+        return _readable(one.value for one in found.entries)
 
     async def put(self, entry: Quarantined) -> None:
         """See ``Place``."""
@@ -84,14 +85,12 @@ class FilesPlace:
         """See ``Place``."""
         await self._call(lambda: self._files.remove(_key(name) + SUFFIX))
 
-    def _read(self) -> dict[str, bytes]:
-        found = {}
+    def _read(self) -> list[bytes]:
+        found = []
         for entry in self._files.entries():
             if entry.name.endswith(SUFFIX) and not entry.folder:
-                try:
-                    found[entry.name] = self._files.read(entry.name)
-                except FileNotFoundError:
-                    continue  # removed meanwhile
+                with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                    found.append(self._files.read(entry.name))
         return found
 
     async def _call(self, call: Callable[[], Any]) -> Any:
@@ -107,13 +106,10 @@ def _key(name: str) -> str:
     return quote(name, safe="")
 
 
-def _readable(values: Mapping[str, bytes]) -> list[Quarantined]:
-    return sorted(_decoded(values.values()), key=lambda one: one.name)
-
-
-def _decoded(texts: Iterator[bytes] | Any) -> Iterator[Quarantined]:
+def _readable(texts: Iterable[bytes]) -> list[Quarantined]:
+    """The entries among these values, sorted by name. Others are left out: those of a newer edl, and foreign files."""
+    found = []
     for text in texts:
-        try:
-            yield plain.loads(Quarantined, text)
-        except ProtocolError:
-            continue  # an entry of a newer edl, or another file
+        with contextlib.suppress(ProtocolError):
+            found.append(plain.loads(Quarantined, text))
+    return sorted(found, key=lambda one: one.name)

@@ -104,10 +104,12 @@ class SimLauncher(SimProcess):
         await launcher.run()
 
     def _look_at_disks(self, watchdogs: SimWatchdogs) -> None:
-        """Report what the watchdogs of this node find, and those of the job if the Master is here."""
+        """Report what the watchdogs of this node find, and what those of the job find if the Master is here."""
         self.tell_agent(ag.AlarmsChanged(tuple(watchdogs.of_node())))
         if self.master_shell is not None and self.master_shell.serving:
             self.master_shell.watched(watchdogs.of_job())
+            nodes = self._decision.state.nodes if self._decision is not None and not self.deps.healed else {}
+            self.master_shell.quarantine(watchdogs.quarantine([nodes[node].info for node in sorted(nodes)]))
         self.after(watchdogs.pause_s(), self._look_at_disks, watchdogs)
 
     async def _retried(self, action: Callable[[], Awaitable[T]]) -> T:

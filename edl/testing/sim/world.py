@@ -135,8 +135,8 @@ class SimWorld:
             assert not before.alive, f"{name} runs already"  # noqa: S101 - a mistake in the scenario
             self.retired.append(before)
         port = before.port if before is not None and self.rng.random() < 0.5 else 1000 + len(self.retired)
-        place = node_rank, port + 5000, rack, index
-        info = NodeInfo(node, Incarnation(0), name, port, slots, *place, spare_slots=spare_slots, devices=devices)
+        place = node_rank, port + 5000, rack, index, 0, spare_slots, devices, "", name
+        info = NodeInfo(node, Incarnation(0), name, port, slots, *place)
         launcher = SimLauncher(self.deps, info, self.warm_s)
         self.launchers[node] = launcher
         return launcher
@@ -424,7 +424,7 @@ class SimWorld:
             launcher.resume()
         self.training.heal()
         self.plugin.heal()
-        self._healed = True
+        self._healed = self.deps.healed = True
         self._replenish()
 
     def _replenish(self) -> None:

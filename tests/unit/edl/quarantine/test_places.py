@@ -1,0 +1,79 @@
+"""Where the quarantine is kept: every place does the same."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edl.adapters.files import PlainFiles
+from edl.adapters.remote_files import RemoteFiles
+from edl.errors import QuarantineError
+from edl.quarantine.places import FilesPlace, Place, StorePlace
+from edl.testing.clock import FakeClock
+from edl.testing.memory_store import MemoryStore
+from edl.wire.quarantine import Quarantined
+
+DEVICE = Quarantined("m1", "GPU-5b1c/../x y", "ECC errors: 12", "job digits", "r1", 1.5, 2.5)
+MACHINE = Quarantined("rack-3/..", reason="ärgerlich", by="me@host")
+
+
+@pytest.fixture(params=["store", "folder", "object store"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    if request.param == "store":
+        return StorePlace(MemoryStore(FakeClock()), "etcd")
+    if request.param == "folder":
+        return FilesPlace(PlainFiles(str(tmp_path / "not" / "yet")), asyncio.to_thread)
+    pytest.importorskip("fsspec")
+    return FilesPlace(RemoteFiles(f"memory://{tmp_path.parent.name}/{tmp_path.name}"), asyncio.to_thread)
+
+
+def test_put_list_remove(place: Place) -> None:
+    async def body() -> None:
+        assert list(await place.entries()) == []
+        await place.put(MACHINE)
+        await place.put(DEVICE)
+        assert list(await place.entries()) == [DEVICE, MACHINE]
+        await place.remove(MACHINE.name)
+        await place.remove(MACHINE.name)
+        assert list(await place.entries()) == [DEVICE]
+
+    asyncio.run(body())
+
+
+def test_a_device_has_one_entry(place: Place) -> None:
+    async def body() -> None:
+        moved = Quarantined("m2", DEVICE.device, "again", "job other", "r2", 3.0, 0.0)
+        await place.put(DEVICE)
+        await place.put(moved)
+        assert list(await place.entries()) == [moved]
+
+    asyncio.run(body())
+
+
+def test_other_files_are_left_alone(tmp_path: Path) -> None:
+    async def body() -> None:
+        place = FilesPlace(PlainFiles(tmp_path), asyncio.to_thread)
+        await place.put(DEVICE)
+        (tmp_path / "notes.txt").write_text("mine")
+        (tmp_path / "torn.json").write_text('{"machine": "m')
+        (tmp_path / "folder.json").mkdir()
+        assert await place.entries() == [DEVICE]
+        assert {one.name for one in tmp_path.iterdir()} >= {"notes.txt", "torn.json", "folder.json"}
+
+    asyncio.run(body())
+
+
+def test_a_place_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    async def body() -> None:
+        (tmp_path / "file").write_text("")
+        place = FilesPlace(PlainFiles(tmp_path / "file"), asyncio.to_thread)
+        calls: list[Callable[[], Any]] = [place.entries, lambda: place.put(DEVICE)]
+        for call in calls:
+            with pytest.raises(QuarantineError, match=r"the quarantine in .*file cannot be used: Not a directory"):
+                await call()
+
+    asyncio.run(body())

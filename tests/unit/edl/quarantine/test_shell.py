@@ -1,0 +1,129 @@
+"""The quarantine beside the Master: what it is told, and what is written when."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, cast
+
+from edl.errors import QuarantineError
+from edl.quarantine.plan import Author
+from edl.quarantine.shell import QuarantineKeeper
+from edl.watched_master import WatchedMaster
+from edl.wire.quarantine import Quarantined
+from edl.wire.status import JobStatus
+from tests.unit.edl.quarantine.test_plan import dropped, entry, status
+
+
+class Shelf:
+    """A place in memory, which may be out of order."""
+
+    where, look_s = "the shelf", 0.0
+
+    def __init__(self, *entries: Quarantined) -> None:
+        self.held = {one.name: one for one in entries}
+        self.broken = False
+
+    async def entries(self) -> Sequence[Quarantined]:
+        if self.broken:
+            raise QuarantineError("the quarantine in the shelf cannot be used: No such device")
+        return [self.held[name] for name in sorted(self.held)]
+
+    async def put(self, one: Quarantined) -> None:
+        self.held[one.name] = one
+
+    async def remove(self, name: str) -> None:
+        self.held.pop(name, None)
+
+
+class Boss:
+    """An elected Master, as far as this companion uses it."""
+
+    def __init__(self, *statuses: JobStatus) -> None:
+        self.statuses = list(statuses)
+        self.told: list[tuple[Quarantined, ...]] = []
+        self.values: dict[str, str] = {}
+
+    def status(self) -> JobStatus:
+        return self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
+
+    def quarantine(self, entries: Sequence[Quarantined]) -> None:
+        self.told.append(tuple(entries))
+
+    def kept(self, name: str) -> str:
+        return self.values.get(name, "")
+
+    async def keep(self, name: str, value: str) -> None:
+        self.values[name] = value
+
+
+def keeper(master: Boss, shelf: Shelf, log: list[str]) -> QuarantineKeeper:
+    author = Author("digits", "run1", 100.0)
+    return QuarantineKeeper(cast(WatchedMaster, master), cast(Any, shelf), author, lambda: 1000.0, log.append)
+
+
+def test_the_master_is_told_once() -> None:
+    async def body() -> None:
+        foreign = entry("m9", run="run9")
+        master, shelf = Boss(status()), Shelf(foreign, entry(device="G1", run="run9", until_s=1.0))
+        one = keeper(master, shelf, [])
+        await one.look()
+        await one.look()
+        assert master.told == [(foreign,)]
+        assert list(shelf.held) == ["machine/m9"], "what has expired is tidied up"
+
+    asyncio.run(body())
+
+
+def test_a_bad_device_is_added_once_even_if_somebody_removes_it() -> None:
+    async def body() -> None:
+        log: list[str] = []
+        master, shelf = Boss(status(dropped(device="G7"))), Shelf()
+        one = keeper(master, shelf, log)
+        await one.look()
+        assert list(shelf.held) == ["device/G7"]
+        assert log == ["added to the quarantine in the shelf: device/G7: failed by itself 2 times"]
+        shelf.held.clear()
+        await one.look()
+        assert not shelf.held
+        await keeper(master, shelf, log).look()  # the next Master's
+        assert not shelf.held
+        assert master.told == [(), ()], "each Master learns that nothing else is in quarantine"
+
+    asyncio.run(body())
+
+
+def test_a_master_that_dies_between_adding_and_noting() -> None:
+    async def body() -> None:
+        master, shelf = Boss(status(dropped(device="G7"))), Shelf(entry(device="G7"))
+        await keeper(master, shelf, []).look()
+        shelf.held.clear()
+        await keeper(master, shelf, []).look()
+        assert not shelf.held
+
+    asyncio.run(body())
+
+
+def test_a_place_out_of_order_is_reported_once_and_what_was_there_still_counts() -> None:
+    async def body() -> None:
+        log: list[str] = []
+        foreign = entry("m9", run="run9")
+        master, shelf = Boss(status()), Shelf(foreign)
+        working = asyncio.create_task(keeper(master, shelf, log).run())
+        while not master.told:
+            await asyncio.sleep(0)
+        shelf.broken = True
+        while not log:
+            await asyncio.sleep(0)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert log == ["the quarantine in the shelf cannot be used: No such device"]
+        assert master.told == [(foreign,)]
+        shelf.broken = False
+        while len(log) < 2:
+            await asyncio.sleep(0)
+        assert log[1] == "the quarantine in the shelf can be used again"
+        master.statuses = [status(phase="ended")]
+        await working
+
+    asyncio.run(body())
