@@ -23,7 +23,7 @@
     ├── PsError             a parameter server refused, is unreachable, or lost rows that a trainer needs
     ├── SchedulerError      a scheduler is unreachable or refused
     ├── NotificationError   a notification could not be delivered
-    ├── QuarantineError     the directory of the quarantine cannot be read or written
+    ├── DenylistError     the directory of the denylist cannot be read or written
     ├── Killed              the kill switch is set
     ├── JobFailed           a job started from Python has failed; names the root cause
     ├── WorkerStartError    a worker process could not be created
@@ -189,8 +189,8 @@ class NotificationError(EdlError):
         self.retry = retry
 
 
-class QuarantineError(EdlError):
-    """The directory of the quarantine cannot be read or written."""
+class DenylistError(EdlError):
+    """The directory of the denylist cannot be read or written."""
 
     exit_code = ExitCode.USAGE
 

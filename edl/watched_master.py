@@ -8,8 +8,8 @@ from typing import Protocol
 from edl.ports import ElectedMaster
 from edl.types import FencingToken
 from edl.wire.alarm import Alarm
+from edl.wire.denylist import DenylistEntry
 from edl.wire.messages import Asked
-from edl.wire.quarantine import Quarantined
 from edl.wire.status import Answer, EventsRequest, HistoryEntry
 
 
@@ -28,8 +28,8 @@ class WatchedMaster(ElectedMaster, Protocol):
         ``status`` shows them, as soon as the store has them."""
         ...
 
-    def quarantine(self, entries: Sequence[Quarantined]) -> None:
-        """Report the entries of the quarantine that count; these are all of them."""
+    def denylist(self, entries: Sequence[DenylistEntry]) -> None:
+        """Report the entries of the denylist that count; these are all of them."""
         ...
 
     async def store_trouble(self) -> str:

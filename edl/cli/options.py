@@ -64,7 +64,8 @@ reason_option = click.option("--reason", default="", metavar="TEXT", help="The r
 
 
 def where_of(options: dict[str, str]) -> Where:
-    """Parse the options that ``job_options`` or ``store_options`` adds; reports unknown keys of ``--rdzv-conf``. Raises ``UsageError``."""
+    """Parse the options that ``job_options`` or ``store_options`` adds; reports unknown keys of ``--rdzv-conf``. Raises
+    ``UsageError``."""
     from edl.adapters.etcd_plan import parse_endpoints
     from edl.adapters.etcd_rpc import EtcdTls
     from edl.cli.find import Where

@@ -108,7 +108,7 @@ WEEK_S = 7 * 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
-class QuarantineSettings:
+class DenylistSettings:
     """The list of bad devices and machines that jobs share."""
 
     where: str = ""
@@ -118,7 +118,7 @@ class QuarantineSettings:
 
     def __post_init__(self) -> None:
         if not 0 <= self.keep_s < math.inf:
-            raise SettingError("--quarantine-for", self.keep_s, "must be a number of seconds, 0 or more")
+            raise SettingError("--denylist-for", self.keep_s, "must be a number of seconds, 0 or more")
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,8 +255,8 @@ class NodeSettings:
     """Address other nodes reach this one at; empty: the one that leads to the store."""
     rack: str = ""
     """Where it stands: copies of its commits prefer another rack."""
-    machine: str = ""
-    """Name of the machine in the quarantine."""
+    host_id: str = ""
+    """Name of the host in the denylist."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +272,7 @@ class LaunchSettings:
     state: StateSettings
     sync: SyncSettings = SyncSettings()
     history: HistorySettings = HistorySettings()
-    quarantine: QuarantineSettings = QuarantineSettings()
+    denylist: DenylistSettings = DenylistSettings()
     readers: ReaderPool = ReaderPool()
     """Remote readers that run beside the workers."""
     servers: ServerSettings = ServerSettings()

@@ -10,8 +10,8 @@ from edl.machine import WakeAt as WakeAt
 from edl.master.state import MasterState
 from edl.types import Incarnation, NodeId
 from edl.wire.alarm import Alarm
+from edl.wire.denylist import DenylistEntry
 from edl.wire.messages import AgentMessage, Asked, Attach, MasterMessage
-from edl.wire.quarantine import Quarantined
 from edl.wire.records import NodeInfo
 from edl.wire.scale_requests import ScaleRequest, Verdict
 from edl.wire.status import Kind as Kind
@@ -117,10 +117,10 @@ class JobAlarms:
 
 
 @dataclass(frozen=True, slots=True)
-class QuarantineChanged:
-    """Other entries of the quarantine count now; these are all of them, without those of this run of the job."""
+class DenylistChanged:
+    """Other entries of the denylist count now; these are all of them, without those of this run of the job."""
 
-    entries: tuple[Quarantined, ...]
+    entries: tuple[DenylistEntry, ...]
 
 
 Event = (
@@ -136,7 +136,7 @@ Event = (
     | Flawed
     | Failed
     | JobAlarms
-    | QuarantineChanged
+    | DenylistChanged
     | Tick
 )
 

@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from edl.config import JobSpec
-from edl.master import alarms, autoscaling, away, dropping, incidents, planning, quarantine, resizing
+from edl.master import alarms, autoscaling, away, denylist, dropping, incidents, planning, resizing
 from edl.master.events import (
     Decision,
+    DenylistChanged,
     Event,
     Failed,
     Flawed,
@@ -27,7 +28,6 @@ from edl.master.events import (
     NodeRegistered,
     NodeSaid,
     OperatorRequest,
-    QuarantineChanged,
     ScaleRequested,
     Tick,
     Unfit,
@@ -176,7 +176,7 @@ def _add_node(turn: MasterTurn, info: NodeInfo, *, registered: bool) -> NodeEntr
     entry = NodeEntry(info, turn.arrivals, NodeStatus.WARMING, registered, due_s=turn.now_s + turn.absence_s)
     turn.arrivals += 1
     turn.nodes[info.node] = entry
-    quarantine.apply(turn, (info,))
+    denylist.apply(turn, (info,))
     return entry
 
 
@@ -491,7 +491,7 @@ EVENT_HANDLERS: dict[type, Callable[[MasterTurn, Any], None]] = {
     Flawed: _flawed,
     Failed: _failed,
     JobAlarms: alarms.watched,
-    QuarantineChanged: quarantine.changed,
+    DenylistChanged: denylist.changed,
     Tick: _tick,
 }
 """What handles each event. ``CONTRIBUTING.md`` lists it, with what has happened."""

@@ -57,9 +57,9 @@ from edl.types import FencingToken, Incarnation, NodeId
 from edl.watched_master import WatchedMaster
 from edl.wire import plain
 from edl.wire.alarm import Alarm
+from edl.wire.denylist import DenylistEntry
 from edl.wire.keys import JobKeys
 from edl.wire.messages import AgentMessage, Asked, Finish, MasterMessage, ServiceToWorker
-from edl.wire.quarantine import Quarantined
 from edl.wire.records import NodeInfo
 from edl.wire.scale_requests import Granted, ScaleRequest
 from edl.wire.status import Answer, EventsRequest, HistoryEntry, JobStatus
@@ -474,9 +474,9 @@ class MasterShell:
         """Queue the alarms of the watchdogs for the whole job; see ``WatchedMaster``."""
         self._events.put_nowait(ev.JobAlarms(tuple(alarms)))
 
-    def quarantine(self, entries: Sequence[Quarantined]) -> None:
-        """Queue the entries of the quarantine; see ``WatchedMaster``."""
-        self._events.put_nowait(ev.QuarantineChanged(tuple(entries)))
+    def denylist(self, entries: Sequence[DenylistEntry]) -> None:
+        """Queue the entries of the denylist; see ``WatchedMaster``."""
+        self._events.put_nowait(ev.DenylistChanged(tuple(entries)))
 
     async def store_trouble(self) -> str:
         """Why the store does not answer or takes no writes; see ``WatchedMaster``."""

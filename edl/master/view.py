@@ -65,8 +65,8 @@ def job_status(
         dropped=tuple(
             DroppedSlot(
                 *(one.node, one.host, one.slot, one.device, one.why, one.round),
-                machine=one.machine,
-                by="hand" if one.by_hand else "quarantine" if one.quarantined else "job",
+                host_id=one.host_id,
+                by="hand" if one.by_hand else "denylist" if one.denied else "job",
             )
             for one in record.dropped
         ),

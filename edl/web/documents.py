@@ -129,7 +129,7 @@ class DroppedSlotDocument(Document):
     device: str
     reason: str
     round: Count
-    machine: str
+    host_id: str
     by: str
 
 
@@ -290,7 +290,7 @@ def _dropped(one: DroppedSlot) -> DroppedSlotDocument:
         device=one.device,
         reason=one.why,
         round=one.round,
-        machine=one.machine,
+        host_id=one.host_id,
         by=one.by,
     )
 

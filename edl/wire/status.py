@@ -96,10 +96,10 @@ class DroppedSlot:
     why: str
     round: int
     """Last round before the slot was dropped."""
-    machine: str = ""
-    """Name of its machine; empty: unknown."""
+    host_id: str = ""
+    """``NodeInfo.host_id``; empty: unknown."""
     by: str = "job"
-    """Who dropped it: ``job``, ``hand`` (a request) or ``quarantine``."""
+    """Who dropped it: ``job``, ``hand`` (a request) or ``denylist``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from edl.config import JobSpec, SlotRules, Timeouts
 from edl.launch.options.option import Option, Section, Setting
 from edl.launch.options.parsing import between
-from edl.launch.settings import LeaveSettings, QuarantineSettings
+from edl.launch.settings import DenylistSettings, LeaveSettings
 
 MOST_STATUS = 125
 """Highest exit status without a special meaning in a shell."""
-NO_QUARANTINE = "off"
+NO_DENYLIST = "off"
 IN_STORE = "store"
 
 FAULTS = (
@@ -37,25 +37,25 @@ FAULTS = (
         help=("Seconds after which an automatically dropped slot is used again. 0: never automatically."),
     ),
     Option(
-        "--quarantine",
-        written_default=NO_QUARANTINE,
+        "--denylist",
+        written_default=NO_DENYLIST,
         metavar="off|store|DIR|URL",
         help=(
-            "Where the [quarantine](quarantine.md) is kept, the list of bad devices and machines that jobs share: the "
+            "Where the [denylist](denylist.md) is kept, the list of bad devices and hosts that jobs share: the "
             "job's etcd (`store`), a shared directory, or an object store."
         ),
     ),
     Option(
-        "--quarantine-for",
-        setting=Setting(QuarantineSettings, "keep_s"),
+        "--denylist-for",
+        setting=Setting(DenylistSettings, "keep_s"),
         metavar="SECONDS",
-        help="Seconds until an entry that this job adds to the quarantine expires. 0: never.",
+        help="Seconds until an entry that this job adds to the denylist expires. 0: never.",
     ),
     Option(
-        "--machine",
+        "--host-id",
         written_default="",
         help=(
-            "Name of this machine in the quarantine, the same in every job. Default: `NODE_NAME` (Kubernetes), "
+            "Name of this host in the denylist, the same in every job. Default: `NODE_NAME` (Kubernetes), "
             "`SLURMD_NODENAME`, or the host name."
         ),
     ),

@@ -59,15 +59,15 @@ class Dropped:
     """Dropped by request: it does not come back by itself."""
     strike: Strike | None = None
     """The failures for which it was dropped; None: for another reason."""
-    quarantined: bool = False
-    """Dropped because it is in quarantine: it comes back when it no longer is."""
-    machine: str = ""
-    """Name of its machine; empty: unknown."""
+    denied: bool = False
+    """Dropped because it is on the denylist: it comes back when it no longer is."""
+    host_id: str = ""
+    """``NodeInfo.host_id``."""
 
     @property
     def by_itself(self) -> bool:
         """Whether this job dropped it without a request."""
-        return not self.by_hand and not self.quarantined
+        return not self.by_hand and not self.denied
 
 
 def slots_of(info: NodeInfo) -> int:
@@ -96,7 +96,7 @@ def drop_of(
     *,
     by_hand: bool = False,
     strike: Strike | None = None,
-    quarantined: bool = False,
+    denied: bool = False,
 ) -> Dropped:
     """The entry with which a slot of that node is dropped."""
     return Dropped(
@@ -108,14 +108,14 @@ def drop_of(
         round,
         by_hand,
         strike=strike,
-        quarantined=quarantined,
-        machine=info.machine,
+        denied=denied,
+        host_id=info.host_id,
     )
 
 
 def newest(dropped: Sequence[Dropped]) -> tuple[Dropped, ...]:
-    """The newest drops that may be kept, and all that are in quarantine, because these are not this job's to forget."""
-    forgotten = {id(one) for one in [one for one in dropped if not one.quarantined][:-KEPT]}
+    """The newest drops that may be kept, and all that are on the denylist: these are not this job's to forget."""
+    forgotten = {id(one) for one in [one for one in dropped if not one.denied][:-KEPT]}
     return tuple(one for one in dropped if id(one) not in forgotten)
 
 

@@ -1,4 +1,4 @@
-"""Watchdogs and the quarantine of simulated launchers and Masters, in which something is found now and then. Only some
+"""Watchdogs and the denylist of simulated launchers and Masters, in which something is found now and then. Only some
 seeds have them."""
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ import random  # noqa: TID251 - a generator of its own, so that schedules withou
 from collections.abc import Sequence
 
 from edl.wire.alarm import Alarm
-from edl.wire.quarantine import Quarantined
+from edl.wire.denylist import DenylistEntry
 from edl.wire.records import NodeInfo
 
 ALARM_SEEDS = 5
@@ -23,7 +23,7 @@ _OF_JOBS = (Alarm("restarts-left", "", "warning", "1 left"), Alarm("no-progress"
 
 
 class SimWatchdogs:
-    """Draws what the watchdogs of all launchers find, and what is in quarantine."""
+    """Draws what the watchdogs of all launchers find, and what is on the denylist."""
 
     def __init__(self, seed: int) -> None:
         self._drawn = random.Random(seed)  # noqa: S311 - not for secrets
@@ -42,13 +42,13 @@ class SimWatchdogs:
         """All alarms of the job."""
         return tuple(alarm for alarm in _OF_JOBS if self._drawn.random() < 0.4)
 
-    def quarantine(self, infos: Sequence[NodeInfo]) -> Sequence[Quarantined]:
-        """All entries that count for these nodes: now and then one of the machines, or one of the devices."""
+    def denylist(self, infos: Sequence[NodeInfo]) -> Sequence[DenylistEntry]:
+        """All entries that count for these nodes: now and then one of the hosts, or one of the devices."""
         if not infos or self._drawn.random() < 0.6:
             return ()
         info = self._drawn.choice(infos)
         devices = [""] + [one for text in info.devices for one in text.split(",")]
-        return (Quarantined(info.machine, self._drawn.choice(devices), "too hot", "another job", "another run"),)
+        return (DenylistEntry(info.host_id, self._drawn.choice(devices), "too hot", "another job", "another run"),)
 
     def pause_s(self) -> float:
         """Seconds until the next report."""

@@ -109,7 +109,7 @@ class SimLauncher(SimProcess):
         if self.master_shell is not None and self.master_shell.serving:
             self.master_shell.watched(watchdogs.of_job())
             nodes = self._decision.state.nodes if self._decision is not None and not self.deps.healed else {}
-            self.master_shell.quarantine(watchdogs.quarantine([nodes[node].info for node in sorted(nodes)]))
+            self.master_shell.denylist(watchdogs.denylist([nodes[node].info for node in sorted(nodes)]))
         self.after(watchdogs.pause_s(), self._look_at_disks, watchdogs)
 
     async def _retried(self, action: Callable[[], Awaitable[T]]) -> T:

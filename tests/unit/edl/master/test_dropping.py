@@ -507,7 +507,11 @@ class TestBlame:
         rule.come(node_info())
         rule.breaks(self.at("a", 1, 1))
         number = rule.state.record.round
-        rule.feed(ev.NodeSaid(NodeId("a"), Incarnation(1), WorkerFailed(dataclasses.replace(self.at("a", 2, 1), round=number))))
+        rule.feed(
+            ev.NodeSaid(
+                NodeId("a"), Incarnation(1), WorkerFailed(dataclasses.replace(self.at("a", 2, 1), round=number))
+            )
+        )
         rule.free(node_info(), number)
         (text,) = [one.text for one in rule.effects if isinstance(one, ev.HistoryNote) and one.kind is ev.Kind.SLOT]
         assert text.startswith("slot 1 of a may take part again: rank 1, which failed there, has failed in slot 2 of a")
@@ -532,8 +536,9 @@ class TestBlame:
         assert rule.places == {"a": (0, 2, 3)}
 
     def test_a_device_that_was_moved_does_not_excuse_itself(self) -> None:
-        here, there = slots.Strike(NodeId("a"), 0, "GPU-1", 2, ranks=(Rank(0),)), slots.Strike(
-            NodeId("b"), 3, "GPU-1", 1, ranks=(Rank(0),)
+        here, there = (
+            slots.Strike(NodeId("a"), 0, "GPU-1", 2, ranks=(Rank(0),)),
+            slots.Strike(NodeId("b"), 3, "GPU-1", 1, ranks=(Rank(0),)),
         )
         assert slots.against(here, [here, there]) == 2
 

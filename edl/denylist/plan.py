@@ -1,6 +1,6 @@
-"""Decides what a running job adds to the quarantine and removes from it. Pure.
+"""Decides what a running job adds to the denylist and removes from it. Pure.
 
-A job adds the devices of the slots that it has dropped for their failures or for a failed health check, and a machine
+A job adds the devices of the slots that it has dropped for their failures or for a failed health check, and a host
 if it has dropped all of its slots and their devices are unknown. A slot without a known device is not added on its own:
 in another job the same number may be another device.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from edl.wire.quarantine import Quarantined
+from edl.wire.denylist import DenylistEntry
 from edl.wire.status import DroppedSlot, JobStatus
 
 
@@ -29,19 +29,19 @@ class Author:
 class Plan:
     """What to change."""
 
-    add: tuple[Quarantined, ...] = ()
+    add: tuple[DenylistEntry, ...] = ()
     remove: tuple[str, ...] = ()
     """Names of entries that have expired, or whose slots this run uses again."""
 
 
-def counting(entries: Sequence[Quarantined], author: Author, wall_s: float) -> tuple[Quarantined, ...]:
+def counting(entries: Sequence[DenylistEntry], author: Author, wall_s: float) -> tuple[DenylistEntry, ...]:
     """The entries that keep slots out of this run. Its own ones do not: it has dropped these slots already, and its own
     rules decide when it uses them again."""
     return tuple(one for one in entries if one.run != author.run and not one.expired(wall_s))
 
 
 def plan(
-    status: JobStatus, entries: Sequence[Quarantined], added: Collection[str], author: Author, wall_s: float
+    status: JobStatus, entries: Sequence[DenylistEntry], added: Collection[str], author: Author, wall_s: float
 ) -> Plan:
     """What to change. ``added``: names of the entries that this run has added before; if one of them is gone, somebody
     has removed it, and it is not added again. ``wall_s``: now, in seconds since 1970."""
@@ -53,8 +53,8 @@ def plan(
     wanted = {
         one.name: one
         for one in (
-            Quarantined(machine, device, why, f"job {author.job}", author.run, wall_s, until_s)
-            for machine, device, why in _bad_hardware(status, bad)
+            DenylistEntry(host, device, why, f"job {author.job}", author.run, wall_s, until_s)
+            for host, device, why in _bad_hardware(status, bad)
         )
         if one.name not in there and one.name not in added
     }
@@ -62,17 +62,17 @@ def plan(
         one.name
         for one in entries
         if one.expired(wall_s)
-        or (one.run == author.run and not any(one.covers(slot.machine, slot.device) for slot in bad))
+        or (one.run == author.run and not any(one.covers(slot.host_id, slot.device) for slot in bad))
     )
     return Plan(tuple(wanted.values()), tuple(name for name in outdated if name not in wanted))
 
 
 def _bad_hardware(status: JobStatus, bad: Sequence[DroppedSlot]) -> Iterator[tuple[str, str, str]]:
-    """Machine, device (empty: the whole machine) and reason of all that the job has found bad."""
+    """Host, device (empty: the whole host) and reason of all that the job has found bad."""
     slots = {node.node: node.slots + node.spare_slots for node in status.nodes}
     for one in bad:
         for device in filter(None, one.device.split(",")):
-            yield one.machine, device, one.why
+            yield one.host_id, device, one.why
         unknown = [other for other in bad if other.node == one.node and not other.device]
-        if not one.device and one.machine and len(unknown) == slots.get(one.node):
-            yield one.machine, "", one.why
+        if not one.device and one.host_id and len(unknown) == slots.get(one.node):
+            yield one.host_id, "", one.why

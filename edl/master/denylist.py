@@ -1,36 +1,36 @@
-"""Slots in quarantine, in the Master: other jobs, or people, have found their device or machine bad.
+"""Slots on the denylist, in the Master: other jobs, or people, have found their device or host bad.
 
 They are dropped as long as the entry counts, even if the job then waits for other nodes: whoever asked for the
-quarantine does not want to find out once more that the hardware is bad. A companion reports all entries that count
-(``edl.quarantine``); the record holds the slots that they concern, so a new Master need not wait for its companion.
+denylist does not want to find out once more that the hardware is bad. A companion reports all entries that count
+(``edl.denylist``); the record holds the slots that they concern, so a new Master need not wait for its companion.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from edl.master.events import Kind, QuarantineChanged
+from edl.master.events import DenylistChanged, Kind
 from edl.master.policies import slots as rules
 from edl.master.policies.slots import Dropped
 from edl.master.state import Phase
 from edl.master.turn import MasterTurn
 from edl.rendezvous.phrases import day, one_line
-from edl.wire.quarantine import Quarantined
+from edl.wire.denylist import DenylistEntry
 from edl.wire.records import NodeInfo
 
 
-def changed(turn: MasterTurn, event: QuarantineChanged) -> None:
+def changed(turn: MasterTurn, event: DenylistChanged) -> None:
     """Handle the entries that count now; these are all of them."""
     if turn.record.phase is Phase.ENDED:
         return
-    turn.quarantine = event.entries
+    turn.denylist = event.entries
     _release(turn)
     apply(turn, (entry.info for entry in turn.nodes.values()))
 
 
 def apply(turn: MasterTurn, infos: Iterable[NodeInfo]) -> None:
-    """Drop the slots of these nodes that are in quarantine."""
-    if not turn.quarantine:
+    """Drop the slots of these nodes that are on the denylist."""
+    if not turn.denylist:
         return
     added: list[Dropped] = []
     for info in infos:
@@ -47,34 +47,36 @@ def apply(turn: MasterTurn, infos: Iterable[NodeInfo]) -> None:
 
 def _drops(turn: MasterTurn, info: NodeInfo) -> Iterator[Dropped]:
     for slot in range(rules.slots_of(info)):
-        entry = next((one for one in turn.quarantine if one.applies(info, slot)), None)
+        entry = next((one for one in turn.denylist if one.applies(info, slot)), None)
         if entry is not None:
-            yield rules.drop_of(info, slot, because(entry), turn.record.round, quarantined=True)
+            yield rules.drop_of(info, slot, because(entry), turn.record.round, denied=True)
 
 
 def _release(turn: MasterTurn) -> None:
-    """Let the slots take part again whose quarantine is over."""
+    """Let the slots take part again that are on the denylist no longer."""
     over = [
         one
         for one in turn.record.dropped
-        if one.quarantined and not any(entry.covers(one.machine, one.device) for entry in turn.quarantine)
+        if one.denied and not any(entry.covers(one.host_id, one.device) for entry in turn.denylist)
     ]
     if over:
         turn.write(dropped=tuple(one for one in turn.record.dropped if one not in over))
     for one in over:
-        turn.note(Kind.SLOT, f"slot {one.slot} of {one.node} may take part again: its quarantine is over", one.node)
+        turn.note(
+            Kind.SLOT, f"slot {one.slot} of {one.node} may take part again: it is no longer on the denylist", one.node
+        )
 
 
 def isolated(turn: MasterTurn, info: NodeInfo) -> bool:
-    """Whether a node cannot take part because of the quarantine alone."""
+    """Whether a node cannot take part because of the denylist alone."""
     return not turn.places(turn.nodes[info.node]) and any(
-        one.quarantined and one.node == info.node for one in turn.record.dropped
+        one.denied and one.node == info.node for one in turn.record.dropped
     )
 
 
-def because(entry: Quarantined) -> str:
+def because(entry: DenylistEntry) -> str:
     """The reason why a slot is dropped."""
-    what = f"device {entry.device}" if entry.device else f"machine {entry.machine}"
+    what = f"device {entry.device}" if entry.device else f"host {entry.host}"
     until = f" until {day(entry.until_s)}" if entry.until_s else ""
-    text = f"{what} is in quarantine{until}, added by {entry.by or 'somebody'}: {entry.reason or 'no reason given'}"
+    text = f"{what} is on the denylist{until}, added by {entry.by or 'somebody'}: {entry.reason or 'no reason given'}"
     return one_line(text)

@@ -1,23 +1,23 @@
-"""What a job adds to the quarantine, and what it takes back."""
+"""What a job adds to the denylist, and what it takes back."""
 
 from __future__ import annotations
 
 import random
 
-from edl.quarantine.plan import Author, Plan, counting, plan
-from edl.wire.quarantine import Quarantined
+from edl.denylist.plan import Author, Plan, counting, plan
+from edl.wire.denylist import DenylistEntry
 from edl.wire.status import DroppedSlot, JobStatus, NodeView
 
 ME = Author("digits", "run1", 100.0)
 NOW_S = 1000.0
 
 
-def dropped(node: str = "a", slot: int = 0, device: str = "", by: str = "job", machine: str = "m1") -> DroppedSlot:
-    return DroppedSlot(node, node, slot, device, "failed by itself 2 times", 3, machine, by)
+def dropped(node: str = "a", slot: int = 0, device: str = "", by: str = "job", host: str = "m1") -> DroppedSlot:
+    return DroppedSlot(node, node, slot, device, "failed by itself 2 times", 3, host, by)
 
 
-def entry(machine: str = "m1", device: str = "", run: str = "run1", until_s: float = 0.0) -> Quarantined:
-    return Quarantined(machine, device, "why", "job digits", run, 1.0, until_s)
+def entry(host: str = "m1", device: str = "", run: str = "run1", until_s: float = 0.0) -> DenylistEntry:
+    return DenylistEntry(host, device, "why", "job digits", run, 1.0, until_s)
 
 
 def node(name: str = "a", slots: int = 1, spare: int = 0) -> NodeView:
@@ -34,24 +34,24 @@ def names(found: Plan) -> tuple[list[str], list[str]]:
 
 def test_a_device_is_added_until_it_expires() -> None:
     (one,) = plan(status(dropped(device="G7,G8")), (), (), ME, NOW_S).add[:1]
-    assert one == Quarantined("m1", "G7", "failed by itself 2 times", "job digits", "run1", NOW_S, NOW_S + 100)
+    assert one == DenylistEntry("m1", "G7", "failed by itself 2 times", "job digits", "run1", NOW_S, NOW_S + 100)
     assert names(plan(status(dropped(device="G7,G8")), (), (), ME, NOW_S))[0] == ["device/G7", "device/G8"]
     forever = Author("digits", "run1", 0.0)
     assert plan(status(dropped(device="G7")), (), (), forever, NOW_S).add[0].until_s == 0.0
 
 
 def test_what_was_dropped_for_another_reason_is_not_added() -> None:
-    for by in ("hand", "quarantine"):
+    for by in ("hand", "denylist"):
         assert plan(status(dropped(device="G7", by=by)), (), (), ME, NOW_S) == Plan()
 
 
-def test_a_machine_is_added_once_all_its_slots_are_bad() -> None:
+def test_a_host_is_added_once_all_its_slots_are_bad() -> None:
     one, two = dropped(slot=0), dropped(slot=1)
     assert plan(status(one, nodes=(node(slots=2),)), (), (), ME, NOW_S) == Plan()
-    assert names(plan(status(one, two, nodes=(node(slots=2),)), (), (), ME, NOW_S)) == (["machine/m1"], [])
+    assert names(plan(status(one, two, nodes=(node(slots=2),)), (), (), ME, NOW_S)) == (["host/m1"], [])
     assert plan(status(one, two, nodes=(node(slots=2, spare=1),)), (), (), ME, NOW_S) == Plan()
     assert plan(status(one, two), (), (), ME, NOW_S) == Plan(), "the number of slots of an absent node is unknown"
-    nameless = dropped(machine="")
+    nameless = dropped(host="")
     assert plan(status(nameless, nodes=(node(),)), (), (), ME, NOW_S) == Plan()
 
 
@@ -66,9 +66,9 @@ def test_an_own_entry_goes_when_its_slot_is_used_again() -> None:
     assert plan(status(phase="ended"), (mine,), (), ME, NOW_S) == Plan(), "an ended job uses nothing again"
 
 
-def test_an_own_machine_stays_while_one_of_its_slots_is_bad() -> None:
+def test_an_own_host_stays_while_one_of_its_slots_is_bad() -> None:
     """Also when its node is gone, and it is not known how many slots it had."""
-    assert plan(status(dropped()), (entry(),), {"machine/m1"}, ME, NOW_S) == Plan()
+    assert plan(status(dropped()), (entry(),), {"host/m1"}, ME, NOW_S) == Plan()
 
 
 def test_expired_entries_go_and_do_not_count() -> None:
@@ -92,7 +92,7 @@ def test_it_settles() -> None:
         drawn = random.Random(seed)
         devices = ["", "G1", "G2", "G1,G2"]
         slots = [
-            dropped(name, slot, drawn.choice(devices), drawn.choice(["job", "hand", "quarantine"]), f"m-{name}")
+            dropped(name, slot, drawn.choice(devices), drawn.choice(["job", "hand", "denylist"]), f"m-{name}")
             for name in "ab"
             for slot in range(2)
             if drawn.random() < 0.5

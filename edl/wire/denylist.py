@@ -1,4 +1,4 @@
-"""Entries of the quarantine: machines and devices that jobs do not use."""
+"""Entries of the denylist: hosts and devices that jobs do not use."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from edl.wire.records import NodeInfo
 
 
 @dataclass(frozen=True, slots=True)
-class Quarantined:
-    """One machine or one device, and why it is not used."""
+class DenylistEntry:
+    """One host or one device, and why it is not used."""
 
-    machine: str
-    """Name of the machine (``NodeInfo.machine``); for a device, the one in which it was last seen."""
+    host: str
+    """Name of the host (``NodeInfo.host_id``); for a device, the one in which it was last seen."""
     device: str = ""
-    """UUID of the device; empty: the whole machine."""
+    """UUID of the device; empty: the whole host."""
     reason: str = ""
     by: str = ""
     """Who added it: ``job NAME``, or a person."""
@@ -28,7 +28,7 @@ class Quarantined:
     @property
     def name(self) -> str:
         """Identifies it in its place. A device has one entry, wherever it is."""
-        return f"device/{self.device}" if self.device else f"machine/{self.machine}"
+        return f"device/{self.device}" if self.device else f"host/{self.host}"
 
     def expired(self, wall_s: float) -> bool:
         """Whether it no longer counts at this time, in seconds since 1970."""
@@ -37,9 +37,9 @@ class Quarantined:
     def applies(self, info: NodeInfo, slot: int) -> bool:
         """Whether that slot of that node must not be used."""
         if not self.device:
-            return bool(self.machine) and self.machine == info.machine
+            return bool(self.host) and self.host == info.host_id
         return slot < len(info.devices) and self.device in info.devices[slot].split(",")
 
-    def covers(self, machine: str, devices: str) -> bool:
-        """Whether it is about one of these devices, separated by commas, or about the machine."""
-        return self.device in devices.split(",") if self.device else self.machine == machine
+    def covers(self, host: str, devices: str) -> bool:
+        """Whether it is about one of these devices, separated by commas, or about the host."""
+        return self.device in devices.split(",") if self.device else self.host == host

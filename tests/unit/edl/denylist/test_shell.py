@@ -1,4 +1,4 @@
-"""The quarantine beside the Master: what it is told, and what is written when."""
+"""The denylist beside the Master: what it is told, and what is written when."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, cast
 
-from edl.errors import QuarantineError
-from edl.quarantine.plan import Author
-from edl.quarantine.shell import QuarantineKeeper
+from edl.denylist.plan import Author
+from edl.denylist.shell import DenylistKeeper
+from edl.errors import DenylistError
 from edl.watched_master import WatchedMaster
-from edl.wire.quarantine import Quarantined
+from edl.wire.denylist import DenylistEntry
 from edl.wire.status import JobStatus
-from tests.unit.edl.quarantine.test_plan import dropped, entry, status
+from tests.support.master_fixture import turns, until
+from tests.unit.edl.denylist.test_plan import dropped, entry, status
 
 
 class Shelf:
@@ -20,16 +21,16 @@ class Shelf:
 
     where, look_s = "the shelf", 0.0
 
-    def __init__(self, *entries: Quarantined) -> None:
+    def __init__(self, *entries: DenylistEntry) -> None:
         self.held = {one.name: one for one in entries}
         self.broken = False
 
-    async def entries(self) -> Sequence[Quarantined]:
+    async def entries(self) -> Sequence[DenylistEntry]:
         if self.broken:
-            raise QuarantineError("the quarantine in the shelf cannot be used: No such device")
+            raise DenylistError("the denylist in the shelf cannot be used: No such device")
         return [self.held[name] for name in sorted(self.held)]
 
-    async def put(self, one: Quarantined) -> None:
+    async def put(self, one: DenylistEntry) -> None:
         self.held[one.name] = one
 
     async def remove(self, name: str) -> None:
@@ -41,13 +42,13 @@ class Boss:
 
     def __init__(self, *statuses: JobStatus) -> None:
         self.statuses = list(statuses)
-        self.told: list[tuple[Quarantined, ...]] = []
+        self.told: list[tuple[DenylistEntry, ...]] = []
         self.values: dict[str, str] = {}
 
     def status(self) -> JobStatus:
         return self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
 
-    def quarantine(self, entries: Sequence[Quarantined]) -> None:
+    def denylist(self, entries: Sequence[DenylistEntry]) -> None:
         self.told.append(tuple(entries))
 
     def kept(self, name: str) -> str:
@@ -57,9 +58,9 @@ class Boss:
         self.values[name] = value
 
 
-def keeper(master: Boss, shelf: Shelf, log: list[str]) -> QuarantineKeeper:
+def keeper(master: Boss, shelf: Shelf, log: list[str]) -> DenylistKeeper:
     author = Author("digits", "run1", 100.0)
-    return QuarantineKeeper(cast(WatchedMaster, master), cast(Any, shelf), author, lambda: 1000.0, log.append)
+    return DenylistKeeper(cast(WatchedMaster, master), cast(Any, shelf), author, lambda: 1000.0, log.append)
 
 
 def test_the_master_is_told_once() -> None:
@@ -70,7 +71,7 @@ def test_the_master_is_told_once() -> None:
         await one.look()
         await one.look()
         assert master.told == [(foreign,)]
-        assert list(shelf.held) == ["machine/m9"], "what has expired is tidied up"
+        assert list(shelf.held) == ["host/m9"], "what has expired is tidied up"
 
     asyncio.run(body())
 
@@ -82,13 +83,13 @@ def test_a_bad_device_is_added_once_even_if_somebody_removes_it() -> None:
         one = keeper(master, shelf, log)
         await one.look()
         assert list(shelf.held) == ["device/G7"]
-        assert log == ["added to the quarantine in the shelf: device/G7: failed by itself 2 times"]
+        assert log == ["added to the denylist in the shelf: device/G7: failed by itself 2 times"]
         shelf.held.clear()
         await one.look()
         assert not shelf.held
         await keeper(master, shelf, log).look()  # the next Master's
         assert not shelf.held
-        assert master.told == [(), ()], "each Master learns that nothing else is in quarantine"
+        assert master.told == [(), ()], "each Master learns that nothing else is on the denylist"
 
     asyncio.run(body())
 
@@ -110,19 +111,15 @@ def test_a_place_out_of_order_is_reported_once_and_what_was_there_still_counts()
         foreign = entry("m9", run="run9")
         master, shelf = Boss(status()), Shelf(foreign)
         working = asyncio.create_task(keeper(master, shelf, log).run())
-        while not master.told:
-            await asyncio.sleep(0)
+        await until(lambda: bool(master.told))
         shelf.broken = True
-        while not log:
-            await asyncio.sleep(0)
-        for _ in range(20):
-            await asyncio.sleep(0)
-        assert log == ["the quarantine in the shelf cannot be used: No such device"]
+        await until(lambda: bool(log))
+        await turns()
+        assert log == ["the denylist in the shelf cannot be used: No such device"]
         assert master.told == [(foreign,)]
         shelf.broken = False
-        while len(log) < 2:
-            await asyncio.sleep(0)
-        assert log[1] == "the quarantine in the shelf can be used again"
+        await until(lambda: len(log) > 1)
+        assert log[1] == "the denylist in the shelf can be used again"
         master.statuses = [status(phase="ended")]
         await working
 

@@ -1,23 +1,23 @@
-"""Runs the quarantine beside the elected Master."""
+"""Runs the denylist beside the elected Master."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
 
+from edl.denylist.places import Place
+from edl.denylist.plan import Author, counting, plan
 from edl.errors import EdlError, FencedOut
-from edl.quarantine.places import Place
-from edl.quarantine.plan import Author, counting, plan
 from edl.watched_master import WatchedMaster
-from edl.wire.quarantine import Quarantined
+from edl.wire.denylist import DenylistEntry
 
-ADDED = "quarantine"
+ADDED = "denylist"
 """Name of the value in the store that lists what this run has added, one name a line."""
 
 
-class QuarantineKeeper:
-    """Tells the Master what is in quarantine, and adds what the job has found bad. ``wall_s``: the time in seconds since
-    1970."""
+class DenylistKeeper:
+    """Tells the Master what is on the denylist, and adds what the job has found bad. ``wall_s``: the time in seconds
+    since 1970."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class QuarantineKeeper:
         self._author = author
         self._wall_s = wall_s
         self._log = log
-        self._told: tuple[Quarantined, ...] | None = None
+        self._told: tuple[DenylistEntry, ...] | None = None
         self._trouble = ""
 
     async def run(self) -> None:
@@ -50,21 +50,21 @@ class QuarantineKeeper:
 
     async def look(self) -> None:
         """Read the entries, tell the Master, and change what the job's dropped slots require. Raises ``StoreError`` or
-        ``QuarantineError``."""
+        ``DenylistError``."""
         entries, wall_s = await self._place.entries(), self._wall_s()
         told = counting(entries, self._author, wall_s)
         if told != self._told:
             self._told = told
-            self._master.quarantine(told)
+            self._master.denylist(told)
         own = {one.name for one in entries if one.run == self._author.run}
         added = own.union(self._master.kept(ADDED).split("\n")) - {""}
         todo = plan(self._master.status(), entries, added, self._author, wall_s)
         for entry in todo.add:
             await self._place.put(entry)
-            self._log(f"added to the quarantine in {self._place.where}: {entry.name}: {entry.reason}")
+            self._log(f"added to the denylist in {self._place.where}: {entry.name}: {entry.reason}")
         for name in todo.remove:
             await self._place.remove(name)
-            self._log(f"removed from the quarantine in {self._place.where}: {name}")
+            self._log(f"removed from the denylist in {self._place.where}: {name}")
         await self._remember(added, [entry.name for entry in todo.add])
 
     async def _remember(self, added: set[str], new: Sequence[str]) -> None:
@@ -75,4 +75,4 @@ class QuarantineKeeper:
     def _note(self, trouble: str) -> None:
         if trouble != self._trouble:
             self._trouble = trouble
-            self._log(trouble or f"the quarantine in {self._place.where} can be used again")
+            self._log(trouble or f"the denylist in {self._place.where} can be used again")

@@ -1,4 +1,4 @@
-"""Where the quarantine is kept: every place does the same."""
+"""Where the denylist is kept: every place does the same."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import pytest
 
 from edl.adapters.files import PlainFiles
 from edl.adapters.remote_files import RemoteFiles
-from edl.errors import QuarantineError
-from edl.quarantine.places import FilesPlace, Place, StorePlace
+from edl.denylist.places import FilesPlace, Place, StorePlace
+from edl.errors import DenylistError
 from edl.testing.clock import FakeClock
 from edl.testing.memory_store import MemoryStore
-from edl.wire.quarantine import Quarantined
+from edl.wire.denylist import DenylistEntry
 
-DEVICE = Quarantined("m1", "GPU-5b1c/../x y", "ECC errors: 12", "job digits", "r1", 1.5, 2.5)
-MACHINE = Quarantined("rack-3/..", reason="ärgerlich", by="me@host")
+DEVICE = DenylistEntry("m1", "GPU-5b1c/../x y", "ECC errors: 12", "job digits", "r1", 1.5, 2.5)
+HOST = DenylistEntry("rack-3/..", reason="ärgerlich", by="me@host")
 
 
 @pytest.fixture(params=["store", "folder", "object store"])
@@ -34,11 +34,11 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
 def test_put_list_remove(place: Place) -> None:
     async def body() -> None:
         assert list(await place.entries()) == []
-        await place.put(MACHINE)
+        await place.put(HOST)
         await place.put(DEVICE)
-        assert list(await place.entries()) == [DEVICE, MACHINE]
-        await place.remove(MACHINE.name)
-        await place.remove(MACHINE.name)
+        assert list(await place.entries()) == [DEVICE, HOST]
+        await place.remove(HOST.name)
+        await place.remove(HOST.name)
         assert list(await place.entries()) == [DEVICE]
 
     asyncio.run(body())
@@ -46,7 +46,7 @@ def test_put_list_remove(place: Place) -> None:
 
 def test_a_device_has_one_entry(place: Place) -> None:
     async def body() -> None:
-        moved = Quarantined("m2", DEVICE.device, "again", "job other", "r2", 3.0, 0.0)
+        moved = DenylistEntry("m2", DEVICE.device, "again", "job other", "r2", 3.0, 0.0)
         await place.put(DEVICE)
         await place.put(moved)
         assert list(await place.entries()) == [moved]
@@ -59,12 +59,12 @@ def test_other_files_are_left_alone(tmp_path: Path) -> None:
         place = FilesPlace(PlainFiles(tmp_path), asyncio.to_thread)
         await place.put(DEVICE)
         (tmp_path / "notes.txt").write_text("mine")
-        (tmp_path / "torn.json").write_text('{"machine": "m')
+        (tmp_path / "torn.json").write_text('{"host": "m')
         (tmp_path / "folder.json").mkdir()
         assert await place.entries() == [DEVICE]
-        assert {one.name for one in tmp_path.iterdir()} >= {"notes.txt", "torn.json", "folder.json"}
 
     asyncio.run(body())
+    assert {one.name for one in tmp_path.iterdir()} >= {"notes.txt", "torn.json", "folder.json"}
 
 
 def test_a_place_that_cannot_be_used_is_named(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_a_place_that_cannot_be_used_is_named(tmp_path: Path) -> None:
         place = FilesPlace(PlainFiles(tmp_path / "file"), asyncio.to_thread)
         calls: list[Callable[[], Any]] = [place.entries, lambda: place.put(DEVICE)]
         for call in calls:
-            with pytest.raises(QuarantineError, match=r"the quarantine in .*file cannot be used: Not a directory"):
+            with pytest.raises(DenylistError, match=r"the denylist in .*file cannot be used: Not a directory"):
                 await call()
 
     asyncio.run(body())

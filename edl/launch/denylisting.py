@@ -1,4 +1,4 @@
-"""Sets up the Master's companion for the quarantine."""
+"""Sets up the Master's companion for the denylist."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from edl.ports import Store
 
 
 def companions(settings: LaunchSettings, store: Store, token: str, log: Callable[[str], None]) -> Companions:
-    """The companions for ``MasterDeps``; none without ``--quarantine``. ``token``: the job's."""
-    where = settings.quarantine.where
+    """The companions for ``MasterDeps``; none without ``--denylist``. ``token``: the job's."""
+    where = settings.denylist.where
     if not where:
         return lambda master: ()
-    from edl.adapters.remote_files import open_files  # imported late: only for jobs with a quarantine
-    from edl.quarantine.places import FilesPlace, Place, StorePlace
-    from edl.quarantine.plan import Author
-    from edl.quarantine.shell import QuarantineKeeper
+    from edl.adapters.remote_files import open_files  # imported late: only for jobs with a denylist
+    from edl.denylist.places import FilesPlace, Place, StorePlace
+    from edl.denylist.plan import Author
+    from edl.denylist.shell import DenylistKeeper
 
     place: Place
     if where == IN_STORE:
@@ -32,8 +32,8 @@ def companions(settings: LaunchSettings, store: Store, token: str, log: Callable
         try:
             files = open_files(where)
         except SettingError as error:
-            raise error.renamed("--quarantine") from None
-        place = FilesPlace(files, functools.partial(in_thread, "edl-quarantine"))
+            raise error.renamed("--denylist") from None
+        place = FilesPlace(files, functools.partial(in_thread, "edl-denylist"))
     run = hashlib.sha256(f"run {token}".encode()).hexdigest()[:8]
-    author = Author(settings.spec.job, run, settings.quarantine.keep_s)
-    return lambda master: (QuarantineKeeper(master, place, author, wall_clock_s, log).run(),)
+    author = Author(settings.spec.job, run, settings.denylist.keep_s)
+    return lambda master: (DenylistKeeper(master, place, author, wall_clock_s, log).run(),)

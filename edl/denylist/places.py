@@ -1,4 +1,4 @@
-"""Where the quarantine is kept: in an etcd that outlives jobs, in a directory, or in an object store."""
+"""Where the denylist is kept: in an etcd that outlives jobs, in a directory, or in an object store."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Protocol
 from urllib.parse import quote
 
-from edl.errors import ProtocolError, QuarantineError
+from edl.errors import DenylistError, ProtocolError
 from edl.ports import Delete, Files, Put, Store
 from edl.wire import plain
-from edl.wire.quarantine import Quarantined
+from edl.wire.denylist import DenylistEntry
 
-PREFIX = "/edl-quarantine/"
+PREFIX = "/edl-denylist/"
 """Prefix of the keys in an etcd. It belongs to no job."""
 SUFFIX = ".json"
 """Suffix of the files."""
@@ -21,23 +21,23 @@ Blocking = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 
 class Place(Protocol):
-    """Where the quarantine is kept. Calls raise ``StoreError`` or ``QuarantineError``."""
+    """Where the denylist is kept. Calls raise ``StoreError`` or ``DenylistError``."""
 
     where: str
     """Names it in messages."""
     look_s: float
     """Seconds between two reads by a job: requests to an object store cost money."""
 
-    async def entries(self) -> Sequence[Quarantined]:
+    async def entries(self) -> Sequence[DenylistEntry]:
         """All entries, expired ones included, sorted by name. What cannot be read is left out."""
         ...
 
-    async def put(self, entry: Quarantined) -> None:
+    async def put(self, entry: DenylistEntry) -> None:
         """Add an entry, or replace the one with its name."""
         ...
 
     async def remove(self, name: str) -> None:
-        """Remove an entry (``Quarantined.name``). A missing one is not an error."""
+        """Remove an entry (``DenylistEntry.name``). A missing one is not an error."""
         ...
 
 
@@ -50,12 +50,12 @@ class StorePlace:
         self.where = where
         self._store = store
 
-    async def entries(self) -> list[Quarantined]:
+    async def entries(self) -> list[DenylistEntry]:
         """See ``Place``."""
         found = await self._store.read(PREFIX)
         return _readable(one.value for one in found.entries)
 
-    async def put(self, entry: Quarantined) -> None:
+    async def put(self, entry: DenylistEntry) -> None:
         """See ``Place``."""
         await self._store.write([Put(PREFIX + _key(entry.name), plain.dumps(entry))])
 
@@ -73,11 +73,11 @@ class FilesPlace:
         self._files = files
         self._blocking = blocking
 
-    async def entries(self) -> list[Quarantined]:
+    async def entries(self) -> list[DenylistEntry]:
         """See ``Place``."""
         return _readable(await self._call(self._read))
 
-    async def put(self, entry: Quarantined) -> None:
+    async def put(self, entry: DenylistEntry) -> None:
         """See ``Place``."""
         await self._call(lambda: self._files.write(_key(entry.name) + SUFFIX, [plain.dumps(entry)]))
 
@@ -98,18 +98,18 @@ class FilesPlace:
             return await self._blocking(call)
         except OSError as error:
             what = error.strerror or error
-            raise QuarantineError(f"the quarantine in {self.where} cannot be used: {what}") from error
+            raise DenylistError(f"the denylist in {self.where} cannot be used: {what}") from error
 
 
 def _key(name: str) -> str:
-    """The name of an entry as one file name; machines and devices may have any."""
+    """The name of an entry as one file name; hosts and devices may have any."""
     return quote(name, safe="")
 
 
-def _readable(texts: Iterable[bytes]) -> list[Quarantined]:
+def _readable(texts: Iterable[bytes]) -> list[DenylistEntry]:
     """The entries among these values, sorted by name. Others are left out: those of a newer edl, and foreign files."""
     found = []
     for text in texts:
         with contextlib.suppress(ProtocolError):
-            found.append(plain.loads(Quarantined, text))
+            found.append(plain.loads(DenylistEntry, text))
     return sorted(found, key=lambda one: one.name)
