@@ -303,6 +303,10 @@ class SimLauncher(SimProcess):
         """The shell of the Master in this process, if there is one."""
         return self.candidate.shell if self.candidate is not None and self.alive else None
 
+    def clients(self) -> set[NodeId]:
+        """The nodes whose streams to this launcher are open."""
+        return {one.node for one in self.server.clients() if isinstance(one, SimLauncher)}
+
     def connected_to(self) -> SimProcess | None:
         """The process at the other end of the agent's open connection."""
         return self._connection.other if self._connection is not None else None

@@ -15,7 +15,6 @@ from edl.checkpoint.memory.copy_policy import Copying
 from edl.config import FaultTolerance, JobSpec
 from edl.errors import FencedOut
 from edl.exit_codes import ExitCode
-from edl.master.machine import absent
 from edl.master.policies.slots import places
 from edl.master.restoring import newest_in_memory
 from edl.master.sizing import NO_SIZING, Sizing
@@ -355,7 +354,7 @@ class SimWorld:
         attached: set[NodeId] = set()
         writes = not self.store.away and not launcher.paused and self.network.both(launcher.host, STORE)
         if writes and shell is not None and shell.serving and shell.state is not None:
-            clients = {one.node for one in launcher.server.clients() if isinstance(one, SimLauncher)}
+            clients = launcher.clients()
             attached = {node for node, entry in shell.state.nodes.items() if entry.attached and node not in clients}
         since_s = {node: self._deaf_s.get((launcher.node, node), self.timeline.now_s) for node in attached}
         self._deaf_s = {key: at_s for key, at_s in self._deaf_s.items() if key[0] != launcher.node}
@@ -406,8 +405,9 @@ class SimWorld:
         leader = launcher.connected_to()
         if leader is None or not isinstance(leader, SimLauncher) or leader.master_shell is None:
             return False
-        state = leader.master_shell.state
-        return leader is master or (state is not None and not absent(state))
+        nodes = leader.master_shell.state.nodes if leader.master_shell.state is not None else {}
+        missed = [entry for entry in nodes.values() if entry.registered and entry.info.node not in leader.clients()]
+        return leader is master or (bool(nodes) and not missed)
 
     # --- whole schedules ----------------------------------------------------------------------------------------------
 
