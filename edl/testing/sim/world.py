@@ -329,20 +329,18 @@ class SimWorld:
             self.checks.fail(f"not within {within_s:g} s: {what}\n{self.picture()}")
 
     def _look_around(self) -> None:
-        """Run the periodic checks; among them that isolated or frozen launchers have no running workers (B11)."""
-        spec = self.spec.timeouts
-        limit_s = 3 * spec.lease_ttl_s + KEEPALIVE_S + spec.shutdown_s + 2 * LOOK_EVERY_S
-        master = self.master
+        """Run the periodic checks; among them that isolated or frozen launchers have no running workers (B11). An agent
+        stops its workers a lease after it has noticed that it is cut off; they may take their time to end."""
+        notice_s, master = self.spec.timeouts.lease_ttl_s + KEEPALIVE_S + 2 * LOOK_EVERY_S, self.master
+        limit_s = 3 * self.spec.timeouts.lease_ttl_s + KEEPALIVE_S + self.spec.timeouts.shutdown_s + 2 * LOOK_EVERY_S
         for launcher in self.alive():
             self._note_contact(launcher, master)
             self._look_at_spare(launcher, limit_s)
             self._look_at_frozen(launcher)
             self._look_at_streams(launcher)
-            since_s = launcher.isolated_s
-            if since_s is None or self.timeline.now_s - since_s <= limit_s:
-                continue
-            if any(worker.alive and worker.round for worker in launcher.workers):
-                self.checks.fail(f"{launcher.node} has been isolated for {limit_s:g} s and its workers still run")
+            alone_s = self.timeline.now_s - launcher.isolated_s if launcher.isolated_s is not None else 0.0
+            if alone_s > (notice_s if launcher.lets_train else limit_s) and launcher.trains:
+                self.checks.fail(f"{launcher.node} has been isolated for {alone_s:g} s and its workers still run")
         self.plugin.check()
         if self._healed:
             self._replenish()
