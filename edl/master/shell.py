@@ -536,7 +536,7 @@ class MasterShell:
     @property
     def misses_nodes(self) -> bool:
         """Whether a node that has a lease is not attached."""
-        return self._state is not None and bool(absent(self._state))
+        return self._state is not None and bool(absent(self._state, self._streams))
 
     @property
     def serving(self) -> bool:
