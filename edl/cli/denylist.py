@@ -14,7 +14,7 @@ from edl.cli.options import duration_s, store_options, where_of
 from edl.errors import SettingError, UsageError
 
 if TYPE_CHECKING:
-    from edl.denylist.places import Place
+    from edl.denylist.places import DenylistPlace
     from edl.wire.denylist import DenylistEntry
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -136,8 +136,8 @@ def _meant(entries: Sequence[DenylistEntry], name: str, where: str) -> DenylistE
 
 
 @contextlib.asynccontextmanager
-async def _opened(where: dict[str, str], at: str) -> AsyncIterator[Place]:
-    from edl.denylist.places import FilesPlace, StorePlace
+async def _opened(where: dict[str, str], at: str) -> AsyncIterator[DenylistPlace]:
+    from edl.denylist.places import FilesDenylist, StoreDenylist
 
     if at not in ("", IN_STORE):
         from edl.adapters.remote_files import open_files
@@ -146,7 +146,7 @@ async def _opened(where: dict[str, str], at: str) -> AsyncIterator[Place]:
             files = open_files(at)
         except SettingError as error:
             raise error.renamed("--at") from None
-        yield FilesPlace(files, asyncio.to_thread)
+        yield FilesDenylist(files, asyncio.to_thread)
         return
     from edl.cli.find import store_of
 
@@ -154,4 +154,4 @@ async def _opened(where: dict[str, str], at: str) -> AsyncIterator[Place]:
     if not wanted.endpoints:
         raise UsageError("where is the denylist? Name its directory (--at=DIR), or its etcd (--rdzv-endpoint)")
     async with store_of(wanted) as store:
-        yield StorePlace(store, ",".join(wanted.endpoints))
+        yield StoreDenylist(store, ",".join(wanted.endpoints))

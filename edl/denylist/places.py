@@ -20,7 +20,7 @@ Blocking = Callable[[Callable[[], Any]], Awaitable[Any]]
 """Runs a call that may block in a thread, and returns its result."""
 
 
-class Place(Protocol):
+class DenylistPlace(Protocol):
     """Where the denylist is kept. Calls raise ``StoreError`` or ``DenylistError``."""
 
     where: str
@@ -41,7 +41,7 @@ class Place(Protocol):
         ...
 
 
-class StorePlace:
+class StoreDenylist:
     """In an etcd, under a prefix of its own."""
 
     look_s = 5.0
@@ -51,20 +51,20 @@ class StorePlace:
         self._store = store
 
     async def entries(self) -> list[DenylistEntry]:
-        """See ``Place``."""
+        """See ``DenylistPlace``."""
         found = await self._store.read(PREFIX)
         return _readable(one.value for one in found.entries)
 
     async def put(self, entry: DenylistEntry) -> None:
-        """See ``Place``."""
+        """See ``DenylistPlace``."""
         await self._store.write([Put(PREFIX + _key(entry.name), plain.dumps(entry))])
 
     async def remove(self, name: str) -> None:
-        """See ``Place``."""
+        """See ``DenylistPlace``."""
         await self._store.write([Delete(PREFIX + _key(name))])
 
 
-class FilesPlace:
+class FilesDenylist:
     """In a directory or an object store: one file for each entry."""
 
     def __init__(self, files: Files, blocking: Blocking) -> None:
@@ -74,15 +74,15 @@ class FilesPlace:
         self._blocking = blocking
 
     async def entries(self) -> list[DenylistEntry]:
-        """See ``Place``."""
+        """See ``DenylistPlace``."""
         return _readable(await self._call(self._read))
 
     async def put(self, entry: DenylistEntry) -> None:
-        """See ``Place``."""
+        """See ``DenylistPlace``."""
         await self._call(lambda: self._files.write(_key(entry.name) + SUFFIX, [plain.dumps(entry)]))
 
     async def remove(self, name: str) -> None:
-        """See ``Place``."""
+        """See ``DenylistPlace``."""
         await self._call(lambda: self._files.remove(_key(name) + SUFFIX))
 
     def _read(self) -> list[bytes]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from edl.denylist.places import Place
+from edl.denylist.places import DenylistPlace
 from edl.denylist.plan import Author, counting, plan
 from edl.errors import EdlError, FencedOut
 from edl.watched_master import WatchedMaster
@@ -15,14 +15,14 @@ ADDED = "denylist"
 """Name of the value in the store that lists what this run has added, one name a line."""
 
 
-class DenylistKeeper:
+class DenylistCompanion:
     """Tells the Master what is on the denylist, and adds what the job has found bad. ``wall_s``: the time in seconds
     since 1970."""
 
     def __init__(
         self,
         master: WatchedMaster,
-        place: Place,
+        place: DenylistPlace,
         author: Author,
         wall_s: Callable[[], float],
         log: Callable[[str], None],
@@ -32,7 +32,7 @@ class DenylistKeeper:
         self._author = author
         self._wall_s = wall_s
         self._log = log
-        self._told: tuple[DenylistEntry, ...] | None = None
+        self._reported: tuple[DenylistEntry, ...] | None = None
         self._trouble = ""
 
     async def run(self) -> None:
@@ -52,10 +52,10 @@ class DenylistKeeper:
         """Read the entries, tell the Master, and change what the job's dropped slots require. Raises ``StoreError`` or
         ``DenylistError``."""
         entries, wall_s = await self._place.entries(), self._wall_s()
-        told = counting(entries, self._author, wall_s)
-        if told != self._told:
-            self._told = told
-            self._master.denylist(told)
+        others = counting(entries, self._author, wall_s)
+        if others != self._reported:
+            self._reported = others
+            self._master.denylist(others)
         own = {one.name for one in entries if one.run == self._author.run}
         added = own.union(self._master.kept(ADDED).split("\n")) - {""}
         todo = plan(self._master.status(), entries, added, self._author, wall_s)

@@ -49,7 +49,7 @@ from edl.agent.workers.workers import WorkerGroup
 from edl.checkpoint.manager import CheckpointManager
 from edl.config import JobSpec, LogPlan, changed, environment
 from edl.errors import EdlError
-from edl.launch import denylisting, log_options, pservers, readers, scaling, watching
+from edl.launch import denylist_companion, log_options, pservers, readers, scaling, watching
 from edl.launch.accelerators import paddle_devices, slot_identities, visible_devices
 from edl.launch.addresses import address_towards, etcd_leases, identity_for
 from edl.launch.console import console, listen_to_modules
@@ -374,7 +374,7 @@ def _companions(settings: LaunchSettings, deps: _NodeDeps, log: Callable[[str], 
     parts = (
         scaling.companions(settings, store, deps.opened.endpoints, log),
         watching.companions(settings, token, log),
-        denylisting.companions(settings, store, token, log),
+        denylist_companion.companions(settings, store, token, log),
     )
     return lambda master: tuple(work for part in parts for work in part(master))
 

@@ -11,7 +11,7 @@ import pytest
 
 from edl.adapters.files import PlainFiles
 from edl.adapters.remote_files import RemoteFiles
-from edl.denylist.places import FilesPlace, Place, StorePlace
+from edl.denylist.places import DenylistPlace, FilesDenylist, StoreDenylist
 from edl.errors import DenylistError
 from edl.testing.clock import FakeClock
 from edl.testing.memory_store import MemoryStore
@@ -22,16 +22,16 @@ HOST = DenylistEntry("rack-3/..", reason="ärgerlich", by="me@host")
 
 
 @pytest.fixture(params=["store", "folder", "object store"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> DenylistPlace:
     if request.param == "store":
-        return StorePlace(MemoryStore(FakeClock()), "etcd")
+        return StoreDenylist(MemoryStore(FakeClock()), "etcd")
     if request.param == "folder":
-        return FilesPlace(PlainFiles(str(tmp_path / "not" / "yet")), asyncio.to_thread)
+        return FilesDenylist(PlainFiles(str(tmp_path / "not" / "yet")), asyncio.to_thread)
     pytest.importorskip("fsspec")
-    return FilesPlace(RemoteFiles(f"memory://{tmp_path.parent.name}/{tmp_path.name}"), asyncio.to_thread)
+    return FilesDenylist(RemoteFiles(f"memory://{tmp_path.parent.name}/{tmp_path.name}"), asyncio.to_thread)
 
 
-def test_put_list_remove(place: Place) -> None:
+def test_put_list_remove(place: DenylistPlace) -> None:
     async def body() -> None:
         assert list(await place.entries()) == []
         await place.put(HOST)
@@ -44,7 +44,7 @@ def test_put_list_remove(place: Place) -> None:
     asyncio.run(body())
 
 
-def test_a_device_has_one_entry(place: Place) -> None:
+def test_a_device_has_one_entry(place: DenylistPlace) -> None:
     async def body() -> None:
         moved = DenylistEntry("m2", DEVICE.device, "again", "job other", "r2", 3.0, 0.0)
         await place.put(DEVICE)
@@ -56,7 +56,7 @@ def test_a_device_has_one_entry(place: Place) -> None:
 
 def test_other_files_are_left_alone(tmp_path: Path) -> None:
     async def body() -> None:
-        place = FilesPlace(PlainFiles(tmp_path), asyncio.to_thread)
+        place = FilesDenylist(PlainFiles(tmp_path), asyncio.to_thread)
         await place.put(DEVICE)
         (tmp_path / "notes.txt").write_text("mine")
         (tmp_path / "torn.json").write_text('{"host": "m')
@@ -70,7 +70,7 @@ def test_other_files_are_left_alone(tmp_path: Path) -> None:
 def test_a_place_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     async def body() -> None:
         (tmp_path / "file").write_text("")
-        place = FilesPlace(PlainFiles(tmp_path / "file"), asyncio.to_thread)
+        place = FilesDenylist(PlainFiles(tmp_path / "file"), asyncio.to_thread)
         calls: list[Callable[[], Any]] = [place.entries, lambda: place.put(DEVICE)]
         for call in calls:
             with pytest.raises(DenylistError, match=r"the denylist in .*file cannot be used: Not a directory"):

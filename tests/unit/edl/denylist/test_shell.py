@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from edl.denylist.plan import Author
-from edl.denylist.shell import DenylistKeeper
+from edl.denylist.shell import DenylistCompanion
 from edl.errors import DenylistError
 from edl.watched_master import WatchedMaster
 from edl.wire.denylist import DenylistEntry
@@ -16,10 +16,10 @@ from tests.support.master_fixture import turns, until
 from tests.unit.edl.denylist.test_plan import dropped, entry, status
 
 
-class Shelf:
+class MemoryPlace:
     """A place in memory, which may be out of order."""
 
-    where, look_s = "the shelf", 0.0
+    where, look_s = "the place", 0.0
 
     def __init__(self, *entries: DenylistEntry) -> None:
         self.held = {one.name: one for one in entries}
@@ -27,7 +27,7 @@ class Shelf:
 
     async def entries(self) -> Sequence[DenylistEntry]:
         if self.broken:
-            raise DenylistError("the denylist in the shelf cannot be used: No such device")
+            raise DenylistError("the denylist in the place cannot be used: No such device")
         return [self.held[name] for name in sorted(self.held)]
 
     async def put(self, one: DenylistEntry) -> None:
@@ -58,20 +58,20 @@ class Boss:
         self.values[name] = value
 
 
-def keeper(master: Boss, shelf: Shelf, log: list[str]) -> DenylistKeeper:
+def companion(master: Boss, place: MemoryPlace, log: list[str]) -> DenylistCompanion:
     author = Author("digits", "run1", 100.0)
-    return DenylistKeeper(cast(WatchedMaster, master), cast(Any, shelf), author, lambda: 1000.0, log.append)
+    return DenylistCompanion(cast(WatchedMaster, master), cast(Any, place), author, lambda: 1000.0, log.append)
 
 
 def test_the_master_is_told_once() -> None:
     async def body() -> None:
         foreign = entry("m9", run="run9")
-        master, shelf = Boss(status()), Shelf(foreign, entry(device="G1", run="run9", until_s=1.0))
-        one = keeper(master, shelf, [])
+        master, place = Boss(status()), MemoryPlace(foreign, entry(device="G1", run="run9", until_s=1.0))
+        one = companion(master, place, [])
         await one.look()
         await one.look()
         assert master.told == [(foreign,)]
-        assert list(shelf.held) == ["host/m9"], "what has expired is tidied up"
+        assert list(place.held) == ["host/m9"], "what has expired is tidied up"
 
     asyncio.run(body())
 
@@ -79,16 +79,16 @@ def test_the_master_is_told_once() -> None:
 def test_a_bad_device_is_added_once_even_if_somebody_removes_it() -> None:
     async def body() -> None:
         log: list[str] = []
-        master, shelf = Boss(status(dropped(device="G7"))), Shelf()
-        one = keeper(master, shelf, log)
+        master, place = Boss(status(dropped(device="G7"))), MemoryPlace()
+        one = companion(master, place, log)
         await one.look()
-        assert list(shelf.held) == ["device/G7"]
-        assert log == ["added to the denylist in the shelf: device/G7: failed by itself 2 times"]
-        shelf.held.clear()
+        assert list(place.held) == ["device/G7"]
+        assert log == ["added to the denylist in the place: device/G7: failed by itself 2 times"]
+        place.held.clear()
         await one.look()
-        assert not shelf.held
-        await keeper(master, shelf, log).look()  # the next Master's
-        assert not shelf.held
+        assert not place.held
+        await companion(master, place, log).look()  # the next Master's
+        assert not place.held
         assert master.told == [(), ()], "each Master learns that nothing else is on the denylist"
 
     asyncio.run(body())
@@ -96,11 +96,11 @@ def test_a_bad_device_is_added_once_even_if_somebody_removes_it() -> None:
 
 def test_a_master_that_dies_between_adding_and_noting() -> None:
     async def body() -> None:
-        master, shelf = Boss(status(dropped(device="G7"))), Shelf(entry(device="G7"))
-        await keeper(master, shelf, []).look()
-        shelf.held.clear()
-        await keeper(master, shelf, []).look()
-        assert not shelf.held
+        master, place = Boss(status(dropped(device="G7"))), MemoryPlace(entry(device="G7"))
+        await companion(master, place, []).look()
+        place.held.clear()
+        await companion(master, place, []).look()
+        assert not place.held
 
     asyncio.run(body())
 
@@ -109,17 +109,17 @@ def test_a_place_out_of_order_is_reported_once_and_what_was_there_still_counts()
     async def body() -> None:
         log: list[str] = []
         foreign = entry("m9", run="run9")
-        master, shelf = Boss(status()), Shelf(foreign)
-        working = asyncio.create_task(keeper(master, shelf, log).run())
+        master, place = Boss(status()), MemoryPlace(foreign)
+        working = asyncio.create_task(companion(master, place, log).run())
         await until(lambda: bool(master.told))
-        shelf.broken = True
+        place.broken = True
         await until(lambda: bool(log))
         await turns()
-        assert log == ["the denylist in the shelf cannot be used: No such device"]
+        assert log == ["the denylist in the place cannot be used: No such device"]
         assert master.told == [(foreign,)]
-        shelf.broken = False
+        place.broken = False
         await until(lambda: len(log) > 1)
-        assert log[1] == "the denylist in the shelf can be used again"
+        assert log[1] == "the denylist in the place can be used again"
         master.statuses = [status(phase="ended")]
         await working
 

@@ -21,19 +21,19 @@ def companions(settings: LaunchSettings, store: Store, token: str, log: Callable
     if not where:
         return lambda master: ()
     from edl.adapters.remote_files import open_files  # imported late: only for jobs with a denylist
-    from edl.denylist.places import FilesPlace, Place, StorePlace
+    from edl.denylist.places import DenylistPlace, FilesDenylist, StoreDenylist
     from edl.denylist.plan import Author
-    from edl.denylist.shell import DenylistKeeper
+    from edl.denylist.shell import DenylistCompanion
 
-    place: Place
+    place: DenylistPlace
     if where == IN_STORE:
-        place = StorePlace(store, "the job's etcd")
+        place = StoreDenylist(store, "the job's etcd")
     else:
         try:
             files = open_files(where)
         except SettingError as error:
             raise error.renamed("--denylist") from None
-        place = FilesPlace(files, functools.partial(in_thread, "edl-denylist"))
+        place = FilesDenylist(files, functools.partial(in_thread, "edl-denylist"))
     run = hashlib.sha256(f"run {token}".encode()).hexdigest()[:8]
     author = Author(settings.spec.job, run, settings.denylist.keep_s)
-    return lambda master: (DenylistKeeper(master, place, author, wall_clock_s, log).run(),)
+    return lambda master: (DenylistCompanion(master, place, author, wall_clock_s, log).run(),)
