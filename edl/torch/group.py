@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, ClassVar
@@ -19,6 +20,7 @@ from torch.distributed import distributed_c10d as c10d
 from edl.torch import devices, nccl
 from edl.torch.addresses import Addresses, endpoint
 from edl.torch.collectives import Collectives, nccl_error
+from edl.torch.flight_recorder import WaitReader
 from edl.torch.sockets import (
     Socket,
     connections,
@@ -41,6 +43,7 @@ _LONGEST_AGAIN_S = 0.2
 _NOTICED_S = 0.1
 """Seconds within which gloo has read the end of a connection that was shut down."""
 _ASK_AGAIN_S = 1.0
+_now_s = time.monotonic  # noqa: TID251 - measures waits, decides nothing
 
 _MAPS = (
     "pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "pg_to_tag", "tags_to_pg", "pg_coalesce_state",
@@ -72,6 +75,8 @@ class TorchGroup:
         """torch's own store, the wrappers that gloo uses instead, and gloo's devices."""
         self._before_nccl: frozenset[Socket] | None = None
         """While NCCL's communicator is being set up: the sockets that were open before."""
+        self._recorder: WaitReader | None = None
+        """Of a group with NCCL."""
         self.watch = Collectives(self)
         watch_new_groups(None)  # else an earlier round's group would take this one, or the script's, for its own
 
@@ -91,6 +96,13 @@ class TorchGroup:
     def settle(self) -> None:
         """Wait for all collectives that have been started; see ``edl.worker.framework.Communicator``."""
         self.watch.settle()
+
+    def waited_s(self) -> float:
+        """Seconds that the training thread has waited in collectives; see ``edl.worker.framework.Communicator``. With
+        NCCL they are taken from torch's flight recorder, since the host does not wait for its collectives."""
+        if self._recorder is not None:
+            return self._recorder.waited_s(_now_s())
+        return self.watch.waited_s
 
     def abort(self) -> None:
         """Make every call that waits for a peer fail, now and later."""
@@ -159,6 +171,7 @@ class TorchGroup:
         return any(one is group for one in self._groups)
 
     def _begin_nccl(self, formed: Any) -> None:
+        self._recorder = WaitReader()
         if self.seat.world_size > 1:
             self._before_nccl = sockets()
             try:

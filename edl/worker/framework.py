@@ -88,6 +88,11 @@ class Communicator(Protocol):
         """Wait for this worker's collectives that have not been waited for yet. Failures show in ``failure``."""
         ...
 
+    def waited_s(self) -> float:
+        """Seconds that the training thread has waited in collectives of this group so far: for other ranks, and for the
+        network. Negative: this cannot be measured. Called every few seconds."""
+        ...
+
     def abort(self) -> None:
         """Make every current or future collective fail at once. From any thread, at any time, even while the group is
         being formed. Returns at once; idempotent."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import struct
 import threading
+import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
@@ -47,6 +48,7 @@ class Ring:
         self._links = Links(rank, endpoints, token, round)
         self._busy = threading.Lock()
         self._number = 0
+        self._waited_s = 0.0
         self._scratch = bytearray()
 
     # --- lifecycle ---------------------------------------------------------------------------------------------------
@@ -68,6 +70,10 @@ class Ring:
 
     def settle(self) -> None:
         """Does nothing: every call waits for its result."""
+
+    def waited_s(self) -> float:
+        """Seconds in calls so far."""
+        return self._waited_s
 
     def close(self) -> None:
         """Free all descriptors. No other thread may be in a call."""
@@ -260,6 +266,7 @@ class Ring:
 
         if not self._busy.acquire(blocking=False):
             raise OutOfStep(f"rank {self.rank}: two threads use the group at the same time")
+        began_s = time.monotonic()
         try:
             self._links.pump(outgoing, ready, incoming, relayed_from, checked, check, _HEADER.size)
             self._number = (self._number + 1) & 0xFFFFFFFF
@@ -268,6 +275,7 @@ class Ring:
             self._links.abort(f"a collective failed ({type(error).__name__}: {error})")
             raise
         finally:
+            self._waited_s += time.monotonic() - began_s
             self._busy.release()
 
 

@@ -107,6 +107,10 @@ class FakeGroup:
         self.aborted = threading.Event()
         self.retired = 0
 
+    def waited_s(self) -> float:
+        """Not measured."""
+        return -1.0
+
     def collective(self) -> None:
         """Wait for all members."""
         try:
