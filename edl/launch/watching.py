@@ -1,4 +1,4 @@
-"""Sets up the Master's companions for watchdogs and notifications."""
+"""Sets up what the launcher of a Master runs beside it for watchdogs and notifications."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from edl.config import JobSpec
-from edl.master import alarms, autoscaling, away, dropping, incidents, planning, resizing
+from edl.master import alarms, autoscaling, away, dropping, incidents, planning, resizing, straggling
 from edl.master.events import (
     Decision,
     Event,

@@ -17,6 +17,8 @@ K = TypeVar("K", bound=Hashable)
 
 GOOD = 0.5
 """A window is good below this part of the limit."""
+DOUBT = 2
+"""Factor on the number of windows if chance may be behind them."""
 _REMEMBERED = 16
 """Number of causes that are remembered."""
 
@@ -32,6 +34,12 @@ class Streak:
     causes: tuple[Cause, ...] = ()
     evidence: Mapping[Cause, str] = field(default_factory=dict)
     """The newest of each cause."""
+    doubtful: bool = False
+    """One of the windows is; see ``Excess``."""
+
+    def lasts(self, windows: int) -> bool:
+        """Whether it is long enough for a verdict, where ``windows`` in a row are without doubt."""
+        return self.count >= windows * (DOUBT if self.doubtful else 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +62,11 @@ class Judgement(Generic[K]):
     cleared: frozenset[K]
 
 
-def judge(
-    streaks: Mapping[K, Streak], found: Mapping[K, Excess], named: Collection[K], windows: int
-) -> Judgement[K]:
+def judge(streaks: Mapping[K, Streak], found: Mapping[K, Excess], named: Collection[K], windows: int) -> Judgement[K]:
     """Take one window into account. ``named``: the ranks that are named at the moment; ``windows``: the number in a row
     that names a rank, or clears it."""
     now = {key: streak for key, one in found.items() if (streak := _next(streaks.get(key), one)) is not None}
-    full = {key: streak for key, streak in now.items() if streak.count >= windows}
+    full = {key: streak for key, streak in now.items() if streak.lasts(windows)}
     return Judgement(
         now,
         {key: verdict(streak) for key, streak in full.items() if streak.slow and key not in named},
@@ -74,13 +80,14 @@ def _next(before: Streak | None, one: Excess) -> Streak | None:
             return None
         return Streak(False, 1 + (before.count if before is not None and not before.slow else 0))
     if before is None or not before.slow:
-        return Streak(True, 1, one.share, (one.cause,), {one.cause: one.evidence})
+        return Streak(True, 1, one.share, (one.cause,), {one.cause: one.evidence}, one.doubtful)
     return Streak(
         True,
         before.count + 1,
         before.excess + one.share,
         (*before.causes, one.cause)[-_REMEMBERED:],
         {**before.evidence, one.cause: one.evidence},
+        before.doubtful or one.doubtful,
     )
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import bisect
 import enum
-import statistics
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -27,9 +26,10 @@ _NORMAL = 1.4826
 """Factor from the median absolute deviation to the standard deviation of normally distributed values."""
 _DEVIATIONS = 3.0
 """An excess counts only if it is this many standard deviations of the other ranks."""
-_LUCK = 0.5
-"""Where ranks compete for CPUs, chance decides who waits: an excess counts only above this part of the share of time
-that the median rank has no CPU."""
+_PLENTY = 0.5
+"""A rank can be slow for lack of CPUs only if the others lack them for less than this part of the limit,"""
+_LUCK = 3.0
+"""and if the excess is at least this many times what they lack."""
 _MAIN_PART = 0.5
 """A cause is named if it explains at least this part of the excess."""
 
@@ -56,6 +56,8 @@ class Excess:
     cause: Cause
     evidence: str
     """The values behind the cause, for people."""
+    doubtful: bool = False
+    """Chance may be behind it: it takes more windows to believe it."""
 
     @property
     def slow(self) -> bool:
@@ -98,25 +100,61 @@ def compare(windows: Mapping[K, RankPace], limit: float) -> dict[K, Excess]:
     Empty for less than two ranks."""
     if len(windows) < 2:
         return {}
-    stopped, starved = _column(windows, lambda one: one.stopped_share), _column(windows, lambda one: one.starved_share)
-    data = _column(windows, lambda one: one.data_share)
-    own, per_sample = _own(windows), _own_per_sample(windows)
-    luck = _LUCK * statistics.median(starved.values.values())
-    spread = _spread(own) if own is not None else {}
-    found = {}
-    for key in windows:
-        halted = stopped.excess(key)
-        share = min(own.excess(key), per_sample.excess(key)) if own is not None and per_sample is not None else 0.0
-        allowed = max(limit, luck, _DEVIATIONS * spread.get(key, 0.0))
-        if halted >= limit:  # evidence of its own: chance stops no process
-            share, allowed = max(share, halted), limit
-        parts = {
-            Cause.DATA: data.excess(key),
-            Cause.STOPPED: max(halted, 0.0) + max(starved.excess(key), 0.0),
-        }
-        cause = _cause(share, parts)
-        found[key] = Excess(share, allowed, cause, _evidence(cause, key, data, stopped, starved, own))
-    return found
+    seen = _Compared(
+        _column(windows, lambda one: one.stopped_share),
+        _column(windows, lambda one: one.starved_share),
+        _column(windows, lambda one: one.data_share),
+        *_own(windows),
+    )
+    return {key: seen.excess(key, limit) for key in windows}
+
+
+@dataclass(frozen=True, slots=True)
+class _Compared(Generic[K]):
+    """All ranks in one window."""
+
+    stopped: _Column[K]
+    starved: _Column[K]
+    data: _Column[K]
+    own: _Column[K] | None
+    """Own times; None if one is unknown."""
+    running: tuple[_Column[K], _Column[K]] | None
+    """Own times without those in which a rank had no CPU: as they are, and for the mean number of samples."""
+    spreads: tuple[Mapping[K, float], Mapping[K, float]]
+    """Usual difference between two of the other ranks, in own time and in running time."""
+
+    def excess(self, key: K, limit: float) -> Excess:
+        """The largest excess of a rank, relative to what is allowed for its kind."""
+        found = max(self._kinds(key, limit), key=lambda one: one[0] / one[1])
+        share, allowed, cause, doubtful = found
+        return Excess(share, allowed, cause, self._evidence(cause, key), doubtful)
+
+    def _kinds(self, key: K, limit: float) -> list[tuple[float, float, Cause, bool]]:
+        """Share, limit and cause of each kind of evidence, and whether it may be chance."""
+        kinds = [(self.stopped.excess(key), limit, Cause.STOPPED, False)]  # chance stops no process
+        if self.own is None or self.running is None:
+            return kinds
+        usual_own, usual = (max(limit, _DEVIATIONS * spread.get(key, 0.0)) for spread in self.spreads)
+        running = min(column.excess(key) for column in self.running)
+        parts = {Cause.DATA: self.data.excess(key), Cause.STOPPED: self.stopped.excess(key)}
+        kinds.append((running, usual, _cause(running, parts), False))
+        # Where several ranks compete for CPUs, chance decides who gets none.
+        if self.starved.others[key] < _PLENTY * limit:
+            starved = min(self.starved.excess(key), self.own.excess(key))
+            kinds.append((starved, max(usual_own, _LUCK * self.starved.others[key]), Cause.STOPPED, True))
+        return kinds
+
+    def _evidence(self, cause: Cause, key: K) -> str:
+        def both(column: _Column[K]) -> str:
+            return f"{column.values[key]:.0%} of the time, the others {column.others[key]:.0%}"
+
+        if cause is Cause.DATA:
+            return f"it waits for data {both(self.data)}"
+        if cause is Cause.STOPPED and self.stopped.excess(key) >= self.starved.excess(key):
+            return f"its process is stopped {both(self.stopped)}"
+        if cause is Cause.STOPPED:
+            return f"its process has no CPU {both(self.starved)}"
+        return f"it computes {both(self.own)}" if self.own is not None else ""
 
 
 def _column(windows: Mapping[K, RankPace], value: Callable[[RankPace], float]) -> _Column[K]:
@@ -125,23 +163,24 @@ def _column(windows: Mapping[K, RankPace], value: Callable[[RankPace], float]) -
     return _Column(values, {key: all_of_them.median(one) for key, one in values.items()})
 
 
-def _own(windows: Mapping[K, RankPace]) -> _Column[K] | None:
-    """Own times; None if one is unknown, because the others cannot be compared with it."""
+def _own(
+    windows: Mapping[K, RankPace],
+) -> tuple[_Column[K] | None, tuple[_Column[K], _Column[K]] | None, tuple[Mapping[K, float], Mapping[K, float]]]:
+    """Own times, running times, and the spreads of both. Own times that are not all known cannot be compared."""
     if any(one.peers_share < 0 for one in windows.values()):
-        return None
-    return _column(windows, lambda one: one.own_share)
-
-
-def _own_per_sample(windows: Mapping[K, RankPace]) -> _Column[K] | None:
-    """Own times for the mean number of samples: after a change of the world, ranks may have batches of different
-    sizes. The same as own times if one is unknown."""
+        return None, None, ({}, {})
+    own, running = _column(windows, lambda one: one.own_share), _column(windows, _running)
+    spreads = _spread(own), _spread(running)
     samples = [one.samples for one in windows.values()]
-    if any(one.peers_share < 0 for one in windows.values()):
-        return None
     if min(samples) <= 0:
-        return _own(windows)
+        return own, (running, running), spreads
+    # After a change of the world, ranks may have batches of different sizes.
     mean = sum(samples) / len(samples)
-    return _column(windows, lambda one: one.own_share * mean / one.samples)
+    return own, (running, _column(windows, lambda one: _running(one) * mean / one.samples)), spreads
+
+
+def _running(one: RankPace) -> float:
+    return max(0.0, one.own_share - one.kept_share)
 
 
 def _spread(own: _Column[K]) -> dict[K, float]:
@@ -162,18 +201,3 @@ def _spread(own: _Column[K]) -> dict[K, float]:
 def _cause(share: float, parts: Mapping[Cause, float]) -> Cause:
     cause, part = max(parts.items(), key=lambda one: one[1])
     return cause if part > 0 and part >= _MAIN_PART * share else Cause.COMPUTE
-
-
-def _evidence(
-    cause: Cause, key: K, data: _Column[K], stopped: _Column[K], starved: _Column[K], own: _Column[K] | None
-) -> str:
-    def both(column: _Column[K]) -> str:
-        return f"{column.values[key]:.0%} of the time, the others {column.others[key]:.0%}"
-
-    if cause is Cause.DATA:
-        return f"it waits for data {both(data)}"
-    if cause is Cause.STOPPED and stopped.excess(key) >= starved.excess(key):
-        return f"its process is stopped {both(stopped)}"
-    if cause is Cause.STOPPED:
-        return f"its process has no CPU {both(starved)}"
-    return f"it computes {both(own)}" if own is not None else ""

@@ -6,13 +6,15 @@ parameter queues another callback, which the engine calls before that one: DDP q
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import torch
 
-computed_s = 0.0
-"""When the gradients of the last backward pass through a DDP were complete, on the monotonic clock; 0: never."""
+from edl.worker.framework import now
+
+computed = (0.0, 0.0)
+"""The moment (``edl.worker.framework.now``) at which the gradients of the last backward pass through a DDP were
+complete."""
 _hooks: list[Any] = []
 
 
@@ -35,5 +37,5 @@ def _queue(_: Any) -> None:
 
 
 def _complete() -> None:
-    global computed_s
-    computed_s = time.monotonic()  # noqa: TID251 - measures waits, decides nothing
+    global computed
+    computed = now()

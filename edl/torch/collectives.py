@@ -15,7 +15,6 @@ from __future__ import annotations
 import functools
 import itertools
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
@@ -29,6 +28,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from edl.torch import backward_end, nccl
 from edl.torch.ddp import _armed
+from edl.worker.framework import Waits, now
 
 _AMONG_ALL = (
     *("allreduce", "allreduce_coalesced", "allgather", "_allgather_base", "all_gather_single", "allgather_coalesced"),
@@ -51,7 +51,6 @@ _FUNCTIONAL = (
 )
 """Operators whose last argument is the group."""
 _WAITING = "_c10d_functional::wait_tensor"
-_now_s = time.monotonic  # noqa: TID251 - measures waits, decides nothing
 _KEYS = ("CPU", "CUDA")
 _MOST_OPEN = 64
 """When more are open, completed ones are removed."""
@@ -82,8 +81,8 @@ class Collectives:
         self._owed = ""
         self.failed = ""
         """The message of the first failure; empty while there is none."""
-        self.waited_s = 0.0
-        """Seconds that the training thread, which creates the group, has waited for results."""
+        self.waits = Waits()
+        """Of the training thread, which creates the group."""
         self._trainer = threading.get_ident()
 
     def fail(self, error: BaseException | str) -> None:
@@ -116,10 +115,10 @@ class Collectives:
         if full:
             self._most = max(_MOST_OPEN, 2 * len(self._open))
 
-    def waited_since(self, began_s: float) -> None:
-        """Count a wait that began at this time and ends now, if the training thread has waited."""
+    def waited_since(self, began: tuple[float, float]) -> None:
+        """Count a wait that began at this moment and ends now, if the training thread has waited."""
         if threading.get_ident() == self._trainer:
-            self.waited_s += _now_s() - began_s
+            self.waits.since(began)
 
     def ended(self, work: Any) -> None:
         """Note that the result of a collective is available."""
@@ -138,7 +137,7 @@ class Collectives:
         wait, so later copies from the device come after the collectives."""
         with self._lock:
             left = list(self._open)
-        began_s = _now_s()
+        began = now()
         self._wait_for(left)
         for result in _promised_to(self):
             try:
@@ -146,7 +145,7 @@ class Collectives:
             except Exception as error:  # noqa: BLE001 - whatever the reason, there is no result
                 self.fail(error)
         if left:
-            self.waited_since(began_s)
+            self.waited_since(began)
         self.due()
 
     def due(self) -> None:
@@ -257,7 +256,7 @@ def _observed(original: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a function that starts collectives in C++ and waits for them there."""
 
     def observed(*arguments: Any, **named: Any) -> Any:
-        began_s, found = _now_s(), _current()
+        began, found = now(), _current()
         try:
             result = original(*arguments, **named)
         except Exception as error:
@@ -265,7 +264,7 @@ def _observed(original: Callable[..., Any]) -> Callable[..., Any]:
                 found.fail(error)
             raise
         if found is not None:
-            found.waited_since(began_s)
+            found.waited_since(began)
         return result
 
     return observed
@@ -279,7 +278,7 @@ def _observed_backward(original: Callable[..., Any]) -> Callable[..., Any]:
         found = _current()
         if found is None:
             return original(outputs, *arguments, **named)
-        begun, began_s = found.counts(), _now_s()
+        begun, began = found.counts(), now()
         try:
             result = original(outputs, *arguments, **named)
         except Exception as error:
@@ -288,8 +287,8 @@ def _observed_backward(original: Callable[..., Any]) -> Callable[..., Any]:
             else:
                 found.broke_off(error, outputs, begun)
             raise
-        if backward_end.computed_s > began_s:
-            found.waited_since(backward_end.computed_s)
+        if backward_end.computed > began:
+            found.waited_since(backward_end.computed)
         found.pay(outputs)
         found.look()  # C++ has waited for what DDP's communication hooks started
         return result
@@ -337,7 +336,7 @@ def _observed_call(among_all: bool, original: Callable[..., Any]) -> Callable[..
 
 def _observed_wait(original: Callable[..., Any]) -> Callable[..., Any]:
     def wait(work: Any, *arguments: Any, **named: Any) -> Any:
-        began_s = _now_s()
+        began = now()
         try:
             result = original(work, *arguments, **named)
         except Exception as error:
@@ -350,7 +349,7 @@ def _observed_wait(original: Callable[..., Any]) -> Callable[..., Any]:
         owner = _owners.get(work)
         if owner is not None:
             owner.ended(work)
-            owner.waited_since(began_s)
+            owner.waited_since(began)
         return result
 
     return wait
@@ -387,7 +386,7 @@ def _observed_wait_tensor(original: Callable[..., Any]) -> Callable[..., Any]:
     def wait(tensor: Any) -> Any:
         with _lock:
             promised = _promised.pop(tensor.untyped_storage()._cdata, None)
-        began_s = _now_s()
+        began = now()
         found = _current() if promised is None else promised[1]()
         try:
             result = original(tensor)
@@ -396,7 +395,7 @@ def _observed_wait_tensor(original: Callable[..., Any]) -> Callable[..., Any]:
                 found.fail(error)
             raise
         if found is not None:
-            found.waited_since(began_s)
+            found.waited_since(began)
         return result
 
     return wait

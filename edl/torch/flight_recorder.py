@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edl.wire.rank_pace import UNKNOWN
+from edl.worker.framework import Waits
 
 MOST_COST = 0.0005
 """Largest share of the time that reading the records may take."""
@@ -72,29 +73,29 @@ class WaitReader:
     def __init__(self, dump: Callable[[], str | bytes] | None = None) -> None:
         """``dump``: returns all records as JSON."""
         self._dump = dump or _dump_of_torch()
-        self._waited_s = 0.0
+        self._waits = Waits()
         self._looked_s: float | None = None
         self._newest = -1
         self._rests_until_s = 0.0
 
-    def waited_s(self, now_s: float) -> float:
-        """Seconds in collectives so far; ``UNKNOWN`` if they cannot be measured, or reading costs too much now."""
+    def waits(self, now_s: float) -> Waits | None:
+        """The time in collectives so far; None if it cannot be measured, or reading would cost too much now."""
         if self._dump is None or now_s < self._rests_until_s:
-            return UNKNOWN
+            return None
         began_s = _now_s()
         try:
             records = parse(self._dump())
         except (RuntimeError, TypeError, ValueError):
             self._dump = None
-            return UNKNOWN
+            return None
         self._rests_until_s = now_s + (_now_s() - began_s) / MOST_COST
         share = waited_share([one for one in records if one.record > self._newest])
         before_s, self._looked_s = self._looked_s, now_s
         if share < 0:
-            return UNKNOWN
+            return None
         self._newest = records[-1].record
-        self._waited_s += share * (now_s - before_s) if before_s is not None else 0.0
-        return self._waited_s
+        self._waits.waited_s += share * (now_s - before_s) if before_s is not None else 0.0
+        return self._waits
 
 
 def _dump_of_torch() -> Callable[[], str | bytes] | None:

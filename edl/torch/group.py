@@ -7,7 +7,6 @@ import os
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, ClassVar
@@ -33,6 +32,7 @@ from edl.torch.sockets import (
     sockets,
 )
 from edl.wire.local import Seat
+from edl.worker.framework import Waits, now
 from edl.worker.wait_until_open import wait_until_open
 
 STORE_TIMEOUT = timedelta(seconds=300)
@@ -43,7 +43,6 @@ _LONGEST_AGAIN_S = 0.2
 _NOTICED_S = 0.1
 """Seconds within which gloo has read the end of a connection that was shut down."""
 _ASK_AGAIN_S = 1.0
-_now_s = time.monotonic  # noqa: TID251 - measures waits, decides nothing
 
 _MAPS = (
     "pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "pg_to_tag", "tags_to_pg", "pg_coalesce_state",
@@ -97,12 +96,10 @@ class TorchGroup:
         """Wait for all collectives that have been started; see ``edl.worker.framework.Communicator``."""
         self.watch.settle()
 
-    def waited_s(self) -> float:
-        """Seconds that the training thread has waited in collectives; see ``edl.worker.framework.Communicator``. With
-        NCCL they are taken from torch's flight recorder, since the host does not wait for its collectives."""
-        if self._recorder is not None:
-            return self._recorder.waited_s(_now_s())
-        return self.watch.waited_s
+    def waits(self) -> Waits | None:
+        """The waits in collectives; see ``edl.worker.framework.Communicator``. With NCCL they are taken from torch's
+        flight recorder, since the host does not wait for its collectives."""
+        return self._recorder.waits(now()[0]) if self._recorder is not None else self.watch.waits
 
     def abort(self) -> None:
         """Make every call that waits for a peer fail, now and later."""

@@ -353,7 +353,7 @@ class ServiceFromWorker(_message.Message):
     def __init__(self, service: _Optional[str] = ..., slot: _Optional[int] = ..., round: _Optional[int] = ..., body: _Optional[str] = ...) -> None: ...
 
 class RankPace(_message.Message):
-    __slots__ = ("slot", "step_s", "slowest_s", "peers_share", "commit_share", "data_share", "stopped_share", "starved_share", "samples")
+    __slots__ = ("slot", "step_s", "slowest_s", "peers_share", "commit_share", "data_share", "stopped_share", "starved_share", "idle_share", "samples")
     SLOT_FIELD_NUMBER: _ClassVar[int]
     STEP_S_FIELD_NUMBER: _ClassVar[int]
     SLOWEST_S_FIELD_NUMBER: _ClassVar[int]
@@ -362,6 +362,7 @@ class RankPace(_message.Message):
     DATA_SHARE_FIELD_NUMBER: _ClassVar[int]
     STOPPED_SHARE_FIELD_NUMBER: _ClassVar[int]
     STARVED_SHARE_FIELD_NUMBER: _ClassVar[int]
+    IDLE_SHARE_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     slot: int
     step_s: float
@@ -371,8 +372,9 @@ class RankPace(_message.Message):
     data_share: float
     stopped_share: float
     starved_share: float
+    idle_share: float
     samples: float
-    def __init__(self, slot: _Optional[int] = ..., step_s: _Optional[float] = ..., slowest_s: _Optional[float] = ..., peers_share: _Optional[float] = ..., commit_share: _Optional[float] = ..., data_share: _Optional[float] = ..., stopped_share: _Optional[float] = ..., starved_share: _Optional[float] = ..., samples: _Optional[float] = ...) -> None: ...
+    def __init__(self, slot: _Optional[int] = ..., step_s: _Optional[float] = ..., slowest_s: _Optional[float] = ..., peers_share: _Optional[float] = ..., commit_share: _Optional[float] = ..., data_share: _Optional[float] = ..., stopped_share: _Optional[float] = ..., starved_share: _Optional[float] = ..., idle_share: _Optional[float] = ..., samples: _Optional[float] = ...) -> None: ...
 
 class Pace(_message.Message):
     __slots__ = ("round", "commit", "step_s", "age_s", "commit_share", "data_share", "ranks")

@@ -157,6 +157,7 @@ class StepTimes:
     peers_share: float = UNKNOWN
     commit_share: float = 0.0
     data_share: float = 0.0
+    idle_share: float = 1.0
     samples: float = 0.0
 
 

@@ -29,8 +29,17 @@ class RankPace:
     """Not running because it was stopped, as by SIGSTOP."""
     starved_share: float = 0.0
     """Its main thread could run, and had no CPU."""
+    idle_share: float = 1.0
+    """Its main thread used no CPU, and waited neither in collectives nor for commits: it was starved, or slept, or
+    waited for data, a disk or a device."""
     samples: float = 0.0
     """Samples per step; 0: not known."""
+
+    @property
+    def kept_share(self) -> float:
+        """The part of ``own_share`` in which it had no CPU. Not all of ``starved_share`` is: a rank also waits for a CPU
+        when it wakes up in a collective."""
+        return min(self.starved_share, self.idle_share)
 
     @property
     def own_share(self) -> float:

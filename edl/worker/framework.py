@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -72,6 +73,26 @@ class Accelerator(Protocol):
         ...
 
 
+@dataclass(slots=True)
+class Waits:
+    """Time that a thread has waited."""
+
+    waited_s: float = 0.0
+    idle_s: float = 0.0
+    """Part of it in which the thread used no CPU."""
+
+    def since(self, moment: tuple[float, float]) -> None:
+        """Add a wait that began at this ``moment()`` of the same thread and ends now."""
+        now_s, cpu_s = now()
+        self.waited_s += now_s - moment[0]
+        self.idle_s += max(0.0, now_s - moment[0] - (cpu_s - moment[1]))
+
+
+def now() -> tuple[float, float]:
+    """The time on the monotonic clock, and the CPU time that this thread has used; both in seconds."""
+    return time.monotonic(), time.thread_time()
+
+
 class Communicator(Protocol):
     """The communicator of one round."""
 
@@ -88,9 +109,9 @@ class Communicator(Protocol):
         """Wait for this worker's collectives that have not been waited for yet. Failures show in ``failure``."""
         ...
 
-    def waited_s(self) -> float:
-        """Seconds that the training thread has waited in collectives of this group so far: for other ranks, and for the
-        network. Negative: this cannot be measured. Called every few seconds."""
+    def waits(self) -> Waits | None:
+        """How long the training thread has waited in collectives of this group so far: for other ranks, and for the
+        network. None: this cannot be measured. Called on that thread every few seconds."""
         ...
 
     def abort(self) -> None:

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import struct
 import threading
-import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
+from edl.worker.framework import Waits, now
 from edl.worker.ring_links import LONGEST_CONNECT_S, Incoming, Links, OutOfStep, PeerLost
 
 __all__ = ["OPERATIONS", "OutOfStep", "PeerLost", "Ring"]
@@ -48,7 +48,7 @@ class Ring:
         self._links = Links(rank, endpoints, token, round)
         self._busy = threading.Lock()
         self._number = 0
-        self._waited_s = 0.0
+        self._waits = Waits()
         self._scratch = bytearray()
 
     # --- lifecycle ---------------------------------------------------------------------------------------------------
@@ -71,9 +71,9 @@ class Ring:
     def settle(self) -> None:
         """Does nothing: every call waits for its result."""
 
-    def waited_s(self) -> float:
-        """Seconds in calls so far."""
-        return self._waited_s
+    def waits(self) -> Waits:
+        """The time in calls so far."""
+        return self._waits
 
     def close(self) -> None:
         """Free all descriptors. No other thread may be in a call."""
@@ -266,7 +266,7 @@ class Ring:
 
         if not self._busy.acquire(blocking=False):
             raise OutOfStep(f"rank {self.rank}: two threads use the group at the same time")
-        began_s = time.monotonic()
+        began = now()
         try:
             self._links.pump(outgoing, ready, incoming, relayed_from, checked, check, _HEADER.size)
             self._number = (self._number + 1) & 0xFFFFFFFF
@@ -275,7 +275,7 @@ class Ring:
             self._links.abort(f"a collective failed ({type(error).__name__}: {error})")
             raise
         finally:
-            self._waited_s += time.monotonic() - began_s
+            self._waits.since(began)
             self._busy.release()
 
 

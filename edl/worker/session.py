@@ -20,7 +20,7 @@ from edl.wire.local import AGENT_VARIABLE, Seat
 from edl.wire.rank_pace import UNKNOWN
 from edl.wire.records import NO_SETTINGS, Settings
 from edl.worker.boundary import BoundaryAction, RoundOver
-from edl.worker.framework import Communicator, Framework
+from edl.worker.framework import Communicator, Framework, now
 from edl.worker.link import Link
 from edl.worker.step_times import StepMeter, Totals
 
@@ -217,8 +217,11 @@ class Session:
             self.link.send(times)
 
     def _totals(self) -> Totals:
-        peers_s = self._group.waited_s() if self._group is not None and self._connected else UNKNOWN
-        return Totals(peers_s, self.committing_s, self.waiting_s, self.samples)
+        waits = self._group.waits() if self._group is not None and self._connected else None
+        now_s, cpu_s = now()
+        idle_s = now_s - cpu_s - (waits.idle_s if waits is not None else 0.0)
+        peers_s = waits.waited_s if waits is not None else UNKNOWN
+        return Totals(peers_s, self.committing_s, self.waiting_s, idle_s, self.samples)
 
     @contextlib.contextmanager
     def fetching(self) -> Iterator[None]:

@@ -27,6 +27,8 @@ class Totals:
     committing_s: float
     waiting_s: float
     """Seconds of waiting for data."""
+    idle_s: float
+    """Seconds in which the training thread used no CPU, outside collectives; from an arbitrary beginning."""
     samples: int = 0
     """Real samples that loaders have delivered."""
 
@@ -80,5 +82,6 @@ def _report(round: int, window: _Window, now: Totals, took_s: float) -> StepTime
         peers_share=share(now.peers_s - before.peers_s) if known else UNKNOWN,
         commit_share=share(now.committing_s - before.committing_s),
         data_share=share(now.waiting_s - before.waiting_s),
+        idle_share=share(now.idle_s - before.idle_s),
         samples=max(0, now.samples - before.samples) / len(times_s),
     )

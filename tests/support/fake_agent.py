@@ -107,9 +107,8 @@ class FakeGroup:
         self.aborted = threading.Event()
         self.retired = 0
 
-    def waited_s(self) -> float:
+    def waits(self) -> None:
         """Not measured."""
-        return -1.0
 
     def collective(self) -> None:
         """Wait for all members."""

@@ -98,6 +98,7 @@ def _pace(slot: int, times: StepTimes, stopped: float, starved: float) -> RankPa
         times.data_share,
         stopped,
         starved,
+        times.idle_share,
         times.samples,
     )
 
