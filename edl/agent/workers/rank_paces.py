@@ -2,14 +2,15 @@
 because a stopped worker cannot report it.
 
 The agent looks at the workers' processes a few times a second. The pauses between two looks vary, so that workers which
-are stopped and continued at regular times are not always seen in the same phase. The pauses follow the golden ratio,
-which spreads them evenly.
+are stopped and continued at regular times are not always seen in the same phase.
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
+import hashlib
+import itertools
 from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
 
 from edl.agent.workers.hang import Watched
@@ -20,7 +21,6 @@ from edl.wire.rank_pace import RankPace
 
 SHORTEST_S, LONGEST_S = 0.15, 0.35
 """Bounds of the pause between two looks."""
-_GOLDEN = 0.6180339887498949
 
 
 @dataclasses.dataclass(slots=True)
@@ -103,6 +103,12 @@ def _pace(slot: int, times: StepTimes, stopped: float, starved: float) -> RankPa
     )
 
 
+def _pause_s(number: int) -> float:
+    """The pause before a look: without a pattern, and yet the same in each run."""
+    drawn = int.from_bytes(hashlib.blake2b(number.to_bytes(8, "big"), digest_size=4).digest(), "big") / 2**32
+    return SHORTEST_S + (LONGEST_S - SHORTEST_S) * drawn
+
+
 async def watch(
     shares: RunShares,
     workers: Callable[[], Mapping[int, Watched]],
@@ -111,10 +117,8 @@ async def watch(
     pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> None:
     """Look at the processes until cancelled. ``workers`` is by slot."""
-    phase = 0.0
-    while True:
-        phase = (phase + _GOLDEN) % 1.0
-        await pause(SHORTEST_S + (LONGEST_S - SHORTEST_S) * phase)
+    for number in itertools.count():
+        await pause(_pause_s(number))
         pids = {slot: worker.pid for slot, worker in workers().items()}
         shares.keep(pids)
         seen = states(tuple(pids.values()))
