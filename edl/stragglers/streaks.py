@@ -91,7 +91,6 @@ def _next(before: Streak | None, one: Excess) -> Streak | None:
     )
 
 
-
 def verdict(streak: Streak) -> Verdict:
     """The verdict on a rank after a streak of slow windows: its most frequent cause."""
     cause, _ = collections.Counter(streak.causes).most_common(1)[0]

@@ -13,7 +13,9 @@ from edl.wire.rank_pace import UNKNOWN, RankPace
 LIMIT = 0.2
 
 
-def window(peers: float = 0.5, data: float = 0.0, stopped: float = 0.0, starved: float = 0.0, **more: float) -> RankPace:
+def window(
+    peers: float = 0.5, data: float = 0.0, stopped: float = 0.0, starved: float = 0.0, **more: float
+) -> RankPace:
     return RankPace(
         slot=0, step_s=0.1, slowest_s=0.2, peers_share=peers, data_share=data, stopped_share=stopped,
         starved_share=starved, **more,
@@ -91,7 +93,9 @@ def test_a_lack_of_cpus_that_others_share_is_chance() -> None:
 
 def test_waiting_for_a_cpu_in_a_collective_is_not_own_time() -> None:
     """Such a rank used its CPU all the time outside collectives, so nothing is subtracted from its own time."""
-    assert slow(of(window(peers=0.1, starved=0.5, idle_share=0.0), window(peers=0.5, starved=0.5, idle_share=0.0))) == [0]
+    assert slow(of(window(peers=0.1, starved=0.5, idle_share=0.0), window(peers=0.5, starved=0.5, idle_share=0.0))) == [
+        0
+    ]
 
 
 def test_commits_are_not_own_time() -> None:

@@ -77,6 +77,8 @@ def test_it_agrees_with_a_plain_sum() -> None:
             if found is not None:
                 took_s = now_s - began_s
                 shares = [(now - was) / took_s for now, was in zip(spent, before, strict=True)]
-                assert [found.peers_share, found.commit_share, found.data_share, found.idle_share] == pytest.approx(shares)
+                assert [found.peers_share, found.commit_share, found.data_share, found.idle_share] == pytest.approx(
+                    shares
+                )
                 assert (found.step_s, found.slowest_s) == pytest.approx((statistics.median(times), max(times)))
                 began_s, before, times = now_s, list(spent), []
