@@ -1,5 +1,5 @@
-"""What measuring the times of a rank costs in each step: DistributedDataParallel on one process, with edl's hooks on and
-off in turn.
+"""What measuring the times of a rank costs in each step: DistributedDataParallel in one process, with edl's hooks and
+without in turn.
 
     python -m benchmarks.straggler_cost --steps 400 --rounds 10
 
@@ -16,11 +16,13 @@ import click
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import HashStore
 from torch.nn.parallel import DistributedDataParallel
 
 from edl.torch import backward_end
-from edl.worker.framework import Waits, now
+from edl.worker.framework import Waits
 from edl.worker.step_times import StepMeter, Totals
+from edl.worker.waits import now
 
 WAITS = 4
 """Waits in collectives of a step, each measured at both ends."""
@@ -36,9 +38,9 @@ def block(ddp: DistributedDataParallel, steps: int, measured: bool) -> float:
         began_s = time.perf_counter()
         ddp(batch).mean().backward()
         if measured:
-            waits.since(backward_end.computed)
+            waits.add(backward_end.computed, now())
             for _ in range(WAITS - 1):
-                waits.since(now())
+                waits.add(now(), now())
             meter.passed(1, time.monotonic(), lambda: Totals(waits.waited_s, 0.0, 0.0, 0.0))
         times.append(time.perf_counter() - began_s)
     backward_end.forget()
@@ -51,7 +53,7 @@ def block(ddp: DistributedDataParallel, steps: int, measured: bool) -> float:
 def main(steps: int, rounds: int) -> None:
     """Print the step time with and without measuring."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     ddp = DistributedDataParallel(nn.Sequential(*(nn.Linear(64, 64) for _ in range(8))))
     block(ddp, steps, measured=False)
     pairs = [(block(ddp, steps, measured=False), block(ddp, steps, measured=True)) for _ in range(rounds)]

@@ -365,7 +365,7 @@ class JobSpec:
     slots: SlotRules = field(default_factory=SlotRules)
     replicas: Replicas = field(default_factory=Replicas)
     verify: VerifyRules = field(default_factory=VerifyRules)
-    stragglers: StragglerRules = StragglerRules()
+    stragglers: StragglerRules = field(default_factory=StragglerRules)
     sync_dirs: tuple[str, ...] = ()
     """The script's own directories that are kept alike on all nodes, as given (``--sync-dir``)."""
 

@@ -188,7 +188,7 @@ JOB_METRICS: tuple[Metric[JobFacts], ...] = (
     ),
     Metric(
         "edl_own_time_seconds",
-        "Time of a step that a rank neither waits for others nor for commits: of the median rank, and of the slowest one.",
+        "Time of a step in which a rank waits neither for others nor for commits: of the median rank and the slowest.",
         _own_times,
         ("which",),
     ),

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from edl.worker.framework import now
+from edl.worker.waits import now
 
 computed = (0.0, 0.0)
-"""The moment (``edl.worker.framework.now``) at which the gradients of the last backward pass through a DDP were
+"""The moment (``edl.worker.waits.now``) at which the gradients of the last backward pass through a DDP were
 complete."""
 _hooks: list[Any] = []
 
@@ -33,7 +33,7 @@ def forget() -> None:
 
 
 def _queue(_: Any) -> None:
-    torch.autograd.Variable._execution_engine.queue_callback(_complete)  # type: ignore[no-untyped-call]
+    torch.autograd.Variable._execution_engine.queue_callback(_complete)
 
 
 def _complete() -> None:

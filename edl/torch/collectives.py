@@ -28,7 +28,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from edl.torch import backward_end, nccl
 from edl.torch.ddp import _armed
-from edl.worker.framework import Waits, now
+from edl.worker.framework import Moment, Waits
+from edl.worker.waits import now
 
 _AMONG_ALL = (
     *("allreduce", "allreduce_coalesced", "allgather", "_allgather_base", "all_gather_single", "allgather_coalesced"),
@@ -115,10 +116,10 @@ class Collectives:
         if full:
             self._most = max(_MOST_OPEN, 2 * len(self._open))
 
-    def waited_since(self, began: tuple[float, float]) -> None:
+    def waited_since(self, began: Moment) -> None:
         """Count a wait that began at this moment and ends now, if the training thread has waited."""
         if threading.get_ident() == self._trainer:
-            self.waits.since(began)
+            self.waits.add(began, now())
 
     def ended(self, work: Any) -> None:
         """Note that the result of a collective is available."""

@@ -105,7 +105,7 @@ def _dump_of_torch() -> Callable[[], str | bytes] | None:
     for name in _DUMPS:
         dump: Any = getattr(native, name, None)
         if dump is not None:
-            return lambda: dump(includeCollectives=True, onlyActive=False)  # type: ignore[no-any-return]
+            return lambda: dump(includeCollectives=True, onlyActive=False)
     return None
 
 

@@ -32,8 +32,9 @@ from edl.torch.sockets import (
     sockets,
 )
 from edl.wire.local import Seat
-from edl.worker.framework import Waits, now
+from edl.worker.framework import Waits
 from edl.worker.wait_until_open import wait_until_open
+from edl.worker.waits import now
 
 STORE_TIMEOUT = timedelta(seconds=300)
 """How long a worker waits for rank 0's store unless it is aborted; torch's own default."""

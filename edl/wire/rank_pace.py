@@ -37,8 +37,8 @@ class RankPace:
 
     @property
     def kept_share(self) -> float:
-        """The part of ``own_share`` in which it had no CPU. Not all of ``starved_share`` is: a rank also waits for a CPU
-        when it wakes up in a collective."""
+        """The part of ``own_share`` in which it had no CPU. Not all of ``starved_share`` is that: a rank also waits for
+        a CPU when it wakes up in a collective."""
         return min(self.starved_share, self.idle_share)
 
     @property

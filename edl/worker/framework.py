@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -73,6 +72,10 @@ class Accelerator(Protocol):
         ...
 
 
+Moment = tuple[float, float]
+"""The time on a clock, and the CPU time of a thread; see ``edl.worker.waits.now``."""
+
+
 @dataclass(slots=True)
 class Waits:
     """Time that a thread has waited."""
@@ -81,16 +84,11 @@ class Waits:
     idle_s: float = 0.0
     """Part of it in which the thread used no CPU."""
 
-    def since(self, moment: tuple[float, float]) -> None:
-        """Add a wait that began at this ``moment()`` of the same thread and ends now."""
-        now_s, cpu_s = now()
-        self.waited_s += now_s - moment[0]
-        self.idle_s += max(0.0, now_s - moment[0] - (cpu_s - moment[1]))
-
-
-def now() -> tuple[float, float]:
-    """The time on the monotonic clock, and the CPU time that this thread has used; both in seconds."""
-    return time.monotonic(), time.thread_time()
+    def add(self, began: Moment, ended: Moment) -> None:
+        """Add a wait between two moments of the same thread."""
+        waited_s = ended[0] - began[0]
+        self.waited_s += waited_s
+        self.idle_s += max(0.0, waited_s - (ended[1] - began[1]))
 
 
 class Communicator(Protocol):

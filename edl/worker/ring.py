@@ -14,8 +14,9 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
-from edl.worker.framework import Waits, now
+from edl.worker.framework import Waits
 from edl.worker.ring_links import LONGEST_CONNECT_S, Incoming, Links, OutOfStep, PeerLost
+from edl.worker.waits import now
 
 __all__ = ["OPERATIONS", "OutOfStep", "PeerLost", "Ring"]
 
@@ -275,7 +276,7 @@ class Ring:
             self._links.abort(f"a collective failed ({type(error).__name__}: {error})")
             raise
         finally:
-            self._waits.since(began)
+            self._waits.add(began, now())
             self._busy.release()
 
 

@@ -20,9 +20,10 @@ from edl.wire.local import AGENT_VARIABLE, Seat
 from edl.wire.rank_pace import UNKNOWN
 from edl.wire.records import NO_SETTINGS, Settings
 from edl.worker.boundary import BoundaryAction, RoundOver
-from edl.worker.framework import Communicator, Framework, now
+from edl.worker.framework import Communicator, Framework
 from edl.worker.link import Link
 from edl.worker.step_times import StepMeter, Totals
+from edl.worker.waits import now
 
 WORKER_VARIABLE = "EDL_WORKER_PID"
 """Set by a worker once it is connected, so that its child processes do not act as the worker."""

@@ -56,7 +56,7 @@ def stragglers(status: Any) -> list[Any]:
 
 def check_only(job: Job, rank: int, cause: str) -> None:
     """The alarm is about this rank and no other, in the status and in the history."""
-    status = job.wait_status(stragglers, "an alarm about a straggler")
+    status = job.wait_status(lambda status: bool(stragglers(status)), "an alarm about a straggler")
     (alarm,) = stragglers(status)
     assert f"wait for rank {rank} " in alarm["text"], alarm
     assert f"cause {cause}:" in alarm["text"], alarm

@@ -39,8 +39,8 @@ FAULTS = (
         "--stragglers",
         setting=Setting(StragglerRules, "mode"),
         help=(
-            "What happens about a rank that [the others wait for](stragglers.md): `off`, `report` (an alarm), `exclude` "
-            "(also drop its slot, if the job can do without it)."
+            "What happens about a rank that [the others wait for](stragglers.md): `off`, `report` (an alarm), "
+            "`exclude` (also drop its slot, if the job can do without it)."
         ),
     ),
     Option(

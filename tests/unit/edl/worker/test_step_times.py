@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import statistics
+from collections.abc import Callable
 
 import pytest
 
@@ -14,8 +15,10 @@ from edl.worker.step_times import StepMeter, Totals
 WINDOW_S = 5.0
 
 
-def totals(peers_s: float = 0.0, committing_s: float = 0.0, waiting_s: float = 0.0, idle_s: float = 0.0, n: int = 0):  # type: ignore[no-untyped-def]
-    return lambda: Totals(peers_s, committing_s, waiting_s, idle_s, n)
+def totals(
+    peers_s: float = 0.0, committing_s: float = 0.0, waiting_s: float = 0.0, idle_s: float = 0.0, samples: int = 0
+) -> Callable[[], Totals]:
+    return lambda: Totals(peers_s, committing_s, waiting_s, idle_s, samples)
 
 
 def test_a_window_ends_with_the_first_step_after_its_time() -> None:
@@ -63,15 +66,16 @@ def test_totals_are_read_only_at_the_ends_of_windows() -> None:
 def test_it_agrees_with_a_plain_sum() -> None:
     for seed in range(500):
         rng = random.Random(seed)
-        meter, now_s, spent = StepMeter(WINDOW_S), 0.0, [0.0, 0.0, 0.0, 0.0]
+        meter, now_s, spent = StepMeter(WINDOW_S), 0.0, (0.0, 0.0, 0.0, 0.0)
         meter.passed(1, now_s, totals(*spent))
         times: list[float] = []
-        began_s, before = 0.0, list(spent)
+        began_s, before = 0.0, spent
         for _ in range(200):
             step_s = rng.expovariate(2.0)
             times.append(step_s)
             now_s += step_s
-            spent = [one + step_s * rng.random() / 4 for one in spent]
+            a, b, c, d = (one + step_s * rng.random() / 4 for one in spent)
+            spent = (a, b, c, d)
             found = meter.passed(1, now_s, totals(*spent))
             assert (found is not None) == (now_s - began_s >= WINDOW_S)
             if found is not None:
@@ -81,4 +85,4 @@ def test_it_agrees_with_a_plain_sum() -> None:
                     shares
                 )
                 assert (found.step_s, found.slowest_s) == pytest.approx((statistics.median(times), max(times)))
-                began_s, before, times = now_s, list(spent), []
+                began_s, before, times = now_s, spent, []

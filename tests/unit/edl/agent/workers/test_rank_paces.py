@@ -52,25 +52,34 @@ def test_another_process_in_the_slot_begins_anew() -> None:
     assert shares.take(0) == (0.0, 0.0)
 
 
+class Cycle:
+    """A process that is stopped for a part of each period, until a minute has passed."""
+
+    def __init__(self, seed: int, period_s: float) -> None:
+        rng = random.Random(seed)
+        self.period_s, self.phase_s, self.duty = period_s, rng.random() * period_s, rng.choice([0.3, 0.6])
+        self.now_s = 0.0
+
+    def clock_s(self) -> float:
+        return self.now_s
+
+    async def pause(self, seconds: float) -> None:
+        assert SHORTEST_S <= seconds <= LONGEST_S
+        self.now_s += seconds
+        if self.now_s > 60:
+            raise InterruptedError
+
+    def states(self, pids: Collection[int]) -> Mapping[int, RunState]:
+        stopped = (self.now_s + self.phase_s) % self.period_s < self.duty * self.period_s
+        return {pid: RunState(stopped, 0.0) for pid in pids}
+
+
 @pytest.mark.parametrize("period_s", [0.1, 0.2, 0.25, 0.3, 0.5, 1.0])
 def test_a_regular_duty_cycle_is_seen_as_it_is(period_s: float) -> None:
     """Whatever its period, and its phase: in a minute within a tenth."""
     for seed in range(20):
-        rng = random.Random(seed)
-        phase_s, duty = rng.random() * period_s, rng.choice([0.3, 0.6])
-        now_s = 0.0
-        shares = RunShares()
-
-        async def pause(seconds: float) -> None:
-            nonlocal now_s
-            assert SHORTEST_S <= seconds <= LONGEST_S
-            now_s += seconds
-            if now_s > 60:
-                raise InterruptedError
-
-        def states(pids: Collection[int]) -> Mapping[int, RunState]:
-            return {pid: RunState((now_s + phase_s) % period_s < duty * period_s, 0.0) for pid in pids}
-
+        cycle, shares = Cycle(seed, period_s), RunShares()
+        looking = watch(shares, lambda: {0: Watched(7, 0)}, cycle.states, cycle.clock_s, cycle.pause)
         with contextlib.suppress(InterruptedError):
-            asyncio.run(watch(shares, lambda: {0: Watched(7, 0)}, states, lambda: now_s, pause))
-        assert shares.take(0)[0] == pytest.approx(duty, abs=0.1)
+            asyncio.run(looking)
+        assert shares.take(0)[0] == pytest.approx(cycle.duty, abs=0.1)
