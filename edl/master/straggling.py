@@ -16,7 +16,7 @@ from edl.master.events import Unfit
 from edl.master.state import NodeEntry, Phase
 from edl.master.turn import MasterTurn
 from edl.stragglers.memory import Place, StragglerMemory
-from edl.stragglers.streaks import Streak, Verdict, judge
+from edl.stragglers.streaks import StragglerVerdict, Streak, judge
 from edl.stragglers.windows import compare
 from edl.types import NodeId
 from edl.wire.alarm import Alarm
@@ -60,7 +60,10 @@ def _compare(turn: MasterTurn, world: World) -> None:
 
 
 def _exclude(
-    turn: MasterTurn, named: Mapping[Place, Alarm], new: Mapping[Place, Verdict], streaks: Mapping[Place, Streak]
+    turn: MasterTurn,
+    named: Mapping[Place, Alarm],
+    new: Mapping[Place, StragglerVerdict],
+    streaks: Mapping[Place, Streak],
 ) -> None:
     """Drop the slots of stragglers as if they had failed too often. What the job cannot do without now, it can perhaps
     later, when it has a spare."""
@@ -104,7 +107,7 @@ def _place(alarm: Alarm) -> Place:
     return NodeId(alarm.node), int(alarm.about.rpartition(" ")[2])
 
 
-def _alarm(world: World, place: Place, verdict: Verdict) -> Alarm:
+def _alarm(world: World, place: Place, verdict: StragglerVerdict) -> Alarm:
     node, slot = place
     because = f": {verdict.evidence}" if verdict.evidence else ""
     text = (

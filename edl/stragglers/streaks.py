@@ -43,7 +43,7 @@ class Streak:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class StragglerVerdict:
     """Why a rank is named."""
 
     excess: float
@@ -57,7 +57,7 @@ class Judgement(Generic[K]):
     """The result of one window of all ranks."""
 
     streaks: Mapping[K, Streak]
-    named: Mapping[K, Verdict]
+    named: Mapping[K, StragglerVerdict]
     """Newly found stragglers."""
     cleared: frozenset[K]
 
@@ -91,7 +91,7 @@ def _next(before: Streak | None, one: Excess) -> Streak | None:
     )
 
 
-def verdict(streak: Streak) -> Verdict:
+def verdict(streak: Streak) -> StragglerVerdict:
     """The verdict on a rank after a streak of slow windows: its most frequent cause."""
     cause, _ = collections.Counter(streak.causes).most_common(1)[0]
-    return Verdict(streak.excess / streak.count, cause, streak.evidence[cause])
+    return StragglerVerdict(streak.excess / streak.count, cause, streak.evidence[cause])

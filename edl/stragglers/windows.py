@@ -35,7 +35,7 @@ _MAIN_PART = 0.5
 
 
 class Cause(enum.Enum):
-    """Why a rank is slow, as far as it can be told."""
+    """Why a rank is slow, as far as the measurements show."""
 
     DATA = "data"
     """It waits for its data loader."""
@@ -85,7 +85,7 @@ class Others:
 
 
 @dataclass(frozen=True, slots=True)
-class _Column(Generic[K]):
+class _Shares(Generic[K]):
     """One value of each rank, and the median of the others."""
 
     values: Mapping[K, float]
@@ -113,12 +113,12 @@ def compare(windows: Mapping[K, RankPace], limit: float) -> dict[K, Excess]:
 class _Compared(Generic[K]):
     """All ranks in one window."""
 
-    stopped: _Column[K]
-    starved: _Column[K]
-    data: _Column[K]
-    own: _Column[K] | None
+    stopped: _Shares[K]
+    starved: _Shares[K]
+    data: _Shares[K]
+    own: _Shares[K] | None
     """Own times; None if one is unknown."""
-    running: tuple[_Column[K], _Column[K]] | None
+    running: tuple[_Shares[K], _Shares[K]] | None
     """Own times without those in which a rank had no CPU: as they are, and for the mean number of samples."""
     spreads: tuple[Mapping[K, float], Mapping[K, float]]
     """Usual difference between two of the other ranks, in own time and in running time."""
@@ -145,7 +145,7 @@ class _Compared(Generic[K]):
         return kinds
 
     def _evidence(self, cause: Cause, key: K) -> str:
-        def both(column: _Column[K]) -> str:
+        def both(column: _Shares[K]) -> str:
             return f"{column.values[key]:.0%} of the time, the others {column.others[key]:.0%}"
 
         if cause is Cause.DATA:
@@ -157,15 +157,15 @@ class _Compared(Generic[K]):
         return f"it computes {both(self.own)}" if self.own is not None else ""
 
 
-def _column(windows: Mapping[K, RankPace], value: Callable[[RankPace], float]) -> _Column[K]:
+def _column(windows: Mapping[K, RankPace], value: Callable[[RankPace], float]) -> _Shares[K]:
     values = {key: value(one) for key, one in windows.items()}
     all_of_them = Others(list(values.values()))
-    return _Column(values, {key: all_of_them.median(one) for key, one in values.items()})
+    return _Shares(values, {key: all_of_them.median(one) for key, one in values.items()})
 
 
 def _own(
     windows: Mapping[K, RankPace],
-) -> tuple[_Column[K] | None, tuple[_Column[K], _Column[K]] | None, tuple[Mapping[K, float], Mapping[K, float]]]:
+) -> tuple[_Shares[K] | None, tuple[_Shares[K], _Shares[K]] | None, tuple[Mapping[K, float], Mapping[K, float]]]:
     """Own times, running times, and the spreads of both. Own times that are not all known cannot be compared."""
     if any(one.peers_share < 0 for one in windows.values()):
         return None, None, ({}, {})
@@ -183,7 +183,7 @@ def _running(one: RankPace) -> float:
     return max(0.0, one.own_share - one.kept_share)
 
 
-def _spread(own: _Column[K]) -> dict[K, float]:
+def _spread(own: _Shares[K]) -> dict[K, float]:
     """The usual difference between two other ranks, for each rank: their standard deviation, from the median absolute
     deviation. 0 for few ranks, where nothing is usual."""
     if len(own.values) < 4:

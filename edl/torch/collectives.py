@@ -28,7 +28,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from edl.torch import backward_end, nccl
 from edl.torch.ddp import _armed
-from edl.worker.framework import Moment, Waits
+from edl.worker.framework import CollectiveWaits, Moment
 from edl.worker.waits import now
 
 _AMONG_ALL = (
@@ -82,7 +82,7 @@ class Collectives:
         self._owed = ""
         self.failed = ""
         """The message of the first failure; empty while there is none."""
-        self.waits = Waits()
+        self.waits = CollectiveWaits()
         """Of the training thread, which creates the group."""
         self._trainer = threading.get_ident()
 
@@ -279,7 +279,7 @@ def _observed_backward(original: Callable[..., Any]) -> Callable[..., Any]:
         found = _current()
         if found is None:
             return original(outputs, *arguments, **named)
-        begun, began = found.counts(), now()
+        begun, computed = found.counts(), backward_end.computed
         try:
             result = original(outputs, *arguments, **named)
         except Exception as error:
@@ -288,7 +288,7 @@ def _observed_backward(original: Callable[..., Any]) -> Callable[..., Any]:
             else:
                 found.broke_off(error, outputs, begun)
             raise
-        if backward_end.computed > began:
+        if backward_end.computed is not computed:
             found.waited_since(backward_end.computed)
         found.pay(outputs)
         found.look()  # C++ has waited for what DDP's communication hooks started

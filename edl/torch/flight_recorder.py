@@ -1,4 +1,4 @@
-"""Waits in collectives of an accelerator, from the records of torch's flight recorder.
+"""CollectiveWaits in collectives of an accelerator, from the records of torch's flight recorder.
 
 NCCL's collectives run on the device, where the host neither starts nor ends them. The flight recorder keeps the last of
 them, with their times on the device if ``TORCH_NCCL_ENABLE_TIMING=1`` is set. A collective ends on all ranks at about
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edl.wire.rank_pace import UNKNOWN
-from edl.worker.framework import Waits
+from edl.worker.framework import CollectiveWaits
 
 MOST_COST = 0.0005
 """Largest share of the time that reading the records may take."""
@@ -73,12 +73,12 @@ class WaitReader:
     def __init__(self, dump: Callable[[], str | bytes] | None = None) -> None:
         """``dump``: returns all records as JSON."""
         self._dump = dump or _dump_of_torch()
-        self._waits = Waits()
+        self._waits = CollectiveWaits()
         self._looked_s: float | None = None
         self._newest = -1
         self._rests_until_s = 0.0
 
-    def waits(self, now_s: float) -> Waits | None:
+    def waits(self, now_s: float) -> CollectiveWaits | None:
         """The time in collectives so far; None if it cannot be measured, or reading would cost too much now."""
         if self._dump is None or now_s < self._rests_until_s:
             return None

@@ -32,7 +32,7 @@ from edl.torch.sockets import (
     sockets,
 )
 from edl.wire.local import Seat
-from edl.worker.framework import Waits
+from edl.worker.framework import CollectiveWaits
 from edl.worker.wait_until_open import wait_until_open
 from edl.worker.waits import now
 
@@ -97,7 +97,7 @@ class TorchGroup:
         """Wait for all collectives that have been started; see ``edl.worker.framework.Communicator``."""
         self.watch.settle()
 
-    def waits(self) -> Waits | None:
+    def waits(self) -> CollectiveWaits | None:
         """The waits in collectives; see ``edl.worker.framework.Communicator``. With NCCL they are taken from torch's
         flight recorder, since the host does not wait for its collectives."""
         return self._recorder.waits(now()[0]) if self._recorder is not None else self.watch.waits

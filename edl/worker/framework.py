@@ -77,7 +77,7 @@ Moment = tuple[float, float]
 
 
 @dataclass(slots=True)
-class Waits:
+class CollectiveWaits:
     """Time that a thread has waited."""
 
     waited_s: float = 0.0
@@ -107,7 +107,7 @@ class Communicator(Protocol):
         """Wait for this worker's collectives that have not been waited for yet. Failures show in ``failure``."""
         ...
 
-    def waits(self) -> Waits | None:
+    def waits(self) -> CollectiveWaits | None:
         """How long the training thread has waited in collectives of this group so far: for other ranks, and for the
         network. None: this cannot be measured. Called on that thread every few seconds."""
         ...

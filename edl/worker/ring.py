@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
-from edl.worker.framework import Waits
+from edl.worker.framework import CollectiveWaits
 from edl.worker.ring_links import LONGEST_CONNECT_S, Incoming, Links, OutOfStep, PeerLost
 from edl.worker.waits import now
 
@@ -49,7 +49,7 @@ class Ring:
         self._links = Links(rank, endpoints, token, round)
         self._busy = threading.Lock()
         self._number = 0
-        self._waits = Waits()
+        self._waits = CollectiveWaits()
         self._scratch = bytearray()
 
     # --- lifecycle ---------------------------------------------------------------------------------------------------
@@ -72,7 +72,7 @@ class Ring:
     def settle(self) -> None:
         """Does nothing: every call waits for its result."""
 
-    def waits(self) -> Waits:
+    def waits(self) -> CollectiveWaits:
         """The time in calls so far."""
         return self._waits
 

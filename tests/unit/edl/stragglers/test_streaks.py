@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edl.stragglers.streaks import Streak, Verdict, judge
+from edl.stragglers.streaks import StragglerVerdict, Streak, judge
 from edl.stragglers.windows import Cause, Excess
 
 NEEDED = 3
@@ -14,7 +14,7 @@ class Following:
     def __init__(self) -> None:
         self.streaks: dict[str, Streak] = {}
         self.named: set[str] = set()
-        self.verdicts: list[Verdict] = []
+        self.verdicts: list[StragglerVerdict] = []
 
     def window(self, share: float, cause: Cause = Cause.COMPUTE, doubtful: bool = False) -> bool:
         """Returns whether the rank is named after this window."""
@@ -57,7 +57,7 @@ def test_the_most_frequent_cause_is_named_with_its_newest_values() -> None:
     rank.window(0.6, Cause.COMPUTE)
     rank.window(0.3, Cause.DATA)
     (verdict,) = rank.verdicts
-    assert verdict == Verdict((0.3 + 0.6 + 0.3) / 3, Cause.DATA, "data 0.3")
+    assert verdict == StragglerVerdict((0.3 + 0.6 + 0.3) / 3, Cause.DATA, "data 0.3")
 
 
 def test_a_rank_without_a_window_loses_its_streak() -> None:
