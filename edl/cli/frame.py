@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from rich.cells import cell_len, set_cell_size
 
 from edl.cli.node_text import JobPace, is_slow, kind_of, pace_of, ranks_of, rate_text, samples_text, step_text
+from edl.master.alarms import described
 from edl.rendezvous.phrases import count, goodput, one_line
 from edl.wire.status import HistoryEntry, JobStatus, NodeView
 
@@ -91,7 +92,8 @@ def _summary(status: JobStatus, width: int, problem: str) -> list[FrameLine]:
     if status.goodput:
         lines.append(FrameLine(f"goodput: {goodput({one.name: one.value for one in status.goodput})}"))
     lines.append(FrameLine(one_line(status.reason), LineLook.DIM))
-    notices = [*status.warnings, *(f"incomplete: {text}" for text in status.flaws)]
+    raised = (f"alarm: {described(alarm, alarm.text)}" for alarm in status.alarms)
+    notices = [*raised, *status.warnings, *(f"incomplete: {text}" for text in status.flaws)]
     lines += [FrameLine(one_line(text), LineLook.WARNING) for text in _folded(notices, "warning")]
     lines += [FrameLine(one_line(text)) for text in _plans(status)]
     lines += [

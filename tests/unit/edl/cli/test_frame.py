@@ -15,6 +15,7 @@ from rich.cells import cell_len
 from edl.cli.frame import SMALLEST, FrameLine, LineLook, ScreenSize, frame
 from edl.cli.node_text import kind_of, pace_of, rate_text, step_text
 from edl.cli.show import pace_lines
+from edl.wire.alarm import Alarm
 from edl.wire.rank_pace import UNKNOWN, RankPace
 from edl.wire.records import Version
 from edl.wire.scale_requests import ScaleView
@@ -158,10 +159,15 @@ def test_own_times_tell_the_slow_rank_from_those_that_wait() -> None:
     assert (pace.ranks.median_s, pace.ranks.slowest_s) == (pytest.approx(0.1), pytest.approx(0.18))
     assert pace.samples_per_s == pytest.approx(80.0)
     assert pace_lines(status)[1] == "Own time of a step: median 100 ms, most on rank 3 (n0001): 180 ms"
-    assert any("own 100 ms, most rank 3 180 ms" in text for text in texts(frame(status, None, LARGE)))
+    assert "own 100 ms, most rank 3 180 ms" in texts(frame(status, None, LARGE))
     unknown = dataclasses.replace(status, nodes=(node(0, step_s=0.2, places=(0, 1), ranks=ranks(UNKNOWN, UNKNOWN)),))
     assert pace_of(unknown).ranks is None
     assert len(pace_lines(unknown)) == 1
+
+
+def test_alarms() -> None:
+    status = job(node(0), alarms=(Alarm("straggler", "slot 1", "warning", "the others wait", "n0000"),))
+    assert "alarm: straggler (slot 1) on n0000: the others wait" in texts(frame(status, None, LARGE))
 
 
 def test_texts() -> None:

@@ -1,5 +1,7 @@
-"""Where the training thread waits for other ranks or for data is counted as such. The clock of these tests is a counter:
-each reading is one later than the last."""
+"""Where the training thread waits for other ranks or for data is counted as such.
+
+The clock of these tests is a counter: each reading is one later than the last.
+"""
 
 from __future__ import annotations
 
