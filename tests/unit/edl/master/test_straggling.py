@@ -101,7 +101,9 @@ def test_nothing_is_compared_before_each_rank_has_reported() -> None:
 def test_windows_of_another_world_are_void() -> None:
     rule = job("ab")
     windows(rule, WINDOWS - 1, b=SLOW)
-    rule.say("b", Pace(Round(0), 5, 0.1, ranks=(RankPace(0, 0.1, 0.2, SLOW),)))
+    for name, peers in (("a", GOOD), ("b", SLOW)):
+        rule.say(name, Pace(Round(0), 5, 0.1, ranks=(RankPace(0, 0.1, 0.2, peers),)))
+    assert not named(rule)
     rule.arrive("c")
     rule.change()
     assert rule.members == "abc"

@@ -91,6 +91,14 @@ def test_a_lack_of_cpus_that_others_share_is_chance() -> None:
     assert not slow(of(mine, others))
 
 
+@pytest.mark.parametrize(("others", "is_slow"), [(0.05, True), (0.09, True), (0.11, False)])
+def test_where_the_others_hardly_lack_cpus_it_is_not(others: float, is_slow: bool) -> None:
+    mine, other = (window(peers=peers, starved=lack, idle_share=lack) for peers, lack in ((0.1, 0.6), (0.6, others)))
+    found = of(mine, other)
+    assert bool(slow(found)) is is_slow
+    assert not is_slow or found[0].doubtful
+
+
 def test_waiting_for_a_cpu_in_a_collective_is_not_own_time() -> None:
     """Such a rank used its CPU all the time outside collectives, so nothing is subtracted from its own time."""
     assert slow(of(window(peers=0.1, starved=0.5, idle_share=0.0), window(peers=0.5, starved=0.5, idle_share=0.0))) == [
