@@ -15,15 +15,17 @@ import pytest
 
 from tests.process.harness import ROOT, Job, OutsideEtcd
 
-pytestmark = pytest.mark.torch
-SCRIPT = str(ROOT / "tests" / "process" / "workers" / "straggler_torch.py")
+WORKERS = ROOT / "tests" / "process" / "workers"
+SCRIPT = str(WORKERS / "straggler_torch.py")
 WINDOWS = 3
 """Half as many as by default, each of about 5 s."""
 
 
-def job_of(folder: Path, etcd: OutsideEtcd, *arguments: str, nnodes: str = "2", mode: str = "report") -> Job:
+def job_of(
+    folder: Path, etcd: OutsideEtcd, *arguments: str, nnodes: str = "2", mode: str = "report", script: str = SCRIPT
+) -> Job:
     options = (f"--stragglers={mode}", f"--straggler-windows={WINDOWS}")
-    return Job(folder, [etcd.endpoint], nnodes=nnodes, script=(SCRIPT,), arguments=arguments, options=options)
+    return Job(folder, [etcd.endpoint], nnodes=nnodes, script=(script,), arguments=arguments, options=options)
 
 
 @contextlib.contextmanager
@@ -67,6 +69,7 @@ def check_only(job: Job, rank: int, cause: str) -> None:
     assert "straggler" in job.cli("status").stdout
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize(("nodes", "nproc"), [("ab", 1), ("ab", 2)], ids=["2 ranks", "4 ranks"])
 def test_a_worker_that_is_stopped_half_of_the_time(tmp_path: Path, etcd: OutsideEtcd, nodes: str, nproc: int) -> None:
     with job_of(tmp_path, etcd) as job:
@@ -81,6 +84,7 @@ def test_a_worker_that_is_stopped_half_of_the_time(tmp_path: Path, etcd: Outside
         assert set(job.exit_codes().values()) == {0}
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("how", ["compute", "data"])
 def test_a_rank_that_sleeps_in_each_step(tmp_path: Path, etcd: OutsideEtcd, how: str) -> None:
     with job_of(tmp_path, etcd, f"--slow=0:{how}:0.2") as job:
@@ -92,6 +96,7 @@ def test_a_rank_that_sleeps_in_each_step(tmp_path: Path, etcd: OutsideEtcd, how:
         assert "Own time of a step" in job.cli("status").stdout
 
 
+@pytest.mark.torch
 def test_a_healthy_job_names_nobody(tmp_path: Path, etcd: OutsideEtcd) -> None:
     """For three times as long as a straggler needs, as far as the ranks report."""
     with job_of(tmp_path, etcd) as job:
@@ -108,6 +113,7 @@ def test_a_healthy_job_names_nobody(tmp_path: Path, etcd: OutsideEtcd) -> None:
         assert not [event for event in job.events() if event["kind"] == "alarm"]
 
 
+@pytest.mark.torch
 def test_on_request_a_straggler_is_excluded(tmp_path: Path, etcd: OutsideEtcd) -> None:
     with job_of(tmp_path, etcd, "--slow=1:compute:0.2", nnodes="1:2", mode="exclude") as job:
         job.start("a", "b")
@@ -119,3 +125,11 @@ def test_on_request_a_straggler_is_excluded(tmp_path: Path, etcd: OutsideEtcd) -
         (dropped,) = status["dropped"]
         assert (dropped["node"], dropped["slot"]) == (out, 0)
         assert "is a straggler" in dropped["why"]
+
+
+@pytest.mark.paddle
+def test_with_paddle_the_ring_knows_who_waits(tmp_path: Path, etcd: OutsideEtcd) -> None:
+    with job_of(tmp_path, etcd, "--slow=1", script=str(WORKERS / "straggler_paddle.py")) as job:
+        job.start("a", "b")
+        job.wait_world(2)
+        check_only(job, 1, "compute")
