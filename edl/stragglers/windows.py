@@ -22,6 +22,8 @@ from edl.wire.rank_pace import RankPace
 
 K = TypeVar("K", bound=Hashable)
 
+SMALLEST = 0.01
+"""Smallest limit: shares are not measured more exactly."""
 _NORMAL = 1.4826
 """Factor from the median absolute deviation to the standard deviation of normally distributed values."""
 _DEVIATIONS = 3.0
@@ -101,12 +103,36 @@ def compare(windows: Mapping[K, RankPace], limit: float) -> dict[K, Excess]:
     if len(windows) < 2:
         return {}
     seen = _Compared(
-        _column(windows, lambda one: one.stopped_share),
-        _column(windows, lambda one: one.starved_share),
-        _column(windows, lambda one: one.data_share),
-        *_own(windows),
+        _shares(windows, lambda one: one.stopped_share),
+        _shares(windows, lambda one: one.starved_share),
+        _shares(windows, lambda one: one.data_share),
+        _own_times(windows),
     )
-    return {key: seen.excess(key, limit) for key in windows}
+    return {key: seen.excess(key, max(limit, SMALLEST)) for key in windows}
+
+
+@dataclass(frozen=True, slots=True)
+class _OwnTimes(Generic[K]):
+    """Own times of all ranks, and running times: own times without those in which a rank had no CPU."""
+
+    own: _Shares[K]
+    running: _Shares[K]
+    per_sample: _Shares[K]
+    """Running times for the mean number of samples; the same as running times if the samples are not known."""
+    spread: Mapping[K, float]
+    """Usual difference between two of the other ranks, in own time."""
+    running_spread: Mapping[K, float]
+    """The same in running time."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Evidence:
+    """One reason to call a rank slow."""
+
+    share: float
+    limit: float
+    cause: Cause
+    doubtful: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,37 +142,35 @@ class _Compared(Generic[K]):
     stopped: _Shares[K]
     starved: _Shares[K]
     data: _Shares[K]
-    own: _Shares[K] | None
-    """Own times; None if one is unknown."""
-    running: tuple[_Shares[K], _Shares[K]] | None
-    """Own times without those in which a rank had no CPU: as they are, and for the mean number of samples."""
-    spreads: tuple[Mapping[K, float], Mapping[K, float]]
-    """Usual difference between two of the other ranks, in own time and in running time."""
+    times: _OwnTimes[K] | None
+    """None: they are not known of all ranks, so they cannot be compared."""
 
     def excess(self, key: K, limit: float) -> Excess:
-        """The largest excess of a rank, relative to what is allowed for its kind."""
-        found = max(self._kinds(key, limit), key=lambda one: one[0] / one[1])
-        share, allowed, cause, doubtful = found
-        return Excess(share, allowed, cause, self._evidence(cause, key), doubtful)
+        """The largest excess of a rank, relative to the limit for its kind of evidence."""
+        most = max(self._kinds(key, limit), key=lambda one: one.share / one.limit)
+        text = self._text(most.cause, key) if most.share >= most.limit else ""
+        return Excess(most.share, most.limit, most.cause, text, most.doubtful)
 
-    def _kinds(self, key: K, limit: float) -> list[tuple[float, float, Cause, bool]]:
-        """Share, limit and cause of each kind of evidence, and whether it may be chance."""
-        kinds = [(self.stopped.excess(key), limit, Cause.STOPPED, False)]  # chance stops no process
-        if self.own is None or self.running is None:
+    def _kinds(self, key: K, limit: float) -> list[_Evidence]:
+        kinds = [_Evidence(self.stopped.excess(key), limit, Cause.STOPPED)]  # chance stops no process
+        times = self.times
+        if times is None:
             return kinds
-        usual_own, usual = (max(limit, _DEVIATIONS * spread.get(key, 0.0)) for spread in self.spreads)
-        running = min(column.excess(key) for column in self.running)
+        running = min(times.running.excess(key), times.per_sample.excess(key))
         parts = {Cause.DATA: self.data.excess(key), Cause.STOPPED: self.stopped.excess(key)}
-        kinds.append((running, usual, _cause(running, parts), False))
+        usual = _DEVIATIONS * times.running_spread.get(key, 0.0)
+        kinds.append(_Evidence(running, max(limit, usual), _cause(running, parts)))
         # Where several ranks compete for CPUs, chance decides who gets none.
-        if self.starved.others[key] < _PLENTY * limit:
-            starved = min(self.starved.excess(key), self.own.excess(key))
-            kinds.append((starved, max(usual_own, _LUCK * self.starved.others[key]), Cause.STOPPED, True))
+        lack = self.starved.others[key]
+        if lack < _PLENTY * limit:
+            usual = _DEVIATIONS * times.spread.get(key, 0.0)
+            starved = min(self.starved.excess(key), times.own.excess(key))
+            kinds.append(_Evidence(starved, max(limit, usual, _LUCK * lack), Cause.STOPPED, doubtful=True))
         return kinds
 
-    def _evidence(self, cause: Cause, key: K) -> str:
-        def both(column: _Shares[K]) -> str:
-            return f"{column.values[key]:.0%} of the time, the others {column.others[key]:.0%}"
+    def _text(self, cause: Cause, key: K) -> str:
+        def both(shares: _Shares[K]) -> str:
+            return f"{shares.values[key]:.0%} of the time, the others {shares.others[key]:.0%}"
 
         if cause is Cause.DATA:
             return f"it waits for data {both(self.data)}"
@@ -154,29 +178,24 @@ class _Compared(Generic[K]):
             return f"its process is stopped {both(self.stopped)}"
         if cause is Cause.STOPPED:
             return f"its process has no CPU {both(self.starved)}"
-        return f"it computes {both(self.own)}" if self.own is not None else ""
+        return f"it computes {both(self.times.own)}" if self.times is not None else ""
 
 
-def _column(windows: Mapping[K, RankPace], value: Callable[[RankPace], float]) -> _Shares[K]:
+def _shares(windows: Mapping[K, RankPace], value: Callable[[RankPace], float]) -> _Shares[K]:
     values = {key: value(one) for key, one in windows.items()}
     all_of_them = Others(list(values.values()))
     return _Shares(values, {key: all_of_them.median(one) for key, one in values.items()})
 
 
-def _own(
-    windows: Mapping[K, RankPace],
-) -> tuple[_Shares[K] | None, tuple[_Shares[K], _Shares[K]] | None, tuple[Mapping[K, float], Mapping[K, float]]]:
-    """Own times, running times, and the spreads of both. Own times that are not all known cannot be compared."""
+def _own_times(windows: Mapping[K, RankPace]) -> _OwnTimes[K] | None:
     if any(one.peers_share < 0 for one in windows.values()):
-        return None, None, ({}, {})
-    own, running = _column(windows, lambda one: one.own_share), _column(windows, _running)
-    spreads = _spread(own), _spread(running)
-    samples = [one.samples for one in windows.values()]
-    if min(samples) <= 0:
-        return own, (running, running), spreads
-    # After a change of the world, ranks may have batches of different sizes.
-    mean = sum(samples) / len(samples)
-    return own, (running, _column(windows, lambda one: _running(one) * mean / one.samples)), spreads
+        return None
+    own, running = _shares(windows, lambda one: one.own_share), _shares(windows, _running)
+    per_sample, samples = running, [one.samples for one in windows.values()]
+    if min(samples) > 0:  # after a change of the world, ranks may have batches of different sizes
+        mean = sum(samples) / len(samples)
+        per_sample = _shares(windows, lambda one: _running(one) * mean / one.samples)
+    return _OwnTimes(own, running, per_sample, _spread(own), _spread(running))
 
 
 def _running(one: RankPace) -> float:

@@ -9,7 +9,7 @@ from tests.unit.edl.stragglers.synchronous_job import WINDOWS, Model, named_in
 
 JOBS = 40
 """For each case; a case has another seed for each job."""
-CHUNKS = range(5)
+CHUNKS = [pytest.param(number, marks=() if number < 2 else pytest.mark.soak) for number in range(20)]
 
 
 def drawn(seed: int, starved: float = 0.0, steps: int = 0) -> Model:
@@ -28,7 +28,7 @@ def drawn(seed: int, starved: float = 0.0, steps: int = 0) -> Model:
 @pytest.mark.parametrize("chunk", CHUNKS)
 def test_a_healthy_job_is_not_accused(chunk: int, starved: float) -> None:
     """Not even on a busy machine, where each rank waits for a CPU for up to twice the time that it computes, in bursts
-    of four times a step's part. 1200 jobs of 60 windows."""
+    of four times a step's part. With ``--soak`` 4800 jobs of 60 windows."""
     for seed in range(chunk * JOBS, (chunk + 1) * JOBS):
         found = named_in(drawn(seed, starved), 60)
         assert not found, (seed, starved, found)
@@ -37,7 +37,7 @@ def test_a_healthy_job_is_not_accused(chunk: int, starved: float) -> None:
 @pytest.mark.parametrize("kind", ["slow", "data", "stopped"])
 @pytest.mark.parametrize("chunk", CHUNKS)
 def test_a_straggler_is_found_at_once_on_a_quiet_machine(chunk: int, kind: str) -> None:
-    """It takes 1.8 to 4 times as long as the others; 600 jobs."""
+    """It takes 1.8 to 4 times as long as the others; with ``--soak`` 2400 jobs."""
     for seed in range(chunk * JOBS, (chunk + 1) * JOBS):
         model = drawn(seed, steps=20)
         rank, extra = int(model.rng.integers(model.ranks)), float(model.rng.uniform(0.8, 3.0))

@@ -120,3 +120,9 @@ def test_ranks_that_usually_differ_are_compared_by_their_difference() -> None:
 def test_alone_nobody_is_slow() -> None:
     assert of(window(peers=0.0)) == {}
     assert of() == {}
+
+
+def test_a_limit_of_nothing_is_a_small_one() -> None:
+    found = compare({0: window(peers=0.495), 1: window(peers=0.5)}, 0.0)
+    assert not slow(found)
+    assert slow(compare({0: window(peers=0.48), 1: window(peers=0.5)}, 0.0)) == [0]
