@@ -109,7 +109,12 @@ def test_it_is_after_all_gradients(group: TorchGroup, monkeypatch: pytest.Monkey
     ddp, order = DistributedDataParallel(model), list[str]()
     for parameter in model.parameters():
         parameter.register_hook(lambda gradient: order.append("gradient"))
-    monkeypatch.setattr(backward_end, "now", lambda: order.append("computed") or (1.0, 0.0))
+
+    def computed() -> tuple[float, float]:
+        order.append("computed")
+        return 1.0, 0.0
+
+    monkeypatch.setattr(backward_end, "now", computed)
     monkeypatch.setattr(group.watch, "waited_since", lambda began: order.append("returned"))
     ddp(torch.ones(2, 4)).sum().backward()
     assert order == ["gradient"] * 6 + ["computed", "returned"]
@@ -135,7 +140,8 @@ def test_waiting_for_torchs_loader(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "time", SimpleNamespace(monotonic=lambda: float(next(ticks))))
     data_waits.observe()
     data_waits.observe()
-    loader: Any = DataLoader([1, 2, 3, 4], batch_size=2)
+    records: Any = [1, 2, 3, 4]
+    loader = DataLoader(records, batch_size=2)
     assert len(list(loader)) == 2
     assert session.waiting_s == 0, "not in training"
     session.training = True

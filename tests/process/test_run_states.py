@@ -6,19 +6,9 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 
 from edl.adapters.run_states import run_states
-
-LIMIT_S = 60.0
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
+from tests.process.harness import until
 
 
 def test_a_stopped_process_is_seen() -> None:
@@ -26,9 +16,9 @@ def test_a_stopped_process_is_seen() -> None:
         try:
             assert not run_states([child.pid])[child.pid].stopped
             os.kill(child.pid, signal.SIGSTOP)
-            until(lambda: run_states([child.pid])[child.pid].stopped)
+            until(lambda: run_states([child.pid])[child.pid].stopped, "stopped")
             os.kill(child.pid, signal.SIGCONT)
-            until(lambda: not run_states([child.pid])[child.pid].stopped)
+            until(lambda: not run_states([child.pid])[child.pid].stopped, "continued")
             assert run_states([child.pid])[child.pid].starved_s >= 0
         finally:
             child.kill()
