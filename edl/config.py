@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from edl.errors import SettingError
-from edl.job_records import DataFiles, SchedulerChoice, SizeOwner, Training
+from edl.job_records import DataFiles, SchedulerChoice, SizeOwner, StragglerRules, Training
 from edl.types import JobId
 
 MAX_NODES = 100_000
@@ -365,6 +365,7 @@ class JobSpec:
     slots: SlotRules = field(default_factory=SlotRules)
     replicas: Replicas = field(default_factory=Replicas)
     verify: VerifyRules = field(default_factory=VerifyRules)
+    stragglers: StragglerRules = field(default_factory=StragglerRules)
     sync_dirs: tuple[str, ...] = ()
     """The script's own directories that are kept alike on all nodes, as given (``--sync-dir``)."""
 

@@ -17,6 +17,9 @@ from edl.errors import SettingError
 MOST_SERVERS = 1000
 """Largest number of pservers of one job."""
 
+MOST_WINDOWS = 1000
+"""Largest number of windows that ``--straggler-windows`` accepts."""
+
 # --- data ------------------------------------------------------------------------------------------------------------
 
 
@@ -101,6 +104,35 @@ class Training:
         if len(self.servers) != 2 or not 1 <= self.servers[0] <= self.servers[1] <= MOST_SERVERS:
             shown = ":".join(map(str, self.servers))
             raise SettingError("--servers", shown, f"needs MIN:MAX with 1 <= MIN <= MAX <= {MOST_SERVERS}")
+
+
+# --- stragglers ------------------------------------------------------------------------------------------------------
+
+
+class StragglerMode(enum.Enum):
+    """What the Master does about a rank that the others wait for."""
+
+    OFF = "off"
+    """It does not look for them."""
+    REPORT = "report"
+    """It raises an alarm."""
+    EXCLUDE = "exclude"
+    """It also drops the slot, if the job can do without it."""
+
+
+@dataclass(frozen=True, slots=True)
+class StragglerRules:
+    """When a rank is a straggler. Raises ``SettingError`` that names the option."""
+
+    mode: StragglerMode = StragglerMode.REPORT
+    windows: int = 6
+    """Number of windows in a row, of about 5 s each, that name a rank or clear it."""
+    share: float = 0.2
+    """Share of the step time that the others wait for it; the limit of the watchdog ``straggler``."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.windows <= MOST_WINDOWS:
+            raise SettingError("--straggler-windows", self.windows, f"must be from 1 to {MOST_WINDOWS}")
 
 
 # --- scheduler -------------------------------------------------------------------------------------------------------

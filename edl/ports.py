@@ -307,6 +307,16 @@ class Activity:
 
 
 @dataclass(frozen=True, slots=True)
+class RunState:
+    """Whether a process runs, at one moment."""
+
+    stopped: bool
+    """A signal or a debugger has stopped it."""
+    starved_s: float
+    """Seconds so far in which its main thread could run and had no CPU; 0: unknown."""
+
+
+@dataclass(frozen=True, slots=True)
 class FileEntry:
     """One entry of a folder in ``Files``."""
 

@@ -280,6 +280,7 @@ class Loader(IndependentLoader):
             batch, share = self._step.pop()
             self._share = share
             self._meter.count(share.samples)
+            self._context.delivered(share.samples)
             if self._step.is_over:
                 self._end_step(self._step.ready)
             yield batch, share

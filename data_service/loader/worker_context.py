@@ -65,6 +65,10 @@ class WorkerContext(Protocol):
         """Training has waited for data."""
         ...
 
+    def delivered(self, samples: int) -> None:
+        """Training has received so many samples, padding not counted."""
+        ...
+
     def restart_leases(self) -> bool:
         """Restart the in-process lease machine, if this process has its own. Return whether it has."""
         ...
@@ -142,6 +146,10 @@ class SessionContext:
         """Count the wait in the session, for the job's goodput."""
         sessions.current().waiting_s += duration_s
 
+    def delivered(self, samples: int) -> None:
+        """Count the samples in the session, to compare the speeds of ranks."""
+        sessions.current().samples += samples
+
     def restart_leases(self) -> bool:
         """Restart the lease machine of a script without a launcher."""
         self._local = None
@@ -218,6 +226,10 @@ class IndependentContext:
     def waited(self, duration_s: float) -> None:
         """Count the wait in the session, for the job's goodput."""
         sessions.current().waiting_s += duration_s
+
+    def delivered(self, samples: int) -> None:
+        """Count the samples in the session, to compare the speeds of ranks."""
+        sessions.current().samples += samples
 
     def restart_leases(self) -> bool:
         """Restart the lease machine of a script without a launcher."""

@@ -10,9 +10,9 @@ from edl.agent.machine import events as ev
 from edl.agent.machine.state import AgentState
 from edl.agent.switch_watch import SwitchFiles
 from edl.agent.workers.hang import Watched
-from edl.ports import Activity, Clock
+from edl.ports import Activity, Clock, RunState
 from edl.types import FencingToken, Round
-from edl.wire.local import Seat, ToWorker
+from edl.wire.local import Seat, StepTimes, ToWorker
 from edl.wire.messages import AgentMessage, KeepWith, MasterMessage, ServiceFromWorker, ServiceToWorker
 from edl.wire.process_events import ProcessEvent
 from edl.wire.records import Holding, NodeInfo, Version, World
@@ -96,6 +96,9 @@ class WorkerLink(Protocol):
     """The highest of these commits and its time on the event loop's clock; None before the first one."""
     waits: dict[int, tuple[float, float]]
     """Seconds that the worker of each slot has waited for its commits and for data, since its process started."""
+
+    times: dict[int, StepTimes]
+    """The last window of each slot's worker that has not been sent to the Master."""
 
     def open(self) -> None:
         """Start to accept connections."""
@@ -259,5 +262,7 @@ class AgentDeps:
     """The request files for a checkpoint in the checkpoint directory, if there is one."""
     synced: SyncedFiles | None = None
     """Directories whose newest files workers wait for; None: there are none."""
+    run_states: Callable[[Collection[int]], Mapping[int, RunState]] | None = None
+    """The states of processes; those that are gone are left out. None: nobody looks at them."""
     decided: Callable[[AgentState, ev.Event | None, ev.Decision], None] = lambda before, event, decision: None
     """Observes each decision before it is carried out; the event is None for the first one."""

@@ -19,7 +19,8 @@ from edl.agent.machine.leaving import saving_time_s
 from edl.agent.machine.machine import begin, step
 from edl.agent.machine.state import AgentState, Outcome
 from edl.agent.switch_watch import SwitchWatch
-from edl.agent.workers import hang
+from edl.agent.workers import hang, rank_paces
+from edl.agent.workers.rank_paces import RankPaces
 from edl.agent.workers.step_rate import Mark, tell_pace
 from edl.errors import EdlError, StoreUnavailable
 from edl.exit_codes import ExitCode
@@ -36,6 +37,7 @@ from edl.wire.messages import (
     ServiceToWorker,
 )
 from edl.wire.process_events import ProcessEvent, WorkerExited, WorkerResumed, WorkerSuspended
+from edl.wire.rank_pace import RankPace
 from edl.wire.records import Version, World
 
 RECONNECT_PAUSE_S = 0.05
@@ -68,6 +70,7 @@ class AgentShell:
         self.exits: collections.Counter[str] = collections.Counter()
         """Workers that have ended, by result: ``success``, ``error``, ``signal``."""
         self._worker_server = deps.worker_server(self.post, self._relay)
+        self._paces = RankPaces(self._worker_server.times)
         deps.workers.meet_at(self._worker_server.address)
         deps.workers.warn_by(lambda why: self.post(ev.LoggingChanged(why)))
         self._timer = Timer(deps.clock.now_s, lambda: self.post(ev.Tick()))
@@ -108,13 +111,18 @@ class AgentShell:
 
     async def run(self) -> Outcome:
         """Run the agent until the machine decides on an outcome."""
+        deps = self._deps
         self._worker_server.open()
         self._background.begin(self._watch_processes())
         self._background.begin(self._stay_attached())
         self._background.begin(self._stay_entitled())
         if self._switches is not None:
             self._background.begin(self._switches.run())
-        self._background.begin(tell_pace(self._mark, self.post))
+        self._background.begin(tell_pace(self._mark, self.post, self._ranks))
+        if deps.run_states is not None:
+            self._background.begin(
+                rank_paces.watch(self._paces.shares, deps.workers.watched, deps.run_states, deps.clock.now_s)
+            )
         if self._state.timeouts.hang_s:
             self._background.begin(self._watch_for_hangs())
         try:
@@ -406,6 +414,10 @@ class AgentShell:
         waits = list(self._worker_server.waits.values()) or [(0.0, 0.0)]
         committing_s, waiting_s = (statistics.fmean(column) for column in zip(*waits, strict=True))
         return Mark(state.running_round, *newest, committing_s, waiting_s)
+
+    def _ranks(self, round: Round) -> tuple[RankPace, ...]:
+        slots = [worker.slot for worker in sorted(self._state.in_world, key=lambda worker: worker.local_rank)]
+        return self._paces.take(round, slots)
 
     def _commit_age_s(self) -> float:
         """Seconds since the newest commit in memory, if it was made here in the last world; else 0."""

@@ -120,8 +120,10 @@ class WorkerServer:
         self.progress: dict[int, int] = {}
         """Newest commit that each slot has announced, for the detection of hangs. Some workers announce none."""
         self.newest: tuple[int, float] | None = None
-        self.waits: dict[int, tuple[float, float]] = {}
         """The highest of these commits and its time on the event loop's clock; None before the first one."""
+        self.waits: dict[int, tuple[float, float]] = {}
+        self.times: dict[int, local.StepTimes] = {}
+        """The last windows; see ``WorkerLink``."""
         self.address = f"edl-{os.getpid()}-{secrets.token_hex(8)}"
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.setblocking(False)
@@ -283,6 +285,8 @@ class WorkerServer:
                 if self.newest is None or message.commit > self.newest[0]:
                     self.newest = (message.commit, asyncio.get_running_loop().time())
                 self._committed(line, message)
+            case local.StepTimes():
+                self.times[slot] = message
             case local.Fetch(stream=stream):
                 self._background.begin(self._fetch(line, stream, self._checkpoints.piece(slot, message)))
             case local.FetchHeaders(stream=stream):

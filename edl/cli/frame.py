@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 from rich.cells import cell_len, set_cell_size
 
-from edl.cli.node_text import JobPace, is_slow, kind_of, pace_of, ranks_of, rate_text, step_text
+from edl.cli.node_text import JobPace, is_slow, kind_of, pace_of, ranks_of, rate_text, samples_text, step_text
+from edl.master.alarms import described
 from edl.rendezvous.phrases import count, goodput, one_line
 from edl.wire.status import HistoryEntry, JobStatus, NodeView
 
@@ -91,7 +92,8 @@ def _summary(status: JobStatus, width: int, problem: str) -> list[FrameLine]:
     if status.goodput:
         lines.append(FrameLine(f"goodput: {goodput({one.name: one.value for one in status.goodput})}"))
     lines.append(FrameLine(one_line(status.reason), LineLook.DIM))
-    notices = [*status.warnings, *(f"incomplete: {text}" for text in status.flaws)]
+    raised = (f"alarm: {described(alarm, alarm.text)}" for alarm in status.alarms)
+    notices = [*raised, *status.warnings, *(f"incomplete: {text}" for text in status.flaws)]
     lines += [FrameLine(one_line(text), LineLook.WARNING) for text in _folded(notices, "warning")]
     lines += [FrameLine(one_line(text)) for text in _plans(status)]
     lines += [
@@ -103,6 +105,11 @@ def _summary(status: JobStatus, width: int, problem: str) -> list[FrameLine]:
 def _pace(status: JobStatus, pace: JobPace) -> list[str]:
     """Step rate, step times and commits, as far as they are known."""
     found = [rate_text(pace.steps_per_s), f"step {step_text(pace.median_s)}"] if pace.nodes else []
+    if pace.samples_per_s:
+        found.append(samples_text(pace.samples_per_s))
+    if pace.ranks is not None:
+        own = pace.ranks
+        found.append(f"own {step_text(own.median_s)}, most rank {own.slowest} {step_text(own.slowest_s)}")
     if pace.slowest:
         found.append(f"slowest {pace.slowest} {step_text(pace.slowest_s)}")
     if status.commit:

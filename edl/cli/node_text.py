@@ -12,6 +12,18 @@ SLOW = 1.1
 
 
 @dataclass(frozen=True, slots=True)
+class RankTimes:
+    """Own times per step: the time that a rank spends on its part of a step, not waiting for others or for commits."""
+
+    median_s: float
+    slowest_s: float
+    slowest: int
+    """The slowest rank."""
+    node: str
+    """Its node."""
+
+
+@dataclass(frozen=True, slots=True)
 class JobPace:
     """How fast a job trains, from the step times that its nodes have reported in the current round."""
 
@@ -25,6 +37,10 @@ class JobPace:
     slowest_ranks: str = ""
     nodes: int = 0
     """Number of nodes that have reported."""
+    samples_per_s: float = 0.0
+    """Of the whole world; 0: the size of a batch is not known."""
+    ranks: RankTimes | None = None
+    """Own times of the ranks; None: they are not known."""
 
 
 def pace_of(status: JobStatus) -> JobPace:
@@ -43,7 +59,31 @@ def pace_of(status: JobStatus) -> JobPace:
         slowest=last.node if slow else "",
         slowest_ranks=ranks_of(last) if slow else "",
         nodes=len(reporting),
+        samples_per_s=_samples(status) / median_s,
+        ranks=_rank_times(status),
     )
+
+
+def _samples(status: JobStatus) -> float:
+    """Samples in a step of the whole world; 0: not known."""
+    if status.settings.global_batch:
+        return float(status.settings.global_batch)
+    found = [one.samples for node in status.nodes for one in node.ranks]
+    return sum(found) if found and min(found) > 0 and len(found) == status.world_size else 0.0
+
+
+def _rank_times(status: JobStatus) -> RankTimes | None:
+    """The own times of all ranks that have reported them; None for less than two."""
+    found = [
+        (one.own_s, node.first_rank + node.places.index(one.slot), node.node)
+        for node in status.nodes
+        for one in node.ranks
+        if one.own_s >= 0 and one.slot in node.places
+    ]
+    if len(found) < 2:
+        return None
+    slowest_s, rank, node = max(found)
+    return RankTimes(statistics.median(own_s for own_s, _, _ in found), slowest_s, rank, node)
 
 
 def is_slow(step_s: float, median_s: float) -> bool:
@@ -75,6 +115,11 @@ def step_text(seconds: float) -> str:
 def rate_text(steps_per_s: float) -> str:
     """A step rate in three digits, or all that stand before the point."""
     return f"{_three_digits(steps_per_s)} steps/s"
+
+
+def samples_text(samples_per_s: float) -> str:
+    """The same for samples."""
+    return f"{_three_digits(samples_per_s)} samples/s"
 
 
 def _three_digits(number: float) -> str:

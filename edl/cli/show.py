@@ -13,7 +13,7 @@ from rich.text import Text
 
 from edl.agent.failure_report import failure_text
 from edl.arithmetic.hyper import describe
-from edl.cli.node_text import kind_of, pace_of, ranks_of, rate_text, step_text
+from edl.cli.node_text import kind_of, pace_of, ranks_of, rate_text, samples_text, step_text
 from edl.master.alarms import described
 from edl.rendezvous.phrases import goodput, lines_of, one_line
 from edl.wire.records import Version
@@ -96,8 +96,14 @@ def pace_lines(status: JobStatus) -> list[str]:
     if not pace.nodes:
         return []
     slowest = f"; slowest {pace.slowest} (ranks {pace.slowest_ranks}) {step_text(pace.slowest_s)}"
-    line = f"Pace: {rate_text(pace.steps_per_s)}, a step takes {step_text(pace.median_s)}"
-    return [f"{line}{slowest if pace.slowest else ''}; newest commit {status.commit}"]
+    samples = f", {samples_text(pace.samples_per_s)}" if pace.samples_per_s else ""
+    line = f"Pace: {rate_text(pace.steps_per_s)}{samples}, a step takes {step_text(pace.median_s)}"
+    lines = [f"{line}{slowest if pace.slowest else ''}; newest commit {status.commit}"]
+    if pace.ranks is not None:
+        own = pace.ranks
+        most = f"most on rank {own.slowest} ({own.node}): {step_text(own.slowest_s)}"
+        lines.append(f"Own time of a step: median {step_text(own.median_s)}, {most}")
+    return lines
 
 
 def _dropped(one: DroppedSlot) -> str:

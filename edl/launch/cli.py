@@ -25,7 +25,7 @@ from edl.config import (
     parse_nnodes,
 )
 from edl.errors import SettingError
-from edl.job_records import DataFiles, SchedulerChoice
+from edl.job_records import DataFiles, SchedulerChoice, StragglerRules
 from edl.launch.data_option import data_sets, functions_from
 from edl.launch.denylist_options import denylist_from, host_id_from
 from edl.launch.history_options import history_from
@@ -181,6 +181,7 @@ def _spec(
         slots=record(SlotRules, options),
         replicas=replicas,
         verify=record(VerifyRules, options),
+        stragglers=record(StragglerRules, options),
         sync_dirs=tuple(options["sync_dir"]),
     )
 

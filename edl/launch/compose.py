@@ -34,6 +34,7 @@ from edl.adapters.host_notes import HostNote
 from edl.adapters.knocking import answers
 from edl.adapters.processes import ForkServerProcesses
 from edl.adapters.remote_files import open_files
+from edl.adapters.run_states import run_states
 from edl.adapters.system_threads import SYSTEM_THREADS
 from edl.adapters.transport import Connection, MasterServer, refuses
 from edl.agent.deps import AgentDeps
@@ -315,7 +316,7 @@ def _put_together(
             store=store,
             clock=clock,
             keys=JobKeys(spec.job),
-            spec=spec,
+            spec=watching.judged_by(spec, settings.limits),
             node=info.node,
             refuses=refuses,
             log=log,
@@ -491,6 +492,7 @@ def _agent(
             master_refused=candidate.master_refused,
             log=log,
             activity=activity,
+            run_states=run_states,
             switches=deps.switches,
             save_timeout_s=settings.state.save_timeout_s,
             synced=deps.synced,

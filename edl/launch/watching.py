@@ -1,16 +1,27 @@
-"""Sets up the Master's companions for watchdogs and notifications."""
+"""Sets up what the launcher of a Master runs beside it for watchdogs and notifications."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from typing import Any
 
 from edl.adapters.clock import SystemClock, wall_clock_s
 from edl.adapters.system_threads import SYSTEM_THREADS
+from edl.config import JobSpec
+from edl.job_records import StragglerMode
 from edl.launch.scaling import Companions
 from edl.launch.settings import LaunchSettings
+from edl.watch.table import STRAGGLER, WatchLimits
 from edl.watched_master import WatchedMaster
+
+
+def judged_by(spec: JobSpec, limits: WatchLimits) -> JobSpec:
+    """The specification with the limit of the watchdog that is part of the Master's machine."""
+    if not limits.on(STRAGGLER):
+        return replace(spec, stragglers=replace(spec.stragglers, mode=StragglerMode.OFF))
+    return replace(spec, stragglers=replace(spec.stragglers, share=limits.of(STRAGGLER)))
 
 
 def companions(settings: LaunchSettings, token: str, log: Callable[[str], None]) -> Companions:

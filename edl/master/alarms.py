@@ -15,6 +15,8 @@ from edl.master.turn import MasterTurn
 from edl.wire.alarm import Alarm
 from edl.wire.messages import Alarms
 
+OF_MASTER = frozenset({"straggler"})
+"""Watchdogs that are part of the Master's machine: their alarms are about nodes that do not report them."""
 MOST_ALARMS = 64
 """Limit on the alarms in the record. Further ones are reported when others have been cleared."""
 
@@ -24,7 +26,7 @@ def watched(turn: MasterTurn, event: JobAlarms) -> None:
     if turn.record.phase is not Phase.ENDED:
         of_nodes = [alarm for alarm in turn.record.alarms if alarm.node or alarm.shared]
         before = [alarm for alarm in turn.record.alarms if not (alarm.node or alarm.shared)]
-        _change(turn, before, [dataclasses.replace(one, node="", shared=False) for one in event.alarms], of_nodes)
+        change(turn, before, [dataclasses.replace(one, node="", shared=False) for one in event.alarms], of_nodes)
 
 
 def reported(turn: MasterTurn, entry: NodeEntry, message: Alarms) -> None:
@@ -36,12 +38,12 @@ def settle(turn: MasterTurn) -> None:
     """Bring the record in line with what the nodes have reported."""
     if not turn.record.alarms and not any(entry.alarms for entry in turn.nodes.values()):
         return
-    of_job = [alarm for alarm in turn.record.alarms if not (alarm.node or alarm.shared)]
-    before = [alarm for alarm in turn.record.alarms if alarm.node or alarm.shared]
+    before = [one for one in turn.record.alarms if (one.node or one.shared) and one.name not in OF_MASTER]
+    others = [one for one in turn.record.alarms if one not in before]
     now = list(_of_nodes(turn))
     keys = {alarm.key for alarm in now}
     now += [alarm for alarm in before if alarm.key not in keys and _unconfirmed(turn, alarm)]
-    _change(turn, before, now, of_job)
+    change(turn, before, now, others)
 
 
 def _of_nodes(turn: MasterTurn) -> Iterator[Alarm]:
@@ -61,7 +63,7 @@ def _unconfirmed(turn: MasterTurn, alarm: Alarm) -> bool:
     return any(entry.alarms is None for entry in asked)
 
 
-def _change(turn: MasterTurn, before: Sequence[Alarm], now: Sequence[Alarm], others: Sequence[Alarm]) -> None:
+def change(turn: MasterTurn, before: Sequence[Alarm], now: Sequence[Alarm], others: Sequence[Alarm]) -> None:
     """Replace the alarms ``before`` by ``now``, with an entry in the history for each difference. ``others``: those
     that stay."""
     old, new = {alarm.key: alarm for alarm in before}, {alarm.key: alarm for alarm in now}

@@ -75,11 +75,11 @@ def unfit(turn: MasterTurn, event: Unfit) -> None:
 
 def _drop_by_itself(turn: MasterTurn, entry: NodeEntry, slot: int, why: str, strike: Strike | None = None) -> None:
     """Drop a slot if the job can do without it. ``strike``: its failures, if they are the reason."""
-    missed = _missed(turn, entry, slot)
+    why_not = missed(turn, entry, slot)
     name = f"slot {slot} of {entry.info.node}"
-    if missed:
+    if why_not:
         if rules.slots_of(entry.info) > 1 or len(turn.nodes) > 1:  # otherwise there was no choice
-            turn.note(Kind.SLOT, f"{name} {why}; it stays: {missed}", entry.info.node)
+            turn.note(Kind.SLOT, f"{name} {why}; it stays: {why_not}", entry.info.node)
         return
     _drop(turn, entry.info, slot, why, strike=strike)
     turn.dropped_s = {**turn.dropped_s, (entry.info.node, slot): turn.now_s}
@@ -88,7 +88,7 @@ def _drop_by_itself(turn: MasterTurn, entry: NodeEntry, slot: int, why: str, str
     turn.note(Kind.SLOT, f"{name} dropped: {why}", entry.info.node)
 
 
-def _missed(turn: MasterTurn, entry: NodeEntry, slot: int) -> str:
+def missed(turn: MasterTurn, entry: NodeEntry, slot: int) -> str:
     """Why the job cannot do without a slot; empty if it can."""
     left = [one for one in rules.usable(turn.record.dropped, entry.info) if one != slot]
     if not turn.spec.replicas.whole(len(left)) and not turn.next_size(_others(turn, entry)).nodes:

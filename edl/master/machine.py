@@ -12,7 +12,7 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any
 
 from edl.config import JobSpec
-from edl.master import alarms, autoscaling, away, denylist, dropping, incidents, planning, resizing
+from edl.master import alarms, autoscaling, away, denylist, dropping, incidents, planning, resizing, straggling
 from edl.master.events import (
     Decision,
     DenylistChanged,
@@ -170,6 +170,7 @@ def _apply_rules(turn: MasterTurn) -> None:
         try_to_form(turn)
     if turn.record.outcome is None:
         alarms.settle(turn)
+        straggling.settle(turn)
         dropping.tell(turn)
         resizing.observe(turn)
 
@@ -451,6 +452,11 @@ def _leaving(turn: MasterTurn, entry: NodeEntry, leaving: Leaving) -> None:
         _refund_if_consequence(turn, entry, f"leaves: {reason}")
 
 
+def _paced(turn: MasterTurn, entry: NodeEntry, message: Pace) -> None:
+    straggling.measured(turn, entry, message)
+    autoscaling.paced(turn, turn.nodes[entry.info.node], message)
+
+
 def _asked(turn: MasterTurn, entry: NodeEntry, message: Asked) -> None:
     planning.asked(turn, message)
 
@@ -508,7 +514,7 @@ MESSAGE_HANDLERS: dict[type, Callable[[MasterTurn, NodeEntry, Any], None]] = {
     Boundary: planning.answered,
     Kept: planning.kept,
     Asked: _asked,
-    Pace: autoscaling.paced,
+    Pace: _paced,
     Hanging: incidents.hanging,
     WorkerFailed: incidents.worker_failed,
     WorkersDone: _workers_done,

@@ -10,11 +10,13 @@ from edl.config import HyperPolicy, JobSpec
 from edl.master.policies.autoscale import NO_MEMORY, NOTHING_LEARNT, AutoscaleMemory, Learnt
 from edl.master.policies.slots import Dropped, Strike
 from edl.master.sizing import NO_SIZING, Departing, SeenRequest, Sizing
+from edl.stragglers.memory import NO_WINDOWS, StragglerMemory
 from edl.types import Incarnation, NodeId, Round
 from edl.wire.alarm import Alarm
 from edl.wire.denylist import DenylistEntry
 from edl.wire.messages import Finish
 from edl.wire.purpose import Purpose
+from edl.wire.rank_pace import RankPace
 from edl.wire.records import NO_SETTINGS, NO_STATE, Failure, Holding, NodeInfo, Settings, Version, World
 
 
@@ -217,6 +219,8 @@ class NodeEntry:
     """The newest commit in that report."""
     paced_round: Round = Round(0)
     """The round of that report; 0: none."""
+    ranks: tuple[RankPace, ...] = ()
+    """The last windows of its workers in that round, by local rank."""
     uses: tuple[int, ...] = ()
     """The slots in which it will start its next workers, as it last reported; empty: the first ones."""
 
@@ -286,5 +290,7 @@ class MasterState:
     """Seconds that writing the last checkpoint took; 0: none has been written."""
     scaling: AutoscaleMemory = NO_MEMORY
     """The autoscale policy's current measurement."""
+    straggling: StragglerMemory = NO_WINDOWS
+    """What has been measured of the ranks in this round."""
     reason: str = ""
     """The reason of the last step, shown by ``edl status``."""

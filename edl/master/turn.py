@@ -49,6 +49,7 @@ class MasterTurn:
         self.save_s = state.save_s
         self.unwritten = state.unwritten
         self.scaling = state.scaling
+        self.straggling = state.straggling
         self.reason = state.reason
         self.effects: list[Effect] = []
         self._excluding: Record | None = None
@@ -85,6 +86,7 @@ class MasterTurn:
             save_s=self.save_s,
             unwritten=self.unwritten,
             scaling=self.scaling,
+            straggling=self.straggling,
             reason=self.reason,
         )
         return Decision(state, tuple(self.effects), self.reason)

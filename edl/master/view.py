@@ -156,6 +156,7 @@ def _node_view(entry: NodeEntry, record: Record, *, cordoned: bool) -> NodeView:
         spare_slots=entry.info.spare_slots,
         step_s=entry.step_s if member is not None and entry.paced_round == record.round else 0.0,
         members=entry.info.members,
+        ranks=entry.ranks if member is not None and entry.paced_round == record.round else (),
     )
 
 

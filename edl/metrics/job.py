@@ -38,6 +38,24 @@ def _step_durations(facts: JobFacts) -> Values:
     return [(("median",), statistics.median(times)), (("slowest",), max(times))] if times else []
 
 
+def _own_times(facts: JobFacts) -> Values:
+    times = [one.own_s for node in facts.status.nodes for one in node.ranks if one.own_s >= 0]
+    return [(("median",), statistics.median(times)), (("slowest",), max(times))] if times else []
+
+
+def _waits(facts: JobFacts) -> Values:
+    ranks = [one for node in facts.status.nodes for one in node.ranks]
+    known = [one.peers_share for one in ranks if one.peers_share >= 0]
+    found = {
+        "peers": known,
+        "commit": [one.commit_share for one in ranks],
+        "data": [one.data_share for one in ranks],
+        "stopped": [one.stopped_share for one in ranks],
+        "cpu": [one.starved_share for one in ranks],
+    }
+    return [((name,), statistics.fmean(shares)) for name, shares in found.items() if shares]
+
+
 def _samples_per_s(status: JobStatus) -> float | None:
     times, batch = _step_times(status), status.settings.global_batch
     return batch / statistics.median(times) if times and batch and _runs(status) else None
@@ -167,6 +185,23 @@ JOB_METRICS: tuple[Metric[JobFacts], ...] = (
         "Time from commit to commit: of the median node, and of the slowest one.",
         _step_durations,
         ("which",),
+    ),
+    Metric(
+        "edl_own_time_seconds",
+        "Time of a step in which a rank waits neither for others nor for commits: of the median rank and the slowest.",
+        _own_times,
+        ("which",),
+    ),
+    Metric(
+        "edl_rank_wait_ratio",
+        "Share of time that ranks wait for other ranks, for commits, for data, are stopped, or have no CPU: the mean.",
+        _waits,
+        ("reason",),
+    ),
+    Metric(
+        "edl_stragglers",
+        "Ranks that the others wait for, as named by the alarm straggler.",
+        _status(lambda status: sum(alarm.name == "straggler" for alarm in status.alarms)),
     ),
     Metric(
         "edl_samples_per_second",

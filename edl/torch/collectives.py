@@ -26,8 +26,10 @@ from torch._C._distributed_c10d import _resolve_process_group
 from torch.distributed import distributed_c10d as c10d
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from edl.torch import nccl
+from edl.torch import backward_end, nccl
 from edl.torch.ddp import _armed
+from edl.worker.framework import CollectiveWaits, Moment
+from edl.worker.waits import now
 
 _AMONG_ALL = (
     *("allreduce", "allreduce_coalesced", "allgather", "_allgather_base", "all_gather_single", "allgather_coalesced"),
@@ -80,6 +82,9 @@ class Collectives:
         self._owed = ""
         self.failed = ""
         """The message of the first failure; empty while there is none."""
+        self.waits = CollectiveWaits()
+        """Of the training thread, which creates the group."""
+        self._trainer = threading.get_ident()
 
     def fail(self, error: BaseException | str) -> None:
         """Record a failure and abort the round, so that no other collective succeeds."""
@@ -111,6 +116,11 @@ class Collectives:
         if full:
             self._most = max(_MOST_OPEN, 2 * len(self._open))
 
+    def waited_since(self, began: Moment) -> None:
+        """Count a wait that began at this moment and ends now, if the training thread has waited."""
+        if threading.get_ident() == self._trainer:
+            self.waits.add(began, now())
+
     def ended(self, work: Any) -> None:
         """Note that the result of a collective is available."""
         with self._lock:
@@ -128,12 +138,15 @@ class Collectives:
         wait, so later copies from the device come after the collectives."""
         with self._lock:
             left = list(self._open)
+        began = now()
         self._wait_for(left)
         for result in _promised_to(self):
             try:
                 torch.ops._c10d_functional.wait_tensor(result)
             except Exception as error:  # noqa: BLE001 - whatever the reason, there is no result
                 self.fail(error)
+        if left:
+            self.waited_since(began)
         self.due()
 
     def due(self) -> None:
@@ -244,13 +257,16 @@ def _observed(original: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a function that starts collectives in C++ and waits for them there."""
 
     def observed(*arguments: Any, **named: Any) -> Any:
+        began, found = now(), _current()
         try:
-            return original(*arguments, **named)
+            result = original(*arguments, **named)
         except Exception as error:
-            found = _current()
             if found is not None and _lost_peers(error):
                 found.fail(error)
             raise
+        if found is not None:
+            found.waited_since(began)
+        return result
 
     return observed
 
@@ -263,7 +279,7 @@ def _observed_backward(original: Callable[..., Any]) -> Callable[..., Any]:
         found = _current()
         if found is None:
             return original(outputs, *arguments, **named)
-        begun = found.counts()
+        begun, computed = found.counts(), backward_end.computed
         try:
             result = original(outputs, *arguments, **named)
         except Exception as error:
@@ -272,6 +288,8 @@ def _observed_backward(original: Callable[..., Any]) -> Callable[..., Any]:
             else:
                 found.broke_off(error, outputs, begun)
             raise
+        if backward_end.computed is not computed:
+            found.waited_since(backward_end.computed)
         found.pay(outputs)
         found.look()  # C++ has waited for what DDP's communication hooks started
         return result
@@ -319,6 +337,7 @@ def _observed_call(among_all: bool, original: Callable[..., Any]) -> Callable[..
 
 def _observed_wait(original: Callable[..., Any]) -> Callable[..., Any]:
     def wait(work: Any, *arguments: Any, **named: Any) -> Any:
+        began = now()
         try:
             result = original(work, *arguments, **named)
         except Exception as error:
@@ -331,6 +350,7 @@ def _observed_wait(original: Callable[..., Any]) -> Callable[..., Any]:
         owner = _owners.get(work)
         if owner is not None:
             owner.ended(work)
+            owner.waited_since(began)
         return result
 
     return wait
@@ -367,13 +387,17 @@ def _observed_wait_tensor(original: Callable[..., Any]) -> Callable[..., Any]:
     def wait(tensor: Any) -> Any:
         with _lock:
             promised = _promised.pop(tensor.untyped_storage()._cdata, None)
+        began = now()
+        found = _current() if promised is None else promised[1]()
         try:
-            return original(tensor)
+            result = original(tensor)
         except Exception as error:
-            found = _current() if promised is None else promised[1]()
             if found is not None and (promised is not None or _lost_peers(error)):
                 found.fail(error)
             raise
+        if found is not None:
+            found.waited_since(began)
+        return result
 
     return wait
 

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from edl.torch import backward_end
+
 _armed: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
 _equal = False
 """Whether all workers hold the same parameters, because they have restored the same state."""
@@ -83,6 +85,7 @@ def arm(begins_from_nothing: bool) -> None:
     def remembering(self: DistributedDataParallel, *arguments: Any, **named: Any) -> None:
         original(self, *arguments, **named)
         _armed.add(self)
+        backward_end.note(self)
 
     remembering._edl_remembers = True  # type: ignore[attr-defined]
     DistributedDataParallel.__init__ = remembering  # type: ignore[method-assign]
@@ -97,6 +100,7 @@ def disarm(next_round: int) -> None:
                 attributes[name] = _Spent(next_round)
         attributes["process_group"] = None
     _armed.clear()
+    backward_end.forget()
 
 
 class _Spent:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from edl.torch import nccl
+from edl.torch import data_waits, nccl
 from edl.torch.arrays import TorchArrays
 from edl.torch.collectives import Collectives, observe
 from edl.torch.ddp import arm, disarm
@@ -67,6 +67,7 @@ class TorchFramework:
     def connect(self, group: TorchGroup, seat: Seat) -> None:
         """Form the group; ``torch.distributed`` then uses it like one made by ``init_process_group``."""
         observe(self._watch, self.lost_peers)
+        data_waits.observe()
         group.connect(self._backend(seat))
         arm(begins_from_nothing=seat.restore_commit == 0)
 

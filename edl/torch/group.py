@@ -19,6 +19,7 @@ from torch.distributed import distributed_c10d as c10d
 from edl.torch import devices, nccl
 from edl.torch.addresses import Addresses, endpoint
 from edl.torch.collectives import Collectives, nccl_error
+from edl.torch.flight_recorder import WaitReader
 from edl.torch.sockets import (
     Socket,
     connections,
@@ -31,7 +32,9 @@ from edl.torch.sockets import (
     sockets,
 )
 from edl.wire.local import Seat
+from edl.worker.framework import CollectiveWaits
 from edl.worker.wait_until_open import wait_until_open
+from edl.worker.waits import now
 
 STORE_TIMEOUT = timedelta(seconds=300)
 """How long a worker waits for rank 0's store unless it is aborted; torch's own default."""
@@ -72,6 +75,8 @@ class TorchGroup:
         """torch's own store, the wrappers that gloo uses instead, and gloo's devices."""
         self._before_nccl: frozenset[Socket] | None = None
         """While NCCL's communicator is being set up: the sockets that were open before."""
+        self._recorder: WaitReader | None = None
+        """Of a group with NCCL."""
         self.watch = Collectives(self)
         watch_new_groups(None)  # else an earlier round's group would take this one, or the script's, for its own
 
@@ -91,6 +96,11 @@ class TorchGroup:
     def settle(self) -> None:
         """Wait for all collectives that have been started; see ``edl.worker.framework.Communicator``."""
         self.watch.settle()
+
+    def waits(self) -> CollectiveWaits | None:
+        """The waits in collectives; see ``edl.worker.framework.Communicator``. With NCCL they are taken from torch's
+        flight recorder, since the host does not wait for its collectives."""
+        return self._recorder.waits(now()[0]) if self._recorder is not None else self.watch.waits
 
     def abort(self) -> None:
         """Make every call that waits for a peer fail, now and later."""
@@ -159,6 +169,7 @@ class TorchGroup:
         return any(one is group for one in self._groups)
 
     def _begin_nccl(self, formed: Any) -> None:
+        self._recorder = WaitReader()
         if self.seat.world_size > 1:
             self._before_nccl = sockets()
             try:

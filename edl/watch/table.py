@@ -20,12 +20,14 @@ class Watchdog:
     limit: float
     """Default limit in ``unit``."""
     unit: str
-    """``bytes``, ``inodes``, ``s``, ``intervals``, ``worlds``, ``restarts`` or ``members``."""
+    """``bytes``, ``inodes``, ``s``, ``intervals``, ``worlds``, ``restarts``, ``members`` or ``of a step``."""
     meaning: str
     """When the alarm is raised, for the documentation; "this" is the limit."""
 
 
 _W, _C = Severity.WARNING, Severity.CRITICAL
+STRAGGLER = "straggler"
+"""The watchdog that the Master itself is, since it compares the ranks."""
 OFF = math.nan
 """The limit of a watchdog that is off."""
 
@@ -50,6 +52,10 @@ WATCHDOGS: tuple[Watchdog, ...] = (
         "the embedded store has lost members, and may lose fewer than this more",
     ),
     Watchdog("store", _C, 30.0, "s", "the Master has not reached the store for this long"),
+    Watchdog(
+        *(STRAGGLER, _W, 0.2, "of a step"),
+        "the other ranks wait for one rank for this share of each step, see [stragglers.md](stragglers.md)",
+    ),
     Watchdog("blind", _W, 0.0, "s", "another watchdog cannot see what it watches"),
 )
 OUTSIDE_SEVERITY = Severity.CRITICAL

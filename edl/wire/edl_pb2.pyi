@@ -354,21 +354,47 @@ class ServiceFromWorker(_message.Message):
     body: str
     def __init__(self, service: _Optional[str] = ..., slot: _Optional[int] = ..., round: _Optional[int] = ..., body: _Optional[str] = ...) -> None: ...
 
+class RankPace(_message.Message):
+    __slots__ = ("slot", "step_s", "slowest_s", "peers_share", "commit_share", "data_share", "stopped_share", "starved_share", "idle_share", "samples")
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    STEP_S_FIELD_NUMBER: _ClassVar[int]
+    SLOWEST_S_FIELD_NUMBER: _ClassVar[int]
+    PEERS_SHARE_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_SHARE_FIELD_NUMBER: _ClassVar[int]
+    DATA_SHARE_FIELD_NUMBER: _ClassVar[int]
+    STOPPED_SHARE_FIELD_NUMBER: _ClassVar[int]
+    STARVED_SHARE_FIELD_NUMBER: _ClassVar[int]
+    IDLE_SHARE_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    slot: int
+    step_s: float
+    slowest_s: float
+    peers_share: float
+    commit_share: float
+    data_share: float
+    stopped_share: float
+    starved_share: float
+    idle_share: float
+    samples: float
+    def __init__(self, slot: _Optional[int] = ..., step_s: _Optional[float] = ..., slowest_s: _Optional[float] = ..., peers_share: _Optional[float] = ..., commit_share: _Optional[float] = ..., data_share: _Optional[float] = ..., stopped_share: _Optional[float] = ..., starved_share: _Optional[float] = ..., idle_share: _Optional[float] = ..., samples: _Optional[float] = ...) -> None: ...
+
 class Pace(_message.Message):
-    __slots__ = ("round", "commit", "step_s", "age_s", "commit_share", "data_share")
+    __slots__ = ("round", "commit", "step_s", "age_s", "commit_share", "data_share", "ranks")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     COMMIT_FIELD_NUMBER: _ClassVar[int]
     STEP_S_FIELD_NUMBER: _ClassVar[int]
     AGE_S_FIELD_NUMBER: _ClassVar[int]
     COMMIT_SHARE_FIELD_NUMBER: _ClassVar[int]
     DATA_SHARE_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
     round: int
     commit: int
     step_s: float
     age_s: float
     commit_share: float
     data_share: float
-    def __init__(self, round: _Optional[int] = ..., commit: _Optional[int] = ..., step_s: _Optional[float] = ..., age_s: _Optional[float] = ..., commit_share: _Optional[float] = ..., data_share: _Optional[float] = ...) -> None: ...
+    ranks: _containers.RepeatedCompositeFieldContainer[RankPace]
+    def __init__(self, round: _Optional[int] = ..., commit: _Optional[int] = ..., step_s: _Optional[float] = ..., age_s: _Optional[float] = ..., commit_share: _Optional[float] = ..., data_share: _Optional[float] = ..., ranks: _Optional[_Iterable[_Union[RankPace, _Mapping]]] = ...) -> None: ...
 
 class FromAgent(_message.Message):
     __slots__ = ("attach", "ready", "worker_failed", "workers_done", "leaving", "preparing", "underway", "boundary", "kept", "asked", "hanging", "service_from_worker", "pace", "not_kept", "not_logged", "alarms")
@@ -591,7 +617,7 @@ class HistoryEntry(_message.Message):
     def __init__(self, number: _Optional[int] = ..., at_s: _Optional[float] = ..., kind: _Optional[str] = ..., text: _Optional[str] = ..., node: _Optional[str] = ..., round: _Optional[int] = ..., severity: _Optional[str] = ...) -> None: ...
 
 class NodeView(_message.Message):
-    __slots__ = ("node", "host", "slots", "state", "attached", "position", "first_rank", "underway", "how", "draining", "index", "places", "spare_slots", "step_s", "members")
+    __slots__ = ("node", "host", "slots", "state", "attached", "position", "first_rank", "underway", "how", "draining", "index", "places", "spare_slots", "step_s", "members", "ranks")
     NODE_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
@@ -607,6 +633,7 @@ class NodeView(_message.Message):
     SPARE_SLOTS_FIELD_NUMBER: _ClassVar[int]
     STEP_S_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
     node: str
     host: str
     slots: int
@@ -622,7 +649,8 @@ class NodeView(_message.Message):
     spare_slots: int
     step_s: float
     members: int
-    def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., slots: _Optional[int] = ..., state: _Optional[str] = ..., attached: bool = ..., position: _Optional[int] = ..., first_rank: _Optional[int] = ..., underway: bool = ..., how: _Optional[str] = ..., draining: bool = ..., index: _Optional[int] = ..., places: _Optional[_Iterable[int]] = ..., spare_slots: _Optional[int] = ..., step_s: _Optional[float] = ..., members: _Optional[int] = ...) -> None: ...
+    ranks: _containers.RepeatedCompositeFieldContainer[RankPace]
+    def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., slots: _Optional[int] = ..., state: _Optional[str] = ..., attached: bool = ..., position: _Optional[int] = ..., first_rank: _Optional[int] = ..., underway: bool = ..., how: _Optional[str] = ..., draining: bool = ..., index: _Optional[int] = ..., places: _Optional[_Iterable[int]] = ..., spare_slots: _Optional[int] = ..., step_s: _Optional[float] = ..., members: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankPace, _Mapping]]] = ...) -> None: ...
 
 class DroppedSlot(_message.Message):
     __slots__ = ("node", "host", "slot", "device", "why", "round", "host_id", "by")

@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from edl.wire.json_messages import TaggedUnion
+from edl.wire.rank_pace import UNKNOWN
 from edl.wire.records import NO_SETTINGS, Settings
 
 AGENT_VARIABLE = "EDL_AGENT"
@@ -146,6 +147,21 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
+class StepTimes:
+    """How the worker spent its last window: at least some seconds, and at least one step. See ``RankPace``."""
+
+    round: int
+    step_s: float
+    """Median seconds from commit to commit."""
+    slowest_s: float
+    peers_share: float = UNKNOWN
+    commit_share: float = 0.0
+    data_share: float = 0.0
+    idle_share: float = 1.0
+    samples: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class GiveUp:
     """The worker is about to fail, and a restart would not help: end the job with this status."""
 
@@ -264,6 +280,7 @@ ToAgent = (
     | FetchRanges
     | WroteThrough
     | Call
+    | StepTimes
     | GiveUp
 )
 ToWorker = (
@@ -294,6 +311,7 @@ _TO_AGENT: TaggedUnion[ToAgent] = TaggedUnion(
         FetchRanges,
         WroteThrough,
         Call,
+        StepTimes,
         GiveUp,
     ),
     tag="kind",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from edl.types import NodeId, Round
 from edl.wire.alarm import Alarm
 from edl.wire.purpose import Purpose
+from edl.wire.rank_pace import RankPace
 from edl.wire.records import NO_SETTINGS, NO_STATE, Failure, Holding, NodeInfo, Settings, Version, World
 from edl.wire.scale_requests import DrainMode
 
@@ -166,7 +167,9 @@ class Pace:
     commit_share: float = 0.0
     """Share of the time since the last message that the workers waited for commits; 0 to 1."""
     data_share: float = 0.0
-    """The same for data of edl's loader."""
+    """The same for data, as far as edl or a ``DataLoader`` of torch loads it."""
+    ranks: tuple[RankPace, ...] = ()
+    """By local rank: the workers that have completed a window since the last message."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass
 
 from edl.wire.alarm import Alarm
+from edl.wire.rank_pace import RankPace
 from edl.wire.records import NO_SETTINGS, NO_STATE, Failure, Settings, Version
 from edl.wire.scale_requests import NO_SCALE, ScaleView
 
@@ -82,6 +83,8 @@ class NodeView:
     """Seconds from commit to commit, as last reported in the current round; 0: not reported."""
     members: int = 0
     """See ``NodeInfo``."""
+    ranks: tuple[RankPace, ...] = ()
+    """The last windows of its workers in the current round, by local rank."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -13,6 +14,7 @@ from edl.arithmetic.plan import EpochPlan, Micro
 from edl.errors import StateError
 from edl.wire.records import Settings
 from edl.worker import hyper
+from edl.worker import session as sessions
 from edl.worker.numbers import key
 from edl.worker.sampler import CoreSampler, EpochOrder, Position, Walk, WorldPlace, check_tail, fetches_ahead
 from edl.worker.steps import Share
@@ -217,8 +219,10 @@ class BatchIterator:
         if self._between and _sizes() != self._dealt:
             self.close()
             self._start()
+        session = sessions.opened()
         try:
-            data, micro, samples, total = self._known(next(self._source))
+            with session.fetching() if session is not None else contextlib.nullcontext():
+                data, micro, samples, total = self._known(next(self._source))
         except StopIteration:
             self.close(finished=True)
             self._position.ended(self._walk)
@@ -227,6 +231,8 @@ class BatchIterator:
             self._failed = True
             self.close()
             raise
+        if session is not None:
+            session.samples += samples
         self._between = micro.last
         if micro.last or not self._whole_steps:
             self._position.delivered(micro.position)

@@ -72,6 +72,25 @@ class Accelerator(Protocol):
         ...
 
 
+Moment = tuple[float, float]
+"""The time on a clock, and the CPU time of a thread; see ``edl.worker.waits.now``."""
+
+
+@dataclass(slots=True)
+class CollectiveWaits:
+    """Time that a thread has waited."""
+
+    waited_s: float = 0.0
+    idle_s: float = 0.0
+    """Part of it in which the thread used no CPU."""
+
+    def add(self, began: Moment, ended: Moment) -> None:
+        """Add a wait between two moments of the same thread."""
+        waited_s = ended[0] - began[0]
+        self.waited_s += waited_s
+        self.idle_s += max(0.0, waited_s - (ended[1] - began[1]))
+
+
 class Communicator(Protocol):
     """The communicator of one round."""
 
@@ -86,6 +105,11 @@ class Communicator(Protocol):
 
     def settle(self) -> None:
         """Wait for this worker's collectives that have not been waited for yet. Failures show in ``failure``."""
+        ...
+
+    def waits(self) -> CollectiveWaits | None:
+        """How long the training thread has waited in collectives of this group so far: for other ranks, and for the
+        network. None: this cannot be measured. Called on that thread every few seconds."""
         ...
 
     def abort(self) -> None:

@@ -14,7 +14,9 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
+from edl.worker.framework import CollectiveWaits
 from edl.worker.ring_links import LONGEST_CONNECT_S, Incoming, Links, OutOfStep, PeerLost
+from edl.worker.waits import now
 
 __all__ = ["OPERATIONS", "OutOfStep", "PeerLost", "Ring"]
 
@@ -47,6 +49,7 @@ class Ring:
         self._links = Links(rank, endpoints, token, round)
         self._busy = threading.Lock()
         self._number = 0
+        self._waits = CollectiveWaits()
         self._scratch = bytearray()
 
     # --- lifecycle ---------------------------------------------------------------------------------------------------
@@ -68,6 +71,10 @@ class Ring:
 
     def settle(self) -> None:
         """Does nothing: every call waits for its result."""
+
+    def waits(self) -> CollectiveWaits:
+        """The time in calls so far."""
+        return self._waits
 
     def close(self) -> None:
         """Free all descriptors. No other thread may be in a call."""
@@ -260,6 +267,7 @@ class Ring:
 
         if not self._busy.acquire(blocking=False):
             raise OutOfStep(f"rank {self.rank}: two threads use the group at the same time")
+        began = now()
         try:
             self._links.pump(outgoing, ready, incoming, relayed_from, checked, check, _HEADER.size)
             self._number = (self._number + 1) & 0xFFFFFFFF
@@ -268,6 +276,7 @@ class Ring:
             self._links.abort(f"a collective failed ({type(error).__name__}: {error})")
             raise
         finally:
+            self._waits.add(began, now())
             self._busy.release()
 
 

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import os
 import socket
 import sys
 import threading
-from collections.abc import MutableMapping, Sequence
+import time
+from collections.abc import Iterator, MutableMapping, Sequence
 from typing import Any
 
 from edl.arithmetic import hyper
 from edl.errors import ProtocolError, StateError, UsageError
 from edl.wire import local
 from edl.wire.local import AGENT_VARIABLE, Seat
+from edl.wire.rank_pace import UNKNOWN
 from edl.wire.records import NO_SETTINGS, Settings
 from edl.worker.boundary import BoundaryAction, RoundOver
 from edl.worker.framework import Communicator, Framework
 from edl.worker.link import Link
+from edl.worker.step_times import StepMeter, Totals
+from edl.worker.waits import now
 
 WORKER_VARIABLE = "EDL_WORKER_PID"
 """Set by a worker once it is connected, so that its child processes do not act as the worker."""
@@ -52,6 +57,9 @@ class Session:
         """The thread that is inside a function called by ``run``."""
         self.committing_s = self.waiting_s = 0.0
         """Seconds that training has waited for commits, and for data, since this process started."""
+        self.samples = 0
+        """Real samples that edl's loaders have delivered since then."""
+        self._meter = StepMeter()
         self.rejoins = True
         self.underway = False
         """This round's state has been restored."""
@@ -70,6 +78,11 @@ class Session:
     @training.setter
     def training(self, value: bool) -> None:
         self.trainer = threading.get_ident() if value else None
+
+    @property
+    def trains_here(self) -> bool:
+        """Whether this thread is inside a function called by ``run``."""
+        return self.trainer == threading.get_ident()
 
     # --- entering a world --------------------------------------------------------------------------------------------
 
@@ -195,6 +208,30 @@ class Session:
         """Announce what was kept of a commit; see ``Link.announce``."""
         assert self.link is not None and self.seat is not None, "only called with an agent"  # noqa: S101
         self.link.announce(self.seat.round, messages)
+
+    def measure(self) -> None:
+        """A step has ended: report the times of the last ones, from time to time."""
+        if self.link is None or self.seat is None:
+            return
+        times = self._meter.passed(self.seat.round, time.monotonic(), self._totals)
+        if times is not None:
+            self.link.send(times)
+
+    def _totals(self) -> Totals:
+        waits = self._group.waits() if self._group is not None and self._connected else None
+        now_s, cpu_s = now()
+        idle_s = now_s - cpu_s - (waits.idle_s if waits is not None else 0.0)
+        peers_s = waits.waited_s if waits is not None else UNKNOWN
+        return Totals(peers_s, self.committing_s, self.waiting_s, idle_s, self.samples)
+
+    @contextlib.contextmanager
+    def fetching(self) -> Iterator[None]:
+        """Within the context the training waits for data; what loaders inside it count is part of the same wait."""
+        before_s, began_s = self.waiting_s, time.monotonic()
+        try:
+            yield
+        finally:
+            self.waiting_s = before_s + time.monotonic() - began_s
 
     def passed(self) -> None:
         """A boundary has been passed: a quiet moment to free the communicators of earlier rounds."""

@@ -241,6 +241,7 @@ class BaseState(Contents):
                 self._first = None
         if turn in _LEAVING:
             raise RoundOver
+        session.measure()
         session.passed()
         self._numbers.derive(seat.rank, commit)
 

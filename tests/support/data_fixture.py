@@ -182,6 +182,9 @@ class BenchContext:
     def waited(self, duration_s: float) -> None:
         """Ignored."""
 
+    def delivered(self, samples: int) -> None:
+        """Ignored."""
+
     def restart_leases(self) -> bool:
         return False
 

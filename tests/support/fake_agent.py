@@ -107,6 +107,9 @@ class FakeGroup:
         self.aborted = threading.Event()
         self.retired = 0
 
+    def waits(self) -> None:
+        """Not measured."""
+
     def collective(self) -> None:
         """Wait for all members."""
         try:

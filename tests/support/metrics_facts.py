@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 from edl.metrics.facts import DirectoryFacts, HistoryTotals, JobFacts, NodeFacts
+from edl.wire.rank_pace import UNKNOWN, RankPace
 from edl.wire.records import Settings, Version
 from edl.wire.scale_requests import ScaleView
 from edl.wire.status import Count, DroppedSlot, JobStatus, Kind, NodeView, ServiceView
@@ -18,6 +19,7 @@ def random_node_view(number: int, drawn: random.Random) -> NodeView:
         *(f"node-{number}", "10.0.0.1", 2, drawn.choice(STATES), drawn.random() < 0.5, number, 2 * number),
         draining=drawn.random() < 0.3,
         step_s=drawn.choice((0.0, drawn.uniform(0.01, 9.0))),
+        ranks=tuple(RankPace(slot, 0.2, 0.3, drawn.choice((UNKNOWN, drawn.random()))) for slot in range(2)),
     )
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from edl.agent.machine.events import Event, Report
 from edl.types import Round
 from edl.wire.messages import Pace
+from edl.wire.rank_pace import RankPace
 
 EVERY_S = 5.0
 """Minimum seconds between two messages."""
@@ -42,14 +43,19 @@ def pace(before: Mark | None, now: Mark | None, now_s: float) -> Pace | None:
     return Pace(now.round, now.commit, took_s / commits, max(0.0, now_s - now.at_s), *shares)
 
 
-async def tell_pace(mark: Callable[[], Mark | None], post: Callable[[Event], None], every_s: float = EVERY_S) -> None:
-    """Report the pace every ``every_s`` seconds until cancelled."""
+async def tell_pace(
+    mark: Callable[[], Mark | None],
+    post: Callable[[Event], None],
+    ranks: Callable[[Round], tuple[RankPace, ...]] = lambda round: (),
+    every_s: float = EVERY_S,
+) -> None:
+    """Report the pace every ``every_s`` seconds until cancelled. ``ranks``: returns each window of a worker once."""
     before: Mark | None = None
     while True:
         await asyncio.sleep(every_s)
         now = mark()
         found = pace(before, now, asyncio.get_running_loop().time())
         if found is not None:
-            post(Report(found))
+            post(Report(replace(found, ranks=ranks(found.round))))
         if before is None or now is None or now.round != before.round or now.commit > before.commit:
             before = now

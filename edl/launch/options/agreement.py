@@ -17,7 +17,7 @@ from edl.config import (
     Timeouts,
     VerifyRules,
 )
-from edl.job_records import SchedulerChoice, Training
+from edl.job_records import SchedulerChoice, StragglerRules, Training
 from edl.launch.options import OPTIONS
 
 NONE = "''"
@@ -31,6 +31,7 @@ _PARTS: Mapping[type, Callable[[JobSpec], Any]] = {
     SlotRules: lambda spec: spec.slots,
     Replicas: lambda spec: spec.replicas,
     VerifyRules: lambda spec: spec.verify,
+    StragglerRules: lambda spec: spec.stragglers,
     Training: lambda spec: spec.servers,
 }
 """For each settings record in a job's specification, a function that returns it; None: the job has no such record."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from edl.config import JobSpec, SlotRules, Timeouts
+from edl.job_records import StragglerRules
 from edl.launch.options.option import Option, Section, Setting
 from edl.launch.options.parsing import between
 from edl.launch.settings import DenylistSettings, LeaveSettings
@@ -58,6 +59,20 @@ FAULTS = (
             "Name of this host in the denylist, the same in every job. Default: `NODE_NAME` (Kubernetes), "
             "`SLURMD_NODENAME`, or the host name."
         ),
+    ),
+    Option(
+        "--stragglers",
+        setting=Setting(StragglerRules, "mode"),
+        help=(
+            "What happens about a rank that [the others wait for](stragglers.md): `off`, `report` (an alarm), "
+            "`exclude` (also drop its slot, if the job can do without it)."
+        ),
+    ),
+    Option(
+        "--straggler-windows",
+        setting=Setting(StragglerRules, "windows"),
+        metavar="N",
+        help="Windows of about 5 s in a row in which a rank must be slow to be named, and good to be cleared.",
     ),
     Option(
         "--fault-tolerance",

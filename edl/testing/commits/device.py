@@ -130,6 +130,9 @@ class AsynchronousGroup:
     def settle(self) -> None:
         """Does nothing: ``Device.synchronize`` waits for all collectives."""
 
+    def waits(self) -> None:
+        """Not measured."""
+
     def abort(self) -> None:
         """Complete pending collectives with garbage as results."""
         self.aborted = True

@@ -30,7 +30,9 @@ from edl.testing.sim.alarming import SimWatchdogs
 from edl.testing.sim.goodput_check import GoodputCheck, amount_ns
 from edl.testing.sim.memory_checkpoints import SimMemory
 from edl.testing.sim.node import SimCheckpoints, SimPorts, SimProcesses, SimSwitchFiles, SimWorkerLink, SimWorkers
+from edl.testing.sim.pacing import SimPaces
 from edl.testing.sim.process import SimDeps, SimProcess
+from edl.testing.sim.stepping import Stepper
 from edl.testing.sim.store import StoreClient
 from edl.testing.sim.transport import SimConnection, SimServer, answers, refuses
 from edl.testing.sim.workers import SimWorker
@@ -101,7 +103,21 @@ class SimLauncher(SimProcess):
         launcher = self._put_together(registration)
         if self.deps.watchdogs is not None:
             self.after(self.deps.watchdogs.pause_s(), self._look_at_disks, self.deps.watchdogs)
+        if self.deps.paces is not None:
+            self.after(self.deps.paces.pause_s(), self._report_paces, self.deps.paces)
         await launcher.run()
+
+    def _report_paces(self, paces: SimPaces) -> None:
+        """Report how the ranks of this node spend their time, while they train."""
+        state = self.shell.state if self.shell is not None else None
+        if state is not None and state.underway:
+            stepping = [worker for worker in self.workers if isinstance(worker, Stepper)]
+            commit = max((worker.boundary.passed for worker in stepping), default=0)
+            slots = [worker.slot for worker in state.in_world]
+            self.tell_agent(
+                ag.Report(paces.pace(self.node, state.running_round, commit, slots, self.deps.timeline.now_s))
+            )
+        self.after(paces.pause_s(), self._report_paces, paces)
 
     def _look_at_disks(self, watchdogs: SimWatchdogs) -> None:
         """Report what the watchdogs of this node find, and what those of the job find if the Master is here."""

@@ -255,6 +255,7 @@ class SimWorkerLink:
         self.progress: dict[int, int] = {}
         self.newest: tuple[int, float] | None = None
         self.waits: dict[int, tuple[float, float]] = {}
+        self.times: dict[int, local.StepTimes] = {}
 
     def open(self) -> None:
         """Does nothing: simulated workers need no listener."""

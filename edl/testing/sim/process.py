@@ -14,6 +14,7 @@ from edl.testing.sim.checks import Checks
 from edl.testing.sim.loop import SimLoop
 from edl.testing.sim.memory_checkpoints import StateNet
 from edl.testing.sim.network import Network
+from edl.testing.sim.pacing import SimPaces
 from edl.testing.sim.plugins import Plugin
 from edl.testing.sim.store import SimStore
 from edl.testing.sim.timeline import ScheduledCall, Timeline
@@ -48,6 +49,7 @@ class SimDeps:
     watchdogs: SimWatchdogs | None = None
     healed: bool = False
     """Whether all faults have been undone."""
+    paces: SimPaces | None = None
 
     @property
     def keys(self) -> JobKeys:

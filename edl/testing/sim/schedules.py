@@ -9,12 +9,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from edl.config import FaultTolerance, HyperPolicy, JobSpec, LrRule, NodeRange, Replicas, SlotRules, Timeouts
-from edl.job_records import SchedulerChoice, SizeOwner, Training
+from edl.job_records import SchedulerChoice, SizeOwner, StragglerMode, Training
 from edl.testing.sim.biases import USUAL, Biases
 from edl.testing.sim.checks import Violation
 from edl.testing.sim.faults import FaultKind, FaultPlan
 from edl.testing.sim.injection import play_out
 from edl.testing.sim.memory_checkpoints import Directory
+from edl.testing.sim.pacing import RULES, SimPaces, has_paces
 from edl.testing.sim.pairs import Pair
 from edl.testing.sim.plugins import Plugin, Plugins
 from edl.testing.sim.stepping import Script
@@ -91,6 +92,8 @@ class Schedule:
             boundary_s=rng.choice((3.0, 10.0, 20.0)),
         )
         spec = JobSpec(JobId("sim"), bounds, rng.choice((0, 1, 2, 3, 5, 5, 20, 20)), level, timeouts)
+        if has_paces(seed):
+            spec = dataclasses.replace(spec, stragglers=RULES)
         nodes = rng.randint(bounds.lowest, min(bounds.highest + 1, 7))
         together = rng.random() < 0.6
         starts_s = tuple(rng.uniform(0.0, 0.5 if together else 6.0) for _ in range(nodes))
@@ -163,6 +166,8 @@ class Schedule:
             plan = FaultPlan(tuple(one for one in plan.faults if one.kind is not FaultKind.SAVE), plan.quiet_s)
         rules = SlotRules(rng.choice((0, 1, 2, 2, 3)), rng.choice((0.0, 0.0, 4.0, 15.0)))
         spec = dataclasses.replace(drawn.spec, slots=rules)
+        if has_paces(seed):
+            spec = dataclasses.replace(spec, stragglers=dataclasses.replace(RULES, mode=StragglerMode.EXCLUDE))
         spare, known, sized = rng.choice((0, 0, 1, 2)), rng.random() < 0.5, rng.random() < 0.3
         plan = plan.with_slots(rng)
         plan = plan.with_sizes(rng) if sized else plan
@@ -275,6 +280,8 @@ def play(schedule: Schedule, trace: Callable[[str], None] | None = None) -> Resu
     )
     world.sized = schedule.sized
     world.slotted = schedule.spare_slots >= 0
+    if has_paces(schedule.seed):
+        world.deps.paces = SimPaces(schedule.seed, schedule.plan.quiet_s)
     world.network.biases = world.training.biases = schedule.biases
     world.network.usual_slowness = world.network.slowness = schedule.slowness
     for index, at_s in enumerate(schedule.starts_s):

@@ -111,6 +111,9 @@ class Group:
     def settle(self) -> None:
         """Nothing to wait for: each collective has ended when its call returns."""
 
+    def waits(self) -> None:
+        """Not measured."""
+
     def abort(self) -> None:
         with self._lock:
             self._aborted, self._failure = True, self._failure or "the group was aborted"

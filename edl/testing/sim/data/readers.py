@@ -181,6 +181,9 @@ class SimContext:
     def waited(self, duration_s: float) -> None:
         """Ignored."""
 
+    def delivered(self, samples: int) -> None:
+        """Ignored."""
+
     def restart_leases(self) -> bool:
         """Always false: the lease machine is not in this process."""
         return False

@@ -14,6 +14,9 @@ from rich.cells import cell_len
 
 from edl.cli.frame import SMALLEST, FrameLine, LineLook, ScreenSize, frame
 from edl.cli.node_text import kind_of, pace_of, rate_text, step_text
+from edl.cli.show import pace_lines
+from edl.wire.alarm import Alarm
+from edl.wire.rank_pace import UNKNOWN, RankPace
 from edl.wire.records import Version
 from edl.wire.scale_requests import ScaleView
 from edl.wire.status import Count, HistoryEntry, JobStatus, NodeView, ServiceView
@@ -141,6 +144,30 @@ def test_pace() -> None:
                                                                                               "16-23", 3)  # fmt: skip
     assert pace_of(job(node(0, step_s=0.1), node(1, step_s=0.105))).slowest == ""
     assert pace_of(job(node(0, step_s=0.1))).slowest == ""
+
+
+def test_own_times_tell_the_slow_rank_from_those_that_wait() -> None:
+    def ranks(*peers: float) -> tuple[RankPace, ...]:
+        return tuple(RankPace(slot, 0.2, 0.3, share, samples=4.0) for slot, share in enumerate(peers))
+
+    two: dict[str, Any] = {"slots": 2, "places": (0, 1), "step_s": 0.2}
+    nodes = node(0, first_rank=0, ranks=ranks(0.5, 0.5), **two), node(1, first_rank=2, ranks=ranks(0.6, 0.1), **two)
+    status = dataclasses.replace(job(*nodes), world_size=4)
+    pace = pace_of(status)
+    assert pace.ranks is not None
+    assert (pace.ranks.slowest, pace.ranks.node) == (3, "n0001")
+    assert [pace.ranks.median_s, pace.ranks.slowest_s] == pytest.approx([0.1, 0.18])
+    assert pace.samples_per_s == pytest.approx(80.0)
+    assert pace_lines(status)[1] == "Own time of a step: median 100 ms, most on rank 3 (n0001): 180 ms"
+    assert "own 100 ms, most rank 3 180 ms" in texts(frame(status, None, LARGE))
+    unknown = dataclasses.replace(status, nodes=(node(0, step_s=0.2, places=(0, 1), ranks=ranks(UNKNOWN, UNKNOWN)),))
+    assert pace_of(unknown).ranks is None
+    assert len(pace_lines(unknown)) == 1
+
+
+def test_alarms() -> None:
+    status = job(node(0), alarms=(Alarm("straggler", "slot 1", "warning", "the others wait", "n0000"),))
+    assert "alarm: straggler (slot 1) on n0000: the others wait" in texts(frame(status, None, LARGE))
 
 
 def test_texts() -> None:

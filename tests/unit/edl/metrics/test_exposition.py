@@ -65,6 +65,14 @@ def test_values_of_the_job(seed: int) -> None:
     assert at(found, "edl_step_duration_seconds", which="slowest") == (times[-1] if times else None)
     median = statistics.median(times) if times else None
     assert at(found, "edl_step_duration_seconds", which="median") == median
+    own = [one.own_s for node in status.nodes for one in node.ranks if one.own_s >= 0]
+    assert at(found, "edl_own_time_seconds", which="slowest") == (max(own) if own else None)
+    assert at(found, "edl_own_time_seconds", which="median") == (statistics.median(own) if own else None)
+    waits = [one.peers_share for node in status.nodes for one in node.ranks if one.peers_share >= 0]
+    assert at(found, "edl_rank_wait_ratio", reason="peers") == (
+        pytest.approx(statistics.fmean(waits)) if waits else None
+    )
+    assert at(found, "edl_stragglers") == 0
     batch = status.settings.global_batch
     expected = batch / median if median and batch and status.phase == "running" else None
     assert at(found, "edl_samples_per_second") == expected

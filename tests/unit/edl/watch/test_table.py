@@ -10,12 +10,12 @@ from edl.errors import SettingError
 from edl.launch.options.watching import limits_from
 from edl.watch import disks, job
 from edl.watch.raising import BLIND
-from edl.watch.table import WATCHDOGS, WatchLimits, markdown
+from edl.watch.table import STRAGGLER, WATCHDOGS, WatchLimits, markdown
 from tests.unit.test_house_rules import ROOT
 
 
 def test_every_watchdog_has_a_row_and_every_row_a_watchdog() -> None:
-    assert {one.name for one in WATCHDOGS} == {*disks.NAMES, *job.NAMES, BLIND}
+    assert {one.name for one in WATCHDOGS} == {*disks.NAMES, *job.NAMES, STRAGGLER, BLIND}
 
 
 def test_the_page_has_the_table() -> None:

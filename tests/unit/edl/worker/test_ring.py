@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -392,3 +393,19 @@ def test_the_number_of_a_call_wraps() -> None:
     ring._number = 0xFFFFFFFF
     assert len(ring._header("barrier", "uint8", "", 0, 0)) == ring_module._HEADER.size
     ring.close()
+
+
+def test_the_time_in_calls_is_that_of_waiting(ranks: Callable[[int], Ranks], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edl.worker.ring.now", lambda: (time.monotonic(), 0.0))
+
+    def work(ring: Ring) -> list[float]:
+        found = [ring.waits().waited_s]
+        for call in (ring.barrier, lambda: ring.all_gather_bytes(b"x" * 100_000)):
+            call()
+            found.append(ring.waits().waited_s)
+        assert ring.waits().idle_s == found[-1]
+        return found
+
+    for first, second, third in ranks(2).each(work):
+        assert first == 0
+        assert first < second < third
