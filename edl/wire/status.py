@@ -82,6 +82,12 @@ class NodeView:
     """Seconds from commit to commit, as last reported in the current round; 0: not reported."""
     members: int = 0
     """See ``NodeInfo``."""
+    hang_limit_s: float = 0.0
+    """Seconds without progress that look like a hang, if that is learnt; 0: not known yet."""
+    hang_pauses: int = 0
+    """Number of pauses that the limit is learnt from."""
+    hang_needed: int = 0
+    """Number of pauses from which a limit is learnt; 0: none is, or the node has not said so yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +172,8 @@ class JobStatus:
     """Newest commit that a node has reported in the current round; reports arrive every few seconds. 0: none."""
     alarms: tuple[Alarm, ...] = ()
     """Problems that watchdogs have found and that persist."""
+    hang_timeout: str = ""
+    """``--hang-timeout`` as on the command line; empty: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
