@@ -28,7 +28,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from data_service.leases.machine import LeaseMachine
-from edl.adapters.activity import activity
 from edl.adapters.clock import SystemClock, wall_clock_s
 from edl.adapters.host_notes import HostNote
 from edl.adapters.knocking import answers
@@ -55,6 +54,7 @@ from edl.launch.addresses import address_towards, etcd_leases, identity_for
 from edl.launch.console import console, listen_to_modules
 from edl.launch.descriptors import for_peers, take_all
 from edl.launch.disk_watch import DiskWatch, directories_of
+from edl.launch.hang_sources import LocalHangSources
 from edl.launch.helpers import HelperDeps, HelperKind, HelpersBeside
 from edl.launch.history_recording import Recording
 from edl.launch.launcher import Beside, Launcher, LauncherDeps, ended_before
@@ -485,7 +485,7 @@ def _agent(
             register=register,
             master_refused=candidate.master_refused,
             log=log,
-            activity=activity,
+            hangs=lambda address: LocalHangSources(workers, address, clock.now_s, deps.info.devices),
             switches=deps.switches,
             save_timeout_s=settings.state.save_timeout_s,
             synced=deps.synced,

@@ -218,6 +218,12 @@ class NodeEntry:
     """The round of that report; 0: none."""
     uses: tuple[int, ...] = ()
     """The slots in which it will start its next workers, as it last reported; empty: the first ones."""
+    lifeless: Hanging | None = None
+    """Its last report that none of its workers shows a sign of life; None: there is none."""
+    lifeless_s: float = 0.0
+    """Time of that report."""
+    hang_limit: HangLimit | None = None
+    """The limit that it has learnt for hangs, as it last reported; None: it has reported none."""
 
 
 @dataclass(frozen=True, slots=True)

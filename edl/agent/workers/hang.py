@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from edl.agent.workers.hang_limit import NEEDED, Learnt, LimitLearner
+from edl.agent.workers.hang_limit import Learnt, LimitLearner
 from edl.config import Timeouts
 from edl.ports import Activity
 from edl.types import Round
@@ -121,6 +121,11 @@ class HangWatch:
         self._committing = False
 
     @property
+    def given(self) -> bool:
+        """Whether the limit is given, not learnt."""
+        return not self._rule.auto
+
+    @property
     def learnt(self) -> Learnt:
         """What is learnt of the kind of progress that counts for these workers."""
         return (self._commits if self._committing else self._signs).learnt
@@ -128,6 +133,14 @@ class HangWatch:
     def excuse(self) -> None:
         """Void the last sample because another rule applies at the moment."""
         self._looked_s = None
+
+    def absorb(self, samples: Mapping[int, Sample], now_s: float) -> None:
+        """Take new samples without judging them: what the workers did since the last check was done for a diagnosis."""
+        self._looked_s = now_s
+        for rank, sample in samples.items():
+            trail = self._trails.get(rank)
+            if trail is not None and (trail.last.pid, trail.last.commit) == (sample.pid, sample.commit):
+                trail.last = sample
 
     def look(self, round: Round, samples: Mapping[int, Sample], now_s: float, hold: int = 0) -> Verdict | None:
         """Check the workers of this round, by local rank; returns what hangs and how, or None.
@@ -166,7 +179,7 @@ class HangWatch:
                 self._commits.started(now_s - self._began_s)
         trail.committed |= committed
         alive = _is_active(trail, sample, now_s, elapsed_s)
-        if alive or void:
+        if alive or void or committed:
             trail.life_s, trail.cpu_s = now_s, 0.0
         if committed or void or (alive and sample.commit is None):
             trail.at_s = now_s
@@ -237,10 +250,3 @@ def _is_work(cpu_s: float, within_s: float) -> bool:
 
 def _names(ranks: Collection[int]) -> str:
     return f"local rank{'' if len(ranks) == 1 else 's'} {', '.join(map(str, ranks))}"
-
-
-def status_of(learnt: Learnt) -> str:
-    """What is learnt, for people."""
-    if not learnt.limit_s:
-        return f"not known yet ({learnt.pauses} of {NEEDED} pauses seen)"
-    return f"{learnt.limit_s:.0f} s, learnt from {learnt.pauses} pauses"
