@@ -78,6 +78,7 @@ def _lines(status: JobStatus) -> list[str]:
         lines.append(f"Goodput: {goodput({one.name: one.value for one in status.goodput})}")
     lines += [f"Warning: {text}" for text in status.warnings]
     lines += [f"Alarm ({alarm.severity}): {described(alarm, alarm.text)}" for alarm in status.alarms]
+    lines += hang_lines(status)
     if status.settings.number:
         lines.append(f"Settings {status.settings.number}: {describe(status.settings)}")
     if status.boundary:
@@ -98,6 +99,21 @@ def pace_lines(status: JobStatus) -> list[str]:
     slowest = f"; slowest {pace.slowest} (ranks {pace.slowest_ranks}) {step_text(pace.slowest_s)}"
     line = f"Pace: {rate_text(pace.steps_per_s)}, a step takes {step_text(pace.median_s)}"
     return [f"{line}{slowest if pace.slowest else ''}; newest commit {status.commit}"]
+
+
+def hang_lines(status: JobStatus) -> list[str]:
+    """How hangs are looked for; empty if the limit is given, or if nothing runs."""
+    nodes = [node for node in status.nodes if node.hang_needed and node.position >= 0]
+    if not nodes or not status.hang_timeout.startswith("auto"):
+        return []
+    learning = [node for node in nodes if not node.hang_limit_s]
+    if learning:
+        slowest = min(learning, key=lambda node: node.hang_pauses)
+        seen = f"{slowest.hang_pauses} of {slowest.hang_needed} pauses seen on {slowest.node}"
+        return [f"Hang detection: off until a limit is learnt ({seen})"]
+    limits = sorted(node.hang_limit_s for node in nodes)
+    span = f"{limits[0]:.0f} s" if limits[0] == limits[-1] else f"{limits[0]:.0f} to {limits[-1]:.0f} s"
+    return [f"Hang detection: after {span} without progress, as learnt from this job (--hang-timeout=auto)"]
 
 
 def _dropped(one: DroppedSlot) -> str:
