@@ -102,15 +102,15 @@ def pace_lines(status: JobStatus) -> list[str]:
 
 
 def hang_lines(status: JobStatus) -> list[str]:
-    """How hangs are looked for; empty if the limit is given, or if nothing runs."""
-    nodes = [node for node in status.nodes if node.hang_needed and node.position >= 0]
+    """How hangs are looked for; empty if the limit is given, or if no world runs."""
+    nodes = [node for node in status.nodes if node.position >= 0]
     if not nodes or not status.hang_timeout.startswith("auto"):
         return []
     learning = [node for node in nodes if not node.hang_limit_s]
     if learning:
         slowest = min(learning, key=lambda node: node.hang_pauses)
-        seen = f"{slowest.hang_pauses} of {slowest.hang_needed} pauses seen on {slowest.node}"
-        return [f"Hang detection: off until a limit is learnt ({seen})"]
+        seen = f" of {slowest.hang_needed}" if slowest.hang_needed else ""
+        return [f"Hang detection: off until a limit is learnt ({slowest.hang_pauses}{seen} pauses seen on {slowest.node})"]
     limits = sorted(node.hang_limit_s for node in nodes)
     span = f"{limits[0]:.0f} s" if limits[0] == limits[-1] else f"{limits[0]:.0f} to {limits[-1]:.0f} s"
     return [f"Hang detection: after {span} without progress, as learnt from this job (--hang-timeout=auto)"]

@@ -60,7 +60,7 @@ def job_status(
         flaws=tuple(flaw.text for flaw in record.flaws),
         warnings=_warnings(state),
         alarms=record.alarms,
-        hang_timeout=str(state.spec.timeouts.hang),
+        hang_timeout="" if state.spec.independent else str(state.spec.timeouts.hang),
         settings=record.settings,
         scale=_scale(state, revision, now_s),
         dropped=tuple(

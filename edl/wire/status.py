@@ -173,7 +173,7 @@ class JobStatus:
     alarms: tuple[Alarm, ...] = ()
     """Problems that watchdogs have found and that persist."""
     hang_timeout: str = ""
-    """``--hang-timeout`` as on the command line; empty: unknown."""
+    """``--hang-timeout`` as on the command line; empty: hangs are not looked for, because workers are independent."""
 
 
 @dataclass(frozen=True, slots=True)

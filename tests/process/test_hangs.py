@@ -46,7 +46,7 @@ def test_with_a_learnt_limit_the_alarm_comes_first_and_the_dead_round_is_restart
         running.wait_world(2)
         learning = running.cli("status").stdout
         assert "Hang detection: off until a limit is learnt (" in learning
-        until(lambda: "Hang detection: after 5" in running.cli("status").stdout, "a limit", pause_s=1.0)
+        until(lambda: "Hang detection: after " in running.cli("status").stdout, "a limit", pause_s=1.0)
         until(lambda: any(one["kind"] == "worker-failed" for one in running.events()), "the hang", pause_s=1.0)
         kinds = {one["kind"]: one["text"] for one in running.events()}
         assert kinds["alarm"].startswith("hang on a: local ranks 0, 1: ")
