@@ -110,7 +110,9 @@ def hang_lines(status: JobStatus) -> list[str]:
     if learning:
         slowest = min(learning, key=lambda node: node.hang_pauses)
         seen = f" of {slowest.hang_needed}" if slowest.hang_needed else ""
-        return [f"Hang detection: off until a limit is learnt ({slowest.hang_pauses}{seen} pauses seen on {slowest.node})"]
+        return [
+            f"Hang detection: off until a limit is learnt ({slowest.hang_pauses}{seen} pauses seen on {slowest.node})"
+        ]
     limits = sorted(node.hang_limit_s for node in nodes)
     span = f"{limits[0]:.0f} s" if limits[0] == limits[-1] else f"{limits[0]:.0f} to {limits[-1]:.0f} s"
     return [f"Hang detection: after {span} without progress, as learnt from this job (--hang-timeout=auto)"]

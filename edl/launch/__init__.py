@@ -12,7 +12,8 @@ launcher) and ``launcher`` (runs them).
   ``cluster_env`` for the variables of schedulers.
 - Jobs from Python: ``api``, ``api_options``, ``function_launch``.
 - Helper processes: ``helpers``, ``helper_process``, ``readers``, ``pservers``. The Master's companions: ``scaling``
-  for the scheduler, ``watching`` for watchdogs and notifications; ``disk_watch`` in every launcher.
+  for the scheduler, ``watching`` for watchdogs and notifications; ``disk_watch`` and ``hang_sources`` in
+  every launcher.
 - Directories of the script that are kept alike on all nodes: ``synced_dirs``.
 - This host: ``accelerators``, ``addresses``, ``descriptors``, ``numa_binding`` (binds workers to cores),
   ``preemption_notices``.

@@ -34,7 +34,7 @@ from edl.wire.local import AGENT_VARIABLE
 
 EVERY_S = 1.0
 _DUMPS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
-"""torch's functions that return what is recorded, as JSON, in the order of preference. The first one knows only NCCL."""
+"""torch's functions that return what is recorded, as JSON: of NCCL, and of other backends."""
 _SIZE = "TORCH_FR_BUFFER_SIZE"
 _OLD_SIZE = "TORCH_NCCL_TRACE_BUFFER_SIZE"
 _CALLS = "2000"
@@ -62,7 +62,7 @@ def begin() -> None:
     except OSError:
         return  # a diagnosis is not worth the worker
     _started[os.getpid()] = True
-    reporter = Reporter(dumps)
+    reporter = WaitReporter(dumps)
     target = f"\0{address}{ADDRESS_SUFFIX}"
     threading.Thread(target=_run, args=(reporter, line, target), name="edl-collectives", daemon=True).start()
 
@@ -115,7 +115,7 @@ def pending(recorded: Recorded) -> tuple[PendingCollective, ...]:
 def _described(call: Mapping[str, Any]) -> PendingCollective:
     group = call.get("process_group") or ["", ""]
     shapes = call.get("input_sizes") or []
-    sizes = ", ".join("×".join(str(size) for size in shape) or "a scalar" for shape in shapes[:MOST_SHOWN])
+    sizes = ", ".join("x".join(str(size) for size in shape) or "a scalar" for shape in shapes[:MOST_SHOWN])
     name = str(call.get("profiling_name", "a collective"))[:80]
     return PendingCollective(name, _number(call.get("collective_seq_id")), str(group[-1])[:80], sizes[:200])
 
@@ -127,7 +127,7 @@ def _number(value: Any) -> int:
         return -1
 
 
-class Reporter:
+class WaitReporter:
     """Decides what to report: one dump of the counters each time, and one of the calls for each state that lasts."""
 
     def __init__(self, dumps: tuple[Dump, ...]) -> None:
@@ -152,10 +152,12 @@ class Reporter:
             json.dump([dump(True) for dump in self._dumps], file)
 
 
-def _run(reporter: Reporter, line: socket.socket, target: str) -> None:
+def _run(reporter: WaitReporter, line: socket.socket, target: str) -> None:
     """Report until the process ends."""
     while True:
-        with contextlib.suppress(OSError, ValueError):  # no diagnosis is worth the worker; the agent may be late or gone
+        with contextlib.suppress(
+            OSError, ValueError
+        ):  # no diagnosis is worth the worker; the agent may be late or gone
             line.sendto(encode(reporter.look()), socket.MSG_DONTWAIT, target)
         if select.select([line], [], [], EVERY_S)[0]:
             with contextlib.suppress(OSError, ValueError, ProtocolError):

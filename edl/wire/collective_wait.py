@@ -49,4 +49,3 @@ class DumpRequest:
     """Write the flight recorder's content to this path."""
 
     path: str
-

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from edl.agent.workers.hang_limit import Learnt, LimitLearner
+from edl.agent.workers.hang_limit import LearntLimit, LimitLearner
 from edl.config import Timeouts
 from edl.ports import Activity
 from edl.types import Round
@@ -65,7 +65,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class HangVerdict:
     """Workers of this node make no progress."""
 
     what: str
@@ -74,7 +74,7 @@ class Verdict:
     """Seconds without progress."""
     local_ranks: tuple[int, ...]
     limit_s: float
-    learnt: Learnt | None = None
+    learnt: LearntLimit | None = None
     """What the limit is learnt from; None: it is given."""
     lifeless: bool = True
     """No worker of the node has shown a sign of life for ``limit_s``."""
@@ -126,7 +126,7 @@ class HangWatch:
         return not self._rule.auto
 
     @property
-    def learnt(self) -> Learnt:
+    def learnt(self) -> LearntLimit:
         """What is learnt of the kind of progress that counts for these workers."""
         return (self._commits if self._committing else self._signs).learnt
 
@@ -142,7 +142,7 @@ class HangWatch:
             if trail is not None and (trail.last.pid, trail.last.commit) == (sample.pid, sample.commit):
                 trail.last = sample
 
-    def look(self, round: Round, samples: Mapping[int, Sample], now_s: float, hold: int = 0) -> Verdict | None:
+    def look(self, round: Round, samples: Mapping[int, Sample], now_s: float, hold: int = 0) -> HangVerdict | None:
         """Check the workers of this round, by local rank; returns what hangs and how, or None.
 
         ``hold``: number of the current agreement on a step boundary, at which workers may have to wait.
@@ -187,7 +187,7 @@ class HangWatch:
         trail.last = sample
         return pause_s
 
-    def _verdict(self, now_s: float) -> Verdict | None:
+    def _verdict(self, now_s: float) -> HangVerdict | None:
         committing = {rank: trail for rank, trail in self._trails.items() if trail.last.commit is not None}
         for first in (False, True):
             late = {rank: t for rank, t in committing.items() if t.committed is not first}
@@ -209,11 +209,11 @@ class HangWatch:
         what = f"{_names(ranks)}: {how}, nothing written and no file read for {quiet_s:.0f} s"
         return self._found(what, quiet_s, ranks, limit_s, now_s)
 
-    def _found(self, what: str, for_s: float, ranks: Collection[int], limit_s: float, now_s: float) -> Verdict:
+    def _found(self, what: str, for_s: float, ranks: Collection[int], limit_s: float, now_s: float) -> HangVerdict:
         usual_s = self._limit_s(self._commits if self._committing else self._signs)
         dead = now_s - max(trail.life_s for trail in self._trails.values()) >= min(limit_s, usual_s)
         learnt = self.learnt if self._rule.auto else None
-        return Verdict(what, for_s, tuple(ranks), limit_s, learnt, dead, self._all_wait())
+        return HangVerdict(what, for_s, tuple(ranks), limit_s, learnt, dead, self._all_wait())
 
     def _all_wait(self) -> bool:
         return all(trail.last.waiting for trail in self._trails.values())

@@ -28,7 +28,7 @@ GROWTH = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Learnt:
+class LearntLimit:
     """What is known so far."""
 
     limit_s: float = 0.0
@@ -49,12 +49,12 @@ class LimitLearner:
         self._longest_start_s = 0.0
 
     @property
-    def learnt(self) -> Learnt:
+    def learnt(self) -> LearntLimit:
         """The limit between two signs of progress."""
         if self._count < NEEDED:
-            return Learnt(0.0, self._count)
+            return LearntLimit(0.0, self._count)
         usual_s = self._sorted[min(len(self._sorted) - 1, int(QUANTILE * len(self._sorted)))]
-        return Learnt(max(self._floor_s, FACTOR * usual_s, GROWTH * self._longest_s), self._count)
+        return LearntLimit(max(self._floor_s, FACTOR * usual_s, GROWTH * self._longest_s), self._count)
 
     def start_limit_s(self, factor: float) -> float:
         """The limit for the first sign of progress in a round: ``factor`` times the other one, or longer if an earlier

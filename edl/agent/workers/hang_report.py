@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from edl.agent.machine.diagnosis import LONGEST_TRACEBACK
-from edl.agent.workers.hang import Verdict
+from edl.agent.workers.hang import HangVerdict
 from edl.wire.alarm import Alarm
 from edl.wire.collective_wait import CollectiveWait
 from edl.wire.node_requests import OutputLine
@@ -59,7 +59,7 @@ def summary(ranks: Sequence[int], stacks: Mapping[int, str], waits: Mapping[int,
     return "; ".join(parts)
 
 
-def alarm(verdict: Verdict, where: str, dumps: Sequence[str], *, restarts: bool) -> Alarm:
+def alarm(verdict: HangVerdict, where: str, dumps: Sequence[str], *, restarts: bool) -> Alarm:
     """The alarm for a suspicion. ``where``: see ``summary``. ``dumps``: files of the flight recorder. ``restarts``:
     this node shows no sign of life, so the round is restarted if the same is true of all others."""
     learnt = f", learnt from {verdict.learnt.pauses} pauses" if verdict.learnt is not None else ""
@@ -67,5 +67,9 @@ def alarm(verdict: Verdict, where: str, dumps: Sequence[str], *, restarts: bool)
     if where:
         text += f": {where}"
     files = f"; flight recorder: {', '.join(dumps)}" if dumps else ""
-    then = "restarted if no other node shows a sign of life" if restarts else "not restarted, because workers are active"
-    return Alarm(ALARM, "", Severity.WARNING.value, f"{text}. Stacks: in the workers' stderr{files}. The round is {then}")
+    then = (
+        "restarted if no other node shows a sign of life" if restarts else "not restarted, because workers are active"
+    )
+    return Alarm(
+        ALARM, "", Severity.WARNING.value, f"{text}. Stacks: in the workers' stderr{files}. The round is {then}"
+    )

@@ -1,7 +1,7 @@
 """Looks at the workers of a node, and reports those that hang: the shell around ``HangWatch``.
 
 With a given limit a hang is reported to the Master, which restarts the round. With a learnt limit nobody has asked for
-that, so the first report is an alarm; the Master is told only about a node on which no worker shows a sign of life, and
+that, so the first report is an alarm; the Master hears only of a node on which no worker shows a sign of life, and
 restarts the round when the same is true of all nodes.
 """
 
@@ -15,7 +15,7 @@ from typing import Protocol
 from edl.agent.machine.events import Event, HangLimitChanged, Report, Suspected
 from edl.agent.machine.state import AgentPhase, AgentState
 from edl.agent.workers import hang_report
-from edl.agent.workers.hang import HangWatch, Sample, Verdict, Watched
+from edl.agent.workers.hang import HangVerdict, HangWatch, Sample, Watched
 from edl.agent.workers.hang_limit import NEEDED
 from edl.ports import Activity
 from edl.types import Round
@@ -100,7 +100,7 @@ class HangDetection:
         self._pause = pause
         self._evidence: _Evidence | None = None
         self._suspected = False
-        self._told = HangLimit(0.0, 0)
+        self._sent = HangLimit(0.0, 0)
 
     async def run(self) -> None:
         """Check the workers again and again."""
@@ -147,7 +147,7 @@ class HangDetection:
             if slot in ranks
         }
 
-    async def _report(self, number: Round, verdict: Verdict) -> None:
+    async def _report(self, number: Round, verdict: HangVerdict) -> None:
         if self._evidence is None or self._evidence.round != number:
             self._evidence = await self._collect(number, verdict)
             self._judge.absorb(await self._samples(), self._now_s())
@@ -174,13 +174,13 @@ class HangDetection:
     def _tell_limit(self) -> None:
         if self._judge.given:
             return
-        learnt, told = self._judge.learnt, self._told
-        changed = abs(learnt.limit_s - told.limit_s) > NOTABLE * told.limit_s
-        if changed or (learnt.pauses != told.pauses and not learnt.limit_s):
-            self._told = HangLimit(learnt.limit_s, learnt.pauses, NEEDED)
-            self._post(HangLimitChanged(self._told))
+        learnt, sent = self._judge.learnt, self._sent
+        changed = abs(learnt.limit_s - sent.limit_s) > NOTABLE * sent.limit_s
+        if changed or (learnt.pauses != sent.pauses and not learnt.limit_s):
+            self._sent = HangLimit(learnt.limit_s, learnt.pauses, NEEDED)
+            self._post(HangLimitChanged(self._sent))
 
-    async def _collect(self, number: Round, verdict: Verdict) -> _Evidence:
+    async def _collect(self, number: Round, verdict: HangVerdict) -> _Evidence:
         """Ask the workers what they do. They may not answer."""
         waits, watched = self._sources.waits(), self._sources.workers()
         pids = [worker.pid for worker in watched.values() if worker.pid in waits]

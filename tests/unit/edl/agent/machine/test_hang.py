@@ -10,7 +10,7 @@ import pytest
 
 from edl.agent.machine import events as ev
 from edl.agent.machine.state import AgentPhase, AgentState, Worker
-from edl.agent.workers.hang import LATE, START, HangWatch, Sample, Verdict, Watched
+from edl.agent.workers.hang import LATE, START, HangVerdict, HangWatch, Sample, Watched
 from edl.agent.workers.hang_shell import HangDetection
 from edl.config import HangTimeout, Timeouts
 from edl.ports import Activity
@@ -35,7 +35,7 @@ class Setup:
         self.now_s = 1000.0
         self.round = Round(1)
         self.hold = 0
-        self.verdict: Verdict | None = None
+        self.verdict: HangVerdict | None = None
         self.samples = {rank: Sample(100 + rank, None, 0, Activity(0.0, 0)) for rank in range(workers)}
 
     def do(self, rank: int, *, cpu_s: float = 0.0, io: int = 0, output: int = 0, commit: int | None = None) -> None:

@@ -9,7 +9,7 @@ import random
 import pytest
 
 from edl.agent.machine import events as ev
-from edl.agent.workers.hang import START, HangWatch, Sample, Verdict
+from edl.agent.workers.hang import START, HangVerdict, HangWatch, Sample
 from edl.agent.workers.hang_limit import FACTOR, GROWTH, NEEDED
 from edl.config import HangTimeout, Timeouts
 from edl.ports import Activity
@@ -32,7 +32,7 @@ class Node:
         self.now_s, self.round = 1000.0, Round(1)
         self.samples = {rank: Sample(100 + rank, None, 0, Activity(0.0, 0)) for rank in range(workers)}
 
-    def look(self, *, commit: bool = False, cpu_s: float = 0.0, waiting: str = "") -> Verdict | None:
+    def look(self, *, commit: bool = False, cpu_s: float = 0.0, waiting: str = "") -> HangVerdict | None:
         self.now_s += LOOK_S
         for rank, before in self.samples.items():
             assert before.used is not None
@@ -41,7 +41,7 @@ class Node:
             self.samples[rank] = dataclasses.replace(before, used=used, commit=number, waiting=waiting)
         return self.judge.look(self.round, self.samples, self.now_s)
 
-    def pause(self, seconds: float, *, cpu_s: float = 0.0, waiting: str = "") -> list[Verdict]:
+    def pause(self, seconds: float, *, cpu_s: float = 0.0, waiting: str = "") -> list[HangVerdict]:
         """What is said while nothing is committed for this long."""
         looks = (self.look(cpu_s=cpu_s, waiting=waiting) for _ in range(round(seconds / LOOK_S)))
         return [verdict for verdict in looks if verdict is not None]
@@ -141,7 +141,9 @@ class TestPlainScripts:
         node = Node()
         assert node.pause(START * FLOOR_S + NEEDED * LOOK_S, cpu_s=LOOK_S) == []
         said = node.pause(2 * FLOOR_S, cpu_s=LOOK_S, waiting="7")
-        assert said[0].what == "local ranks 0, 1: the same collectives pending, nothing written and no file read for 30 s"
+        assert (
+            said[0].what == "local ranks 0, 1: the same collectives pending, nothing written and no file read for 30 s"
+        )
         assert said[0].lifeless and said[0].waiting
 
     def test_collectives_that_complete_are_progress_without_any_cpu_time(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Callable, Iterator
@@ -59,7 +60,7 @@ def changing(rng: random.Random) -> Iterator[float]:
 
 JOBS: dict[str, Job] = {job.__name__: job for job in (irregular, evaluating, growing, interrupted, changing)}
 WRONG = {"irregular": 9, "evaluating": 734, "growing": 0, "interrupted": 659, "changing": 49}
-"""Wrong suspicions in ``SEEDS`` jobs of each kind, as docs/hangs.md states them: each of them is an alarm, no restart."""
+"""Wrong suspicions in ``SEEDS`` jobs of each kind, as docs/hangs.md states them: alarms, not restarts."""
 
 
 def wrong_suspicions(pauses: list[float]) -> list[tuple[float, float]]:
@@ -81,7 +82,7 @@ def test_a_wrong_suspicion_is_never_repeated_at_that_length(kind: str) -> None:
         pauses = [next(job) for _ in range(PAUSES)]
         found = wrong_suspicions(pauses)
         suspicions += len(found)
-        for (_, before_s), (limit_s, _) in zip(found, found[1:]):
+        for (_, before_s), (limit_s, _) in itertools.pairwise(found):
             assert limit_s >= GROWTH * before_s
         if found:
             assert len(found) <= 1 + math.log(max(pauses) / FLOOR_S, GROWTH)
