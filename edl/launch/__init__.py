@@ -4,9 +4,10 @@ The main path: ``__main__`` (entry point), ``resolved_options`` and ``cli`` (opt
 (builds the parts), ``store_opening``, ``registration``, ``node_checkpoints``, ``wiring`` (connects candidate, agent and
 launcher) and ``launcher`` (runs them).
 
-- Options: the table ``options``; the subjects ``data_option``, ``history_options``, ``http_options``,
-  ``leave_options``, ``log_options``, ``notify_options``, ``ps_options``, ``replica_options``, ``scale_options``,
-  ``slot_options``, ``store_options`` and ``sync_options``; ``spelling`` and ``naming``.
+- Options: the table ``options``; ``effective_options`` (for ``edl config``); the subjects ``data_option``,
+  ``history_options``, ``http_options``, ``leave_options``, ``log_options``, ``notify_options``, ``ps_options``,
+  ``replica_options``, ``scale_options``, ``slot_options``, ``store_options`` and ``sync_options``; ``spelling`` and
+  ``naming``.
 - Command lines of other launchers: ``dropin_table``; ``torch``, ``torchrun_options``, ``torchrun_store``,
   ``torchrun_table``; ``paddle``, ``paddle_devices``, ``paddle_options``, ``paddle_table``, ``script_servers``;
   ``cluster_env`` for the variables of schedulers.
@@ -17,6 +18,6 @@ launcher) and ``launcher`` (runs them).
 - Directories of the script that are kept alike on all nodes: ``synced_dirs``.
 - This host: ``accelerators``, ``addresses``, ``descriptors``, ``numa_binding`` (binds workers to cores),
   ``preemption_notices``.
-- Around a run: ``console``, ``history_recording``, ``lease_guard``, ``node_facts`` (for metrics), ``origin``,
-  ``reporting``, ``script_check``, ``watchdog``.
+- Around a run: ``node_answers`` (to commands), ``console``, ``history_recording``, ``lease_guard``, ``node_facts`` (for
+  metrics), ``origin``, ``reporting``, ``script_check``, ``watchdog``.
 """

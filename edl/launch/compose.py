@@ -59,6 +59,7 @@ from edl.launch.helpers import HelperDeps, HelperKind, HelpersBeside
 from edl.launch.history_recording import Recording
 from edl.launch.launcher import Beside, Launcher, LauncherDeps, ended_before
 from edl.launch.lease_guard import LeaseGuard
+from edl.launch.node_answers import NodeAnswers
 from edl.launch.node_checkpoints import CheckpointReports, open_checkpoints
 from edl.launch.origin import origin_of
 from edl.launch.preemption_notices import poller_of
@@ -466,7 +467,7 @@ def _agent(
     )
     base = {**deps.base, **pservers.environment_of(settings.servers)}
     workers = WorkerGroup(processes, spec, node, base, deps.logs, workers_deps, log, wall_clock_s)
-    deps.server.serve_node(workers)
+    deps.server.serve_node(NodeAnswers(workers, settings.options))
     manager = deps.checkpoint_manager
     return AgentShell(
         AgentDeps(

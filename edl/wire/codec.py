@@ -115,6 +115,8 @@ Loose = (
     | node_requests.OutputRequest
     | node_requests.StacksRequest
     | node_requests.OutputLines
+    | node_requests.OptionsRequest
+    | node_requests.OptionValues
     | messages.Asked
     | ScaleRequest
     | Granted

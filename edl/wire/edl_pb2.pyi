@@ -670,17 +670,31 @@ class Count(_message.Message):
     value: float
     def __init__(self, name: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
 
+class ServiceShare(_message.Message):
+    __slots__ = ("node", "workers", "leases", "records")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    workers: int
+    leases: int
+    records: int
+    def __init__(self, node: _Optional[str] = ..., workers: _Optional[int] = ..., leases: _Optional[int] = ..., records: _Optional[int] = ...) -> None: ...
+
 class ServiceView(_message.Message):
-    __slots__ = ("service", "name", "text", "counts")
+    __slots__ = ("service", "name", "text", "counts", "shares")
     SERVICE_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     COUNTS_FIELD_NUMBER: _ClassVar[int]
+    SHARES_FIELD_NUMBER: _ClassVar[int]
     service: str
     name: str
     text: str
     counts: _containers.RepeatedCompositeFieldContainer[Count]
-    def __init__(self, service: _Optional[str] = ..., name: _Optional[str] = ..., text: _Optional[str] = ..., counts: _Optional[_Iterable[_Union[Count, _Mapping]]] = ...) -> None: ...
+    shares: _containers.RepeatedCompositeFieldContainer[ServiceShare]
+    def __init__(self, service: _Optional[str] = ..., name: _Optional[str] = ..., text: _Optional[str] = ..., counts: _Optional[_Iterable[_Union[Count, _Mapping]]] = ..., shares: _Optional[_Iterable[_Union[ServiceShare, _Mapping]]] = ...) -> None: ...
 
 class JobStatus(_message.Message):
     __slots__ = ("job", "phase", "round", "world_size", "reason", "nnodes", "fault_tolerance", "restarts_used", "restarts_allowed", "master", "nodes", "history", "failures", "era", "restored", "saved", "saved_in", "boundary", "kill", "services", "flaws", "settings", "scale", "dropped", "warnings", "goodput", "commit", "alarms", "hang_timeout")
@@ -767,6 +781,30 @@ class StacksRequest(_message.Message):
     RANKS_FIELD_NUMBER: _ClassVar[int]
     ranks: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, ranks: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class OptionsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class OptionValue(_message.Message):
+    __slots__ = ("flag", "value", "source", "origin", "default")
+    FLAG_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    DEFAULT_FIELD_NUMBER: _ClassVar[int]
+    flag: str
+    value: str
+    source: str
+    origin: str
+    default: str
+    def __init__(self, flag: _Optional[str] = ..., value: _Optional[str] = ..., source: _Optional[str] = ..., origin: _Optional[str] = ..., default: _Optional[str] = ...) -> None: ...
+
+class OptionValues(_message.Message):
+    __slots__ = ("options",)
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    options: _containers.RepeatedCompositeFieldContainer[OptionValue]
+    def __init__(self, options: _Optional[_Iterable[_Union[OptionValue, _Mapping]]] = ...) -> None: ...
 
 class OutputLine(_message.Message):
     __slots__ = ("rank", "round", "stderr", "text")

@@ -113,6 +113,19 @@ class Count:
 
 
 @dataclass(frozen=True, slots=True)
+class ServiceShare:
+    """The part of one node in an item of a service."""
+
+    node: str
+    workers: int = 0
+    """Workers that take part."""
+    leases: int = 0
+    """Leases that they hold."""
+    records: int = 0
+    """Records that they have finished in this epoch."""
+
+
+@dataclass(frozen=True, slots=True)
 class ServiceView:
     """Status of one item of a service, such as a data set."""
 
@@ -121,6 +134,8 @@ class ServiceView:
     text: str
     """Description for display."""
     counts: tuple[Count, ...] = ()
+    shares: tuple[ServiceShare, ...] = ()
+    """The nodes that take part, by name. Of services that do not say so, empty."""
 
 
 @dataclass(frozen=True, slots=True)
