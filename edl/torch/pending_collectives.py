@@ -153,12 +153,15 @@ class WaitReporter:
 
 
 def _run(reporter: WaitReporter, line: socket.socket, target: str) -> None:
-    """Report until the process ends."""
-    while True:
-        with contextlib.suppress(
-            OSError, ValueError
-        ):  # no diagnosis is worth the worker; the agent may be late or gone
-            line.sendto(encode(reporter.look()), socket.MSG_DONTWAIT, target)
-        if select.select([line], [], [], EVERY_S)[0]:
-            with contextlib.suppress(OSError, ValueError, ProtocolError):
-                reporter.write(decode(DumpRequest, line.recv(LARGEST_BYTES)).path)
+    """Report until the process ends, or the agent does not listen: it is gone, or does not look for hangs."""
+    with line:
+        while True:
+            try:
+                line.sendto(encode(reporter.look()), socket.MSG_DONTWAIT, target)
+            except ConnectionRefusedError:
+                return
+            except (OSError, ValueError):
+                pass  # its queue is full, or torch's text is not JSON: no diagnosis is worth the worker
+            if select.select([line], [], [], EVERY_S)[0]:
+                with contextlib.suppress(OSError, ValueError, ProtocolError):
+                    reporter.write(decode(DumpRequest, line.recv(LARGEST_BYTES)).path)

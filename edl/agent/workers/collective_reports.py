@@ -34,7 +34,11 @@ class CollectiveReports:
         self._line = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._line.setblocking(False)
         self._line.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        self._line.bind(f"\0{address}{ADDRESS_SUFFIX}")
+        try:
+            self._line.bind(f"\0{address}{ADDRESS_SUFFIX}")
+        except OSError:
+            self._line.close()
+            raise
 
     def open(self) -> None:
         """Receive from now on. Requires a running event loop."""
