@@ -56,15 +56,15 @@ def begin() -> None:
     address, dumps = os.environ.get(AGENT_VARIABLE), recorders()  # noqa: TID251
     if not address or not dumps or _started.get(os.getpid()):
         return
+    line = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
-        line = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         line.bind(f"\0{address}-{os.getpid()}")
+        line.connect(f"\0{address}{ADDRESS_SUFFIX}")  # from now on, only the agent's datagrams are received
     except OSError:
-        return  # a diagnosis is not worth the worker
+        line.close()
+        return  # the agent does not look for hangs; and a diagnosis is not worth the worker
     _started[os.getpid()] = True
-    reporter = WaitReporter(dumps)
-    target = f"\0{address}{ADDRESS_SUFFIX}"
-    threading.Thread(target=_run, args=(reporter, line, target), name="edl-collectives", daemon=True).start()
+    threading.Thread(target=_run, args=(WaitReporter(dumps), line), name="edl-collectives", daemon=True).start()
 
 
 _started: dict[int, bool] = {}
@@ -152,12 +152,12 @@ class WaitReporter:
             json.dump([dump(True) for dump in self._dumps], file)
 
 
-def _run(reporter: WaitReporter, line: socket.socket, target: str) -> None:
-    """Report until the process ends, or the agent does not listen: it is gone, or does not look for hangs."""
+def _run(reporter: WaitReporter, line: socket.socket) -> None:
+    """Report until this process ends, or its agent."""
     with line:
         while True:
             try:
-                line.sendto(encode(reporter.look()), socket.MSG_DONTWAIT, target)
+                line.send(encode(reporter.look()), socket.MSG_DONTWAIT)
             except ConnectionRefusedError:
                 return
             except (OSError, ValueError):
