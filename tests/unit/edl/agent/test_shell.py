@@ -105,7 +105,7 @@ def shell_of(stuck: Stuck, **timeouts: float) -> AgentShell:
         master_refused=nobody,
         log=stuck.said.append,
     )
-    return AgentShell(deps, AgentState(INFO, Timeouts(**timeouts), contact_s=SystemClock().now_s()))
+    return AgentShell(deps, AgentState(INFO, Timeouts(**timeouts), contact_s=SystemClock().now_s()))  # type: ignore[arg-type]
 
 
 def play(scenario: Coroutine[Any, Any, None]) -> None:

@@ -185,7 +185,7 @@ class TestHealth:
             "dropped": (self.DROPPED,),
             "warnings": ("no",),
         }
-        _, done = run(monkeypatch, ["health"], **seen)
+        _, done = run(monkeypatch, ["health"], **seen)  # type: ignore[arg-type]
         lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
         assert lines[1] == "node-a 10.0.0.1 running 2 of 2 1 - -"
         assert lines[2] == "node-b 10.0.0.1 running unknown - 1 -"

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import click
+import pytest
 
+from edl.config import NO_HANGS, HangTimeout
+from edl.errors import SettingError
 from edl.launch.effective_options import HIDDEN, effective
 from edl.launch.options import launcher_options
+from edl.launch.options.parsing import hang_timeout
 from edl.launch.resolved_options import OptionSource, ResolvedOptions
 from edl.wire.node_requests import OptionValue
 
@@ -39,3 +43,23 @@ def test_what_may_contain_a_password_is_hidden() -> None:
     }
     assert (values["--rdzv-conf"].value, values["--notify"].value) == (HIDDEN, HIDDEN)
     assert not any("geheim" in one.value for one in values.values())
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("auto", HangTimeout()),
+        ("auto:60", HangTimeout(auto=True, seconds=60.0)),
+        ("600", HangTimeout(auto=False, seconds=600.0)),
+        ("0", NO_HANGS),
+    ],
+)
+def test_the_timeout_for_hangs_is_shown_as_it_is_written(text: str, value: HangTimeout) -> None:
+    assert hang_timeout("--hang-timeout", text) == value
+    assert str(value) == text
+
+
+@pytest.mark.parametrize("text", ["", "soon", "auto:", "auto:soon", "auto:inf", "nan", "auto60"])
+def test_another_timeout_for_hangs_is_refused(text: str) -> None:
+    with pytest.raises(SettingError, match="must be auto, auto:SECONDS or a number of seconds"):
+        hang_timeout("--hang-timeout", text)

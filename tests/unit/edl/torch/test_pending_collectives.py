@@ -156,7 +156,7 @@ def test_the_thread_reports_to_the_agent_and_writes_what_it_is_asked_for(
         agent.bind(f"\0{address}{ADDRESS_SUFFIX}")
         pc.begin()
         pc.begin()  # once in a process
-        found = CollectiveWait()
+        found, worker = CollectiveWait(), ""
         while not found.state:
             data, worker = agent.recvfrom(8192)
             found = decode(CollectiveWait, data)
