@@ -89,10 +89,13 @@ def hang_limit(turn: MasterTurn, entry: NodeEntry, message: HangLimit) -> None:
 
 
 def _lifeless_everywhere(turn: MasterTurn) -> list[Hanging]:
-    """The reports of all nodes of the running world that they show no sign of life; empty if not all do."""
+    """The reports of all nodes of the running world with workers that these show no sign of life; empty if not all
+    nodes report it."""
     world = turn.record.world
     found = []
     for member in world.members if world is not None else ():
+        if member.node in turn.record.done:
+            continue
         entry = turn.nodes.get(member.node)
         if entry is None or turn.member(entry) is None or entry.lifeless is None:
             return []

@@ -49,7 +49,7 @@ def test_with_a_learnt_limit_the_alarm_comes_first_and_the_dead_round_is_restart
         until(lambda: "Hang detection: after " in running.cli("status").stdout, "a limit", pause_s=1.0)
         until(lambda: any(one["kind"] == "worker-failed" for one in running.events()), "the hang", pause_s=1.0)
         kinds = {one["kind"]: one["text"] for one in running.events()}
-        assert kinds["alarm"].startswith("hang on a: local ranks 0, 1: ")
+        assert kinds["alarm"].startswith("hang: local ranks 0, 1: ")
         assert ", learnt from " in kinds["alarm"] and "in gone_astray" in kinds["alarm"]
         assert "restart 1 of 3" in kinds["worker-failed"]
         assert running.exit_codes() == {"a": 0}

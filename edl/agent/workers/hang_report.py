@@ -59,17 +59,17 @@ def summary(ranks: Sequence[int], stacks: Mapping[int, str], waits: Mapping[int,
     return "; ".join(parts)
 
 
-def alarm(verdict: HangVerdict, where: str, dumps: Sequence[str], *, restarts: bool) -> Alarm:
-    """The alarm for a suspicion. ``where``: see ``summary``. ``dumps``: files of the flight recorder. ``restarts``:
-    this node shows no sign of life, so the round is restarted if the same is true of all others."""
+def alarm(node: str, verdict: HangVerdict, where: str, dumps: Sequence[str], *, restarts: bool) -> Alarm:
+    """The alarm for a suspicion. Usually all nodes have it at once, so it is shared. ``where``: see ``summary``.
+    ``dumps``: files of the flight recorder. ``restarts``: this node shows no sign of life, so the round is restarted if
+    the same is true of all others."""
     learnt = f", learnt from {verdict.learnt.pauses} pauses" if verdict.learnt is not None else ""
-    text = f"{verdict.what} (limit {verdict.limit_s:.0f} s{learnt})"
+    text = f"{verdict.what} on {node} (limit {verdict.limit_s:.0f} s{learnt})"
     if where:
         text += f": {where}"
     files = f"; flight recorder: {', '.join(dumps)}" if dumps else ""
     then = (
         "restarted if no other node shows a sign of life" if restarts else "not restarted, because workers are active"
     )
-    return Alarm(
-        ALARM, "", Severity.WARNING.value, f"{text}. Stacks: in the workers' stderr{files}. The round is {then}"
-    )
+    text += f". Stacks: in the workers' stderr{files}. The round is {then}"
+    return Alarm(ALARM, "", Severity.WARNING.value, text, shared=True)

@@ -19,6 +19,7 @@ from edl.agent.workers.hang import HangVerdict, HangWatch, Sample, Watched
 from edl.agent.workers.hang_limit import NEEDED
 from edl.ports import Activity
 from edl.types import Round
+from edl.wire.alarm import Alarm
 from edl.wire.collective_wait import CollectiveWait
 from edl.wire.messages import Hanging, HangLimit
 from edl.wire.node_requests import OutputLine
@@ -26,6 +27,8 @@ from edl.wire.records import Failure
 
 STACKS_S = 10.0
 """Time limit in seconds for the stacks and the flight recorders of all workers."""
+EVERY = 5
+"""Pauses after which the progress of learning is reported again."""
 NOTABLE = 0.1
 """Share by which a learnt limit has to change to be reported again."""
 
@@ -160,9 +163,12 @@ class HangDetection:
         dead = verdict.lifeless and (verdict.waiting or not await asyncio.to_thread(self._sources.devices_busy))
         if not self._suspected:
             self._suspected = True
-            self._post(Suspected(hang_report.alarm(verdict, found.where, found.files, restarts=dead)))
+            self._post(Suspected(self._alarm(verdict, found, dead)))
         if dead:
             self._post(Report(Hanging(number, what, verdict.for_s, learnt=True, workers=found.workers)))
+
+    def _alarm(self, verdict: HangVerdict, found: _Evidence, dead: bool) -> Alarm:
+        return hang_report.alarm(self._state().info.node, verdict, found.where, found.files, restarts=dead)
 
     def _clear(self) -> None:
         """The workers make progress, or need not."""
@@ -176,7 +182,8 @@ class HangDetection:
             return
         learnt, sent = self._judge.learnt, self._sent
         changed = abs(learnt.limit_s - sent.limit_s) > NOTABLE * sent.limit_s
-        if changed or (learnt.pauses != sent.pauses and not learnt.limit_s):
+        learning = not learnt.limit_s and learnt.pauses >= sent.pauses + EVERY
+        if changed or learning:
             self._sent = HangLimit(learnt.limit_s, learnt.pauses, NEEDED)
             self._post(HangLimitChanged(self._sent))
 

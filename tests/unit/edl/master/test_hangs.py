@@ -6,7 +6,7 @@ from edl.master.incidents import LIFELESS_S
 from edl.master.state import Phase
 from edl.master.view import job_status
 from edl.types import NodeId, Rank, Round
-from edl.wire.messages import Hanging, HangLimit, StopRound
+from edl.wire.messages import Hanging, HangLimit, StopRound, WorkersDone
 from edl.wire.records import Failure
 from tests.unit.edl.master.test_machine import Rule, pair
 
@@ -52,6 +52,13 @@ def test_a_report_that_is_not_repeated_is_over() -> None:
     rule.say("a", lifeless("a", 0))
     assert not stopped(rule)
     rule.say("b", lifeless("b", 2))
+    assert stopped(rule)
+
+
+def test_a_node_whose_workers_have_ended_is_not_waited_for() -> None:
+    rule = pair()
+    rule.say("b", WorkersDone(Round(1)))
+    rule.say("a", lifeless("a", 0))
     assert stopped(rule)
 
 

@@ -192,13 +192,15 @@ class TestWhatIsReported:
         posted = Learning(100).run()
         limits = [event.limit for event in posted if isinstance(event, ev.HangLimitChanged)]
         assert limits == [
-            *(HangLimit(0.0, seen, NEEDED) for seen in range(1, NEEDED)),
+            *(HangLimit(0.0, seen, NEEDED) for seen in range(5, NEEDED, 5)),
             HangLimit(FLOOR_S, NEEDED, NEEDED),
         ]
         suspected, hanging = [event for event in posted if not isinstance(event, ev.HangLimitChanged)][:2]
         assert isinstance(suspected, ev.Suspected) and suspected.alarm is not None
         assert suspected.alarm.name == "hang"
-        assert "(limit 30 s, learnt from 99 pauses): rank 0 at train.py:31 in step" in suspected.alarm.text
+        assert suspected.alarm.shared, "all nodes of a world have it at once"
+        limit = "for 30 s on a (limit 30 s, learnt from 99 pauses)"
+        assert f"{limit}: rank 0 at train.py:31 in step" in suspected.alarm.text
         assert suspected.alarm.text.endswith("restarted if no other node shows a sign of life")
         assert isinstance(hanging, ev.Report) and isinstance(hanging.message, Hanging)
         assert hanging.message.learnt and len(hanging.message.workers) == 2
