@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from edl.master.incidents import LIFELESS_S
+from edl.master.policies import slots
 from edl.master.state import Phase
 from edl.master.view import job_status
 from edl.types import NodeId, Rank, Round
@@ -75,6 +78,13 @@ def test_a_given_limit_needs_one_node_and_keeps_its_stacks() -> None:
     assert stopped(rule)
     assert rule.state.record.reason == "local rank 0: no commit() for 30 s on a; restart 1 of 1"
     assert [one.rank for one in rule.state.record.failures] == [0]
+
+
+def test_a_worker_that_hung_gets_no_strike() -> None:
+    """It may only have waited for the one that is to blame."""
+    assert slots.culprit([hung("a", 0)]) is None
+    failed = dataclasses.replace(hung("a", 0), exit_code=3)
+    assert slots.culprit([failed, hung("b", 2)]) == failed
 
 
 def test_the_status_shows_what_each_node_has_learnt() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
+from collections.abc import Collection, Mapping
 
 import pytest
 
@@ -178,6 +179,10 @@ class Learning(Launcher):
         self.timeouts = AUTO
         self.active, self.commits = active, commits
         self.again_at = 10_000
+        self.computes = False
+
+    def activity(self, pids: Collection[int]) -> Mapping[int, Activity]:
+        return {pid: Activity(float(self.looks) if self.computes else 0.0, 0) for pid in pids}
 
     async def pause(self, seconds: float) -> None:
         if self.looks < self.active or self.looks == self.again_at:
@@ -212,6 +217,14 @@ class TestWhatIsReported:
         assert len(posted) == 1
         assert isinstance(posted[0], ev.Suspected) and posted[0].alarm is not None
         assert posted[0].alarm.text.endswith("The round is not restarted, because workers are active")
+
+    def test_only_an_alarm_while_workers_compute_without_committing(self) -> None:
+        launcher = Learning(100, commits=True)
+        launcher.computes = True
+        posted = [event for event in launcher.run() if not isinstance(event, ev.HangLimitChanged)]
+        assert len(posted) == 1
+        assert isinstance(posted[0], ev.Suspected) and posted[0].alarm is not None
+        assert "no commit() for 30 s on a" in posted[0].alarm.text
 
     def test_a_busy_device_is_no_sign_of_life_of_workers_that_all_wait(self) -> None:
         launcher = Learning(100)
