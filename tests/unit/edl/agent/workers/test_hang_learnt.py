@@ -188,7 +188,7 @@ class Learning(Launcher):
         if self.looks < self.active or self.looks == self.again_at:
             self.output_bytes += 1
             if self.commits:
-                self.progress = {slot: self.looks + 1 for slot in (0, 1)}
+                self.progress.update({slot: self.looks + 1 for slot in (0, 1)})
         await super().pause(seconds)
 
 
