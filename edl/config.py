@@ -113,6 +113,38 @@ def _positive(name: str, value: float, *, zero_allowed: bool = False) -> None:
         raise SettingError(name, f"{value:g}", "must be 0 or more" if zero_allowed else "must be more than 0")
 
 
+SHORTEST_LEARNT_HANG_S = 300.0
+"""Default shortest limit that is learnt: evaluations, checkpoints and compilations rarely take longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class HangTimeout:
+    """When workers without progress count as hanging."""
+
+    auto: bool = True
+    """The limit is learnt from the job's own pauses."""
+    seconds: float = SHORTEST_LEARNT_HANG_S
+    """The limit, and if it is learnt the shortest one; 0: workers never count as hanging."""
+
+    def __post_init__(self) -> None:
+        _positive("--hang-timeout", self.seconds, zero_allowed=not self.auto)
+
+    @property
+    def on(self) -> bool:
+        """Whether hangs are looked for."""
+        return self.seconds > 0
+
+    def __str__(self) -> str:
+        """As on the command line."""
+        if not self.auto:
+            return f"{self.seconds:g}"
+        return "auto" if self.seconds == SHORTEST_LEARNT_HANG_S else f"auto:{self.seconds:g}"
+
+
+LEARNT_HANGS = HangTimeout()
+NO_HANGS = HangTimeout(auto=False, seconds=0.0)
+
+
 @dataclass(frozen=True, slots=True)
 class Timeouts:
     """All time-outs and pauses of a job, in seconds."""
@@ -131,8 +163,8 @@ class Timeouts:
     """How long a worker that uses ``edl.run`` may take to leave a broken round before it is restarted."""
     boundary_s: float = 60.0
     """How long workers may take to reach an agreed step boundary before the round is interrupted."""
-    hang_s: float = 0.0
-    """A round that makes no progress for this long is restarted; 0: never."""
+    hang: HangTimeout = LEARNT_HANGS
+    """When workers without progress count as hanging."""
     spawn_s: float = 10.0
     """How long the fork server of a node may take to answer before it is killed and replaced."""
     warming_s: float = 120.0
@@ -148,7 +180,6 @@ class Timeouts:
         _positive("--shutdown-timeout", self.shutdown_s, zero_allowed=True)
         _positive("--rejoin-timeout", self.rejoin_s)
         _positive("--boundary-timeout", self.boundary_s)
-        _positive("--hang-timeout", self.hang_s, zero_allowed=True)
         _positive("--spawn-timeout", self.spawn_s)
         _positive("--warming-timeout", self.warming_s)
         _positive("--loading-timeout", self.loading_s)

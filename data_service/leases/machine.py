@@ -53,6 +53,7 @@ from edl.master.service import (
 from edl.rendezvous.phrases import duration
 from edl.types import Rank
 from edl.wire.records import World
+from edl.wire.status import ServiceShare
 
 MOST_SETS = 1000
 _SETS = "sets/"
@@ -370,7 +371,18 @@ def progress(data: DataSet, now_s: float) -> Progress:
     waited = [client.waited for client in data.clients.values() if client.opened]
     if any(waited):
         counts["waited"] = max(waited)
-    return Progress(data.name, ", ".join(parts), counts)
+    return Progress(data.name, ", ".join(parts), counts, shares(data))
+
+
+def shares(data: DataSet) -> tuple[ServiceShare, ...]:
+    """Which nodes read a data set that is open, by name."""
+    found: dict[str, list[int]] = {}
+    for caller, client in data.clients.items():
+        leased = data.table.leases.get(caller, ()) if data.table is not None else ()
+        if client.opened or leased:
+            row = found.setdefault(caller.node, [0, 0, 0])
+            row[:] = row[0] + client.opened, row[1] + len(leased), row[2] + client.records
+    return tuple(ServiceShare(node, *row) for node, row in sorted(found.items()))
 
 
 def _tell(caller: Caller, answer: Answer) -> TellWorker:

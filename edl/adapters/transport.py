@@ -24,7 +24,7 @@ from edl.errors import PortInUse, ProtocolError, StoreError
 from edl.wire import codec
 from edl.wire.address import address
 from edl.wire.messages import AgentMessage, Asked, MasterMessage
-from edl.wire.node_requests import OutputLines, OutputRequest, StacksRequest
+from edl.wire.node_requests import OptionsRequest, OptionValues, OutputLines, OutputRequest, StacksRequest
 from edl.wire.purpose import Purpose
 from edl.wire.scale_requests import Granted, ScaleRequest
 from edl.wire.status import Answer, EventsRequest, HistoryEntry, JobStatus, Question
@@ -132,6 +132,10 @@ class NodeService(Protocol):
         """The stacks of the node's living workers, which continue to run."""
         ...
 
+    def options(self) -> OptionValues:
+        """The launcher's options."""
+        ...
+
 
 class MasterServer:
     """The launcher's gRPC server, whether or not it is the Master. ``connections``: maximum number of connections."""
@@ -164,6 +168,7 @@ class MasterServer:
             "Ask": grpc.unary_unary_rpc_method_handler(self._ask, small(_decode_asked), codec.encode),
             "Output": grpc.unary_unary_rpc_method_handler(self._output, small(_decode_output), codec.encode),
             "Stacks": grpc.unary_unary_rpc_method_handler(self._stacks, small(_decode_stacks), codec.encode),
+            "Options": grpc.unary_unary_rpc_method_handler(self._options, small(_decode_options), codec.encode),
             **{kind.__name__: self._scale_handler(kind) for kind in typing.get_args(ScaleRequest)},
         }
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
@@ -212,6 +217,9 @@ class MasterServer:
 
     async def _stacks(self, request: StacksRequest, context: Any) -> OutputLines:
         return await (await self._own_node(context)).stacks(request)
+
+    async def _options(self, request: OptionsRequest, context: Any) -> OptionValues:
+        return (await self._own_node(context)).options()
 
     async def _join(self, requests: AsyncIterator[AgentMessage], context: Any) -> AsyncIterator[MasterMessage]:
         service = await self._serving_master(context)
@@ -363,6 +371,13 @@ class NodeClient:
         """The stacks of the node's workers. Raises ``grpc.aio.AioRpcError``."""
         return await self._call("Stacks", request, STACKS_TIMEOUT_S)
 
+    async def options(self) -> OptionValues:
+        """The launcher's options. Raises ``grpc.aio.AioRpcError``."""
+        method: Any = self._channel.unary_unary(f"/{SERVICE}/Options", codec.encode, _decode_values)
+        reply: Any = method(OptionsRequest(), metadata=self._metadata, timeout=self._timeout_s)
+        values: OptionValues = await reply
+        return values
+
     async def _call(self, name: str, request: OutputRequest | StacksRequest, timeout_s: float) -> OutputLines:
         method = self._channel.unary_unary(f"/{SERVICE}/{name}", codec.encode, _decode_lines)
         reply: Any = method(request, metadata=self._metadata, timeout=timeout_s)
@@ -419,6 +434,14 @@ def _decode_output(data: bytes) -> OutputRequest:
 
 def _decode_stacks(data: bytes) -> StacksRequest:
     return codec.decode(StacksRequest, data)
+
+
+def _decode_options(data: bytes) -> OptionsRequest:
+    return codec.decode(OptionsRequest, data)
+
+
+def _decode_values(data: bytes) -> OptionValues:
+    return codec.decode(OptionValues, data)
 
 
 def _decode_lines(data: bytes) -> OutputLines:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,7 +10,8 @@ from edl.agent.machine import events as ev
 from edl.agent.machine.state import AgentState
 from edl.agent.switch_watch import SwitchFiles
 from edl.agent.workers.hang import Watched
-from edl.ports import Activity, Clock, RunState
+from edl.agent.workers.hang_shell import HangSources
+from edl.ports import Clock, RunState
 from edl.types import FencingToken, Round
 from edl.wire.local import Seat, StepTimes, ToWorker
 from edl.wire.messages import AgentMessage, KeepWith, MasterMessage, ServiceFromWorker, ServiceToWorker
@@ -254,8 +255,9 @@ class AgentDeps:
     """Get a new lease and register under it."""
     master_refused: Callable[[FencingToken], None]
     log: Callable[[str], None]
-    activity: Callable[[Collection[int]], Mapping[int, Activity]]
-    """Resources used by workers so far. Blocks."""
+    hangs: Callable[[str], HangSources] | None = None
+    """What is looked at to find hangs; the argument is the address of the worker server. None: hangs are not looked
+    for."""
     save_timeout_s: float = 600.0
     """Most seconds that the end of the job waits until saved commits are written."""
     switches: SwitchFiles | None = None

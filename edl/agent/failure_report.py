@@ -61,7 +61,7 @@ def _block(index: int, failure: Failure, log: str = "", *, full: bool = False) -
         f"  time      : {_moment(failure.time_s)}",
         f"  host      : {failure.host or NOT_AVAILABLE} (node: {failure.node})",
         f"  rank      : {failure.rank} (local_rank: {failure.local_rank}{slot})",
-        f"  exitcode  : {failure.exit_code} (pid: {failure.pid or NOT_AVAILABLE}){_signal(failure.exit_code)}",
+        f"  exitcode  : {_status(failure)} (pid: {failure.pid or NOT_AVAILABLE}){_signal(failure.exit_code)}",
         f"  error_file: {failure.error_file or NOT_AVAILABLE}",
         *([f"  log_file  : {log}"] if log else []),
         f"  round     : {failure.round}",
@@ -77,6 +77,11 @@ def _block(index: int, failure: Failure, log: str = "", *, full: bool = False) -
         shown = failure.tail.splitlines()[-TAIL_LINES_SHOWN:]
         lines += ["  last lines of stderr:", *(f"    {line}" for line in shown)]
     return lines
+
+
+def _status(failure: Failure) -> str:
+    """The exit status, if the worker has ended."""
+    return str(failure.exit_code) if failure.exit_code else NOT_AVAILABLE
 
 
 def _moment(time_s: float) -> str:

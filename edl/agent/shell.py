@@ -19,7 +19,9 @@ from edl.agent.machine.leaving import saving_time_s
 from edl.agent.machine.machine import begin, step
 from edl.agent.machine.state import AgentState, Outcome
 from edl.agent.switch_watch import SwitchWatch
-from edl.agent.workers import hang, rank_paces
+from edl.agent.workers import rank_paces
+from edl.agent.workers.hang import HangWatch
+from edl.agent.workers.hang_shell import HangDetection, HangSources
 from edl.agent.workers.rank_paces import RankPaces
 from edl.agent.workers.step_rate import Mark, tell_pace
 from edl.errors import EdlError, StoreUnavailable
@@ -123,8 +125,8 @@ class AgentShell:
             self._background.begin(
                 rank_paces.watch(self._paces.shares, deps.workers.watched, deps.run_states, deps.clock.now_s)
             )
-        if self._state.timeouts.hang_s:
-            self._background.begin(self._watch_for_hangs())
+        if deps.hangs is not None and self._state.timeouts.hang.on and not self._state.independent:
+            self._background.begin(self._watch_for_hangs(deps.hangs(self._worker_server.address)))
         try:
             await self._carry_out(None, begin(self._state))
             while self._outcome is None:
@@ -427,17 +429,15 @@ class AgentShell:
             return 0.0
         return max(0.0, asyncio.get_running_loop().time() - newest[1])
 
-    def _watch_for_hangs(self) -> Coroutine[None, None, None]:
-        deps = self._deps
-        return hang.watch(
-            hang.HangWatch(self._state.timeouts),
+    def _watch_for_hangs(self, sources: HangSources) -> Coroutine[None, None, None]:
+        return HangDetection(
+            HangWatch(self._state.timeouts),
+            sources,
             lambda: self._state,
-            deps.workers.watched,
             self._worker_server.progress,
-            deps.activity,
-            deps.clock.now_s,
+            self._deps.clock.now_s,
             self.post,
-        )
+        ).run()
 
     async def _stay_entitled(self) -> None:
         """Tell the fork server that this launcher is alive, even while the agent waits."""

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from edl import __version__
-from edl.cli import data, denylist, errors, history, notify, output, size, top, watch
+from edl.cli import config, data, denylist, errors, health, history, notify, output, pservers, size, top, watch
+from edl.cli.confirm import confirm, must_ask, yes_option
 from edl.cli.options import job_options, wait_option, where_of
 from edl.errors import EdlError
 from edl.exit_codes import ExitCode
@@ -69,12 +70,12 @@ def checkpoint(as_json: bool, wait: bool, **where: str) -> None:
 @edl.command()
 @job_options
 @wait_option
-@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation. Without a terminal edl never asks.")
+@yes_option
 def stop(as_json: bool, wait: bool, yes: bool, **where: str) -> None:
     """Write a checkpoint at the next step boundary and end the job."""
     from edl.wire.purpose import Purpose
 
-    asyncio.run(_ask(where, as_json, Purpose.KILL, wait, sure=yes or as_json or not sys.stdin.isatty()))
+    asyncio.run(_ask(where, as_json, Purpose.KILL, wait, sure=not must_ask(yes, as_json)))
 
 
 @edl.command(name="set")
@@ -89,7 +90,10 @@ def set_(as_json: bool, wait: bool, settings: tuple[str, ...], **where: str) -> 
     asyncio.run(_ask(where, as_json, Purpose.SET, wait, " ".join(settings)))
 
 
+edl.add_command(config.config)
 edl.add_command(data.data)
+edl.add_command(health.health)
+edl.add_command(pservers.ps)
 edl.add_command(top.top)
 edl.add_command(errors.errors)
 edl.add_command(history.history)
@@ -119,7 +123,7 @@ async def _ask(
             seen = await client.status()
             members = ", ".join(node.node for node in seen.nodes if node.first_rank >= 0)
             place = members if len(members) <= LINE else f"{len(members.split())} nodes"
-            click.confirm(f"End job {seen.job} ({seen.phase}, {seen.world_size} workers on {place})?", abort=True)
+            confirm(f"End job {seen.job} ({seen.phase}, {seen.world_size} workers on {place})?")
         outcome = checked(await ask(client, purpose, _COMMANDS[purpose.value], wait=wait, argument=argument), purpose)
     click.echo(json.dumps(to_plain(outcome)) if as_json else outcome.text)
 

@@ -27,6 +27,24 @@ def node_names(context: click.Context, parameter: click.Parameter, incomplete: s
     return [name for name in names if name.startswith(incomplete) and name not in given]
 
 
+def data_set_names(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Names of the job's data sets that begin with ``incomplete``; none if there is no answer within ``LIMIT_S``."""
+    options = {name: value or "" for name, value in context.params.items()}
+    try:
+        names = asyncio.run(asyncio.wait_for(_data_sets(where_of(options)), LIMIT_S))
+    except Exception:  # noqa: BLE001 - as above
+        return []
+    return [name for name in names if name.startswith(incomplete)]
+
+
+async def _data_sets(where: Where) -> list[str]:
+    from edl.cli.data_text import data_sets
+    from edl.cli.find import master_of
+
+    async with master_of(where) as client:
+        return [one.name for one in data_sets(await client.status()) if one.name.isprintable()]
+
+
 async def _names(where: Where) -> list[str]:
     from edl.cli.find import master_of
 

@@ -1,4 +1,4 @@
-"""``edl data add``: adds files to a data set of a running job."""
+"""``edl data``: the data sets of a job; ``edl data add`` adds files to one of them."""
 
 from __future__ import annotations
 
@@ -8,19 +8,29 @@ import re
 
 import click
 
+from edl.cli.completion import data_set_names, node_names
 from edl.cli.options import job_options, reason_option, wait_option, where_of
 
 
-@click.group()
-def data() -> None:
-    """Change data sets of a running job."""
+@click.group(invoke_without_command=True)
+@job_options
+@click.option("--node", default="", metavar="NODE", help="Only this node.", shell_complete=node_names)
+@click.pass_context
+def data(context: click.Context, /, as_json: bool, node: str, **where: str) -> None:
+    """Show the data sets of a job: progress, leases, and which nodes read. With a command, change them."""
+    if context.invoked_subcommand is None:
+        asyncio.run(_show(where, as_json, node))
+        return
+    given = [name for name in context.params if _is_given(context, name)]
+    if given:
+        raise click.UsageError(f"options belong after the command: edl data {context.invoked_subcommand} …", context)
 
 
 @data.command()
 @job_options
 @wait_option
 @reason_option
-@click.argument("dataset")
+@click.argument("dataset", shell_complete=data_set_names)
 @click.argument("files", nargs=-1, required=True, metavar="FILE|PATTERN…")
 @click.option(
     "--when",
@@ -33,6 +43,36 @@ def add(dataset: str, files: tuple[str, ...], when: str, reason: str, wait: bool
     """Add files to DATASET: paths, patterns or URLs as the workers see them (quote patterns so that the shell does not
     expand them). A worker checks the files; files that are listed already are not added twice."""
     asyncio.run(_add(where, as_json, dataset, files, when, reason, wait))
+
+
+def _is_given(context: click.Context, name: str) -> bool:
+    """Whether an option is on the command line; variables hold for every command."""
+    return context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+
+
+async def _show(where: dict[str, str], as_json: bool, node: str) -> None:
+    from edl.cli.data_text import SETS, SHARES, data_sets, set_row, share_rows
+    from edl.cli.find import master_of
+    from edl.cli.show import screen
+    from edl.cli.tables import show_lines, show_table
+    from edl.errors import UsageError
+    from edl.wire.json_messages import to_plain
+
+    async with master_of(where_of(where)) as client:
+        status = await client.status()
+    sets = data_sets(status)
+    if not sets:
+        raise UsageError(f"job {status.job} has no data sets: it reads its data without edl's data service")
+    if as_json:
+        click.echo(json.dumps({"job": status.job, "data_sets": to_plain(tuple(sets))}, indent=2))
+        return
+    console = screen()
+    show_table(console, SETS, [set_row(one) for one in sets])
+    rows = share_rows(sets, node)
+    show_lines(console, [""] if rows else [])
+    if rows:
+        show_table(console, SHARES, rows)
+    show_lines(console, [text for text in status.flaws if text.startswith("data ")])
 
 
 async def _add(

@@ -23,7 +23,7 @@ class PastIncident:
     events: tuple[HistoryEntry, ...]
     """Its lines of the history, the root cause first. Empty if they are no longer kept."""
     failures: tuple[Failure, ...] = ()
-    """The failed workers, the root cause first. Empty for all but the last incident, and for a hang."""
+    """The failed workers, the root cause first. Empty for all but the last incident."""
 
 
 def incidents(history: Iterable[HistoryEntry], failures: Sequence[Failure]) -> list[PastIncident]:

@@ -78,6 +78,7 @@ def _lines(status: JobStatus) -> list[str]:
         lines.append(f"Goodput: {goodput({one.name: one.value for one in status.goodput})}")
     lines += [f"Warning: {text}" for text in status.warnings]
     lines += [f"Alarm ({alarm.severity}): {described(alarm, alarm.text)}" for alarm in status.alarms]
+    lines += hang_lines(status)
     if status.settings.number:
         lines.append(f"Settings {status.settings.number}: {describe(status.settings)}")
     if status.boundary:
@@ -104,6 +105,23 @@ def pace_lines(status: JobStatus) -> list[str]:
         most = f"most on rank {own.slowest} ({own.node}): {step_text(own.slowest_s)}"
         lines.append(f"Own time of a step: median {step_text(own.median_s)}, {most}")
     return lines
+
+
+def hang_lines(status: JobStatus) -> list[str]:
+    """How hangs are looked for; empty if the limit is given, or if no world runs."""
+    nodes = [node for node in status.nodes if node.position >= 0]
+    if not nodes or not status.hang_timeout.startswith("auto"):
+        return []
+    learning = [node for node in nodes if not node.hang_limit_s]
+    if learning:
+        slowest = min(learning, key=lambda node: node.hang_pauses)
+        seen = f" of {slowest.hang_needed}" if slowest.hang_needed else ""
+        return [
+            f"Hang detection: off until a limit is learnt ({slowest.hang_pauses}{seen} pauses seen on {slowest.node})"
+        ]
+    limits = sorted(node.hang_limit_s for node in nodes)
+    span = f"{limits[0]:.0f} s" if limits[0] == limits[-1] else f"{limits[0]:.0f} to {limits[-1]:.0f} s"
+    return [f"Hang detection: after {span} without progress, as learnt from this job (--hang-timeout=auto)"]
 
 
 def _dropped(one: DroppedSlot) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edl.cli.completion import node_names
+from edl.cli.confirm import confirm, must_ask, yes_option
 from edl.cli.options import job_options, reason_option, wait_option, where_of
 from edl.config import MAX_NODES
 from edl.errors import UsageError
@@ -46,6 +47,7 @@ def _size(context: click.Context, parameter: click.Parameter, value: str | None)
 @job_options
 @wait_option
 @reason_option
+@yes_option
 @click.argument("nodes", required=False, callback=_size, metavar="[N|auto]")
 @click.option("--min", "minimum", type=click.IntRange(0, MAX_NODES), metavar="A", help="Minimum number of nodes.")
 @click.option("--max", "maximum", type=click.IntRange(0, MAX_NODES), metavar="B", help="Maximum number of nodes.")
@@ -54,6 +56,7 @@ def scale(
     minimum: int | None,
     maximum: int | None,
     reason: str,
+    yes: bool,
     wait: bool,
     as_json: bool,
     **where: str,
@@ -65,13 +68,15 @@ def scale(
     if nodes is None and minimum is None and maximum is None:
         _run(_show(where, as_json))
         return
-    _run(_SizeCommand(where, as_json, wait).scale(nodes, minimum, maximum, reason))
+    command = _SizeCommand(where, as_json, wait, asks=must_ask(yes, as_json))
+    _run(command.scale(nodes, minimum, maximum, reason))
 
 
 @click.command()
 @job_options
 @wait_option
 @reason_option
+@yes_option
 @click.argument("nodes", nargs=-1, required=True, metavar="NODE…", shell_complete=node_names)
 @click.option(
     "--deadline",
@@ -87,14 +92,23 @@ def scale(
     help="Whether to write a checkpoint first. must: always; try: if there is time; no: never. Default: try.",
 )
 def drain(
-    nodes: tuple[str, ...], deadline: float, checkpoint: str, reason: str, wait: bool, as_json: bool, **where: str
+    nodes: tuple[str, ...],
+    deadline: float,
+    checkpoint: str,
+    reason: str,
+    yes: bool,
+    wait: bool,
+    as_json: bool,
+    **where: str,
 ) -> None:
     """Drain nodes: they leave gracefully, and their launchers exit."""
     from edl.cli.requests import gone
 
     names = tuple(dict.fromkeys(nodes))
     request = Drain(names, _by("drain"), reason, deadline, DrainMode(checkpoint))
-    _run(_SizeCommand(where, as_json, wait).ask(request, lambda granted: gone(names, granted.generation)))
+    command = _SizeCommand(where, as_json, wait, asks=must_ask(yes, as_json))
+    question = f"Drain {', '.join(names)}? The launchers there exit"
+    _run(command.ask(request, lambda granted: gone(names, granted.generation), question))
 
 
 @click.command()
@@ -123,9 +137,10 @@ def uncordon(node: str, device: str, reason: str, wait: bool, as_json: bool, **w
 @job_options
 @wait_option
 @reason_option
-def suspend(reason: str, wait: bool, as_json: bool, **where: str) -> None:
+@yes_option
+def suspend(reason: str, yes: bool, wait: bool, as_json: bool, **where: str) -> None:
     """Commit, end the workers, and wait until the job is resumed. Launchers stay."""
-    _run(_SizeCommand(where, as_json, wait).suspend(reason, wanted=True))
+    _run(_SizeCommand(where, as_json, wait, asks=must_ask(yes, as_json)).suspend(reason, wanted=True))
 
 
 @click.command()
@@ -149,10 +164,11 @@ COMMANDS = (scale, drain, cordon, uncordon, suspend, resume, token)
 
 
 class _SizeCommand:
-    """Runs one command: submits its request, and waits for the outcome unless ``wait`` is false."""
+    """Runs one command: submits its request, and waits for the outcome unless ``wait`` is false. ``asks``: a person has
+    to confirm a request that ends workers."""
 
-    def __init__(self, where: Where, as_json: bool, wait: bool) -> None:
-        self._where, self._as_json, self._wait = where, as_json, wait
+    def __init__(self, where: Where, as_json: bool, wait: bool, *, asks: bool = False) -> None:
+        self._where, self._as_json, self._wait, self._asks = where, as_json, wait, asks
 
     @contextlib.asynccontextmanager
     async def _client(self) -> AsyncIterator[JobClient]:
@@ -169,6 +185,8 @@ class _SizeCommand:
         by = _by("scale")
         granted = None
         async with self._client() as client:
+            if self._asks:
+                _confirm_shrinking((await client.status()).scale, nodes, maximum)
             if minimum is not None or maximum is not None:
                 now = (await client.status()).scale
                 # If only one bound is given, the other must not have changed since it was read.
@@ -199,12 +217,16 @@ class _SizeCommand:
         from edl.cli.requests import suspended
 
         request = Suspend(wanted, _by("suspend" if wanted else "resume"), reason)
-        await self.ask(request, lambda granted: suspended(granted.generation, wanted=wanted))
+        question = "Suspend the job? Its workers end until edl resume" if wanted else ""
+        await self.ask(request, lambda granted: suspended(granted.generation, wanted=wanted), question)
 
-    async def ask(self, request: ScaleRequest, goal: Callable[[Granted], Goal]) -> None:
-        """Submit one request, and finish the command. Raises ``UsageError``."""
+    async def ask(self, request: ScaleRequest, goal: Callable[[Granted], Goal], question: str = "") -> None:
+        """Submit one request, and finish the command. ``question``: what a person has to confirm first, if anything.
+        Raises ``UsageError``."""
         from edl.cli import requests
 
+        if question and self._asks:
+            confirm(question)
         async with self._client() as client:
             granted = await requests.ask(client, request)
         await self._finish(granted, goal(granted))
@@ -224,6 +246,13 @@ class _SizeCommand:
         if not result.ok:
             raise UsageError(result.text)
         click.echo(json.dumps(to_plain(result)) if self._as_json else result.text)
+
+
+def _confirm_shrinking(now: ScaleView, nodes: int | None, maximum: int | None) -> None:
+    """Ask if nodes that train have to leave. ``nodes``, ``maximum``: what is requested."""
+    wanted = min(one for one in (nodes, maximum, now.nodes) if one is not None and one >= 0)
+    if wanted < now.nodes:
+        confirm(f"Shrink the job from {now.nodes} to {wanted} nodes?")
 
 
 async def _show(where: Where, as_json: bool) -> None:

@@ -28,6 +28,7 @@ from edl.errors import SettingError
 from edl.job_records import DataFiles, SchedulerChoice, StragglerRules
 from edl.launch.data_option import data_sets, functions_from
 from edl.launch.denylist_options import denylist_from, host_id_from
+from edl.launch.effective_options import effective
 from edl.launch.history_options import history_from
 from edl.launch.http_options import http_from
 from edl.launch.leave_options import leave_from
@@ -134,6 +135,7 @@ def _launch_settings(resolved: ResolvedOptions, sizes: Sizes, invocation: Invoca
             env.get("TORCHELASTIC_ERROR_FILE", ""), invocation.report_file, options["exit_code"] == "worker"
         ),
         arguments=invocation.arguments,
+        options=effective(resolved),
         allowed=value("allow_differences", options),
         remarks=tuple(
             filter(

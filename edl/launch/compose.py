@@ -28,7 +28,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from data_service.leases.machine import LeaseMachine
-from edl.adapters.activity import activity
 from edl.adapters.clock import SystemClock, wall_clock_s
 from edl.adapters.host_notes import HostNote
 from edl.adapters.knocking import answers
@@ -56,10 +55,12 @@ from edl.launch.addresses import address_towards, etcd_leases, identity_for
 from edl.launch.console import console, listen_to_modules
 from edl.launch.descriptors import for_peers, take_all
 from edl.launch.disk_watch import DiskWatch, directories_of
+from edl.launch.hang_sources import LocalHangSources
 from edl.launch.helpers import HelperDeps, HelperKind, HelpersBeside
 from edl.launch.history_recording import Recording
 from edl.launch.launcher import Beside, Launcher, LauncherDeps, ended_before
 from edl.launch.lease_guard import LeaseGuard
+from edl.launch.node_answers import NodeAnswers
 from edl.launch.node_checkpoints import CheckpointReports, open_checkpoints
 from edl.launch.origin import origin_of
 from edl.launch.preemption_notices import poller_of
@@ -472,7 +473,7 @@ def _agent(
     )
     base = {**deps.base, **pservers.environment_of(settings.servers)}
     workers = WorkerGroup(processes, spec, node, base, deps.logs, workers_deps, log, wall_clock_s)
-    deps.server.serve_node(workers)
+    deps.server.serve_node(NodeAnswers(workers, settings.options))
     manager = deps.checkpoint_manager
     return AgentShell(
         AgentDeps(
@@ -491,7 +492,7 @@ def _agent(
             register=register,
             master_refused=candidate.master_refused,
             log=log,
-            activity=activity,
+            hangs=lambda address: LocalHangSources(workers, address, clock.now_s, deps.info.devices),
             run_states=run_states,
             switches=deps.switches,
             save_timeout_s=settings.state.save_timeout_s,

@@ -38,10 +38,10 @@ def wants_servers(options: Mapping[str, Any]) -> bool:
                 raise SettingError(
                     flag, options[name], "applies to parameter servers only", "Add --run-mode=ps, or drop it"
                 )
-    elif options["hang_timeout"]:
+    elif not is_default("hang_timeout", options) and value("hang_timeout", options).on:
         raise SettingError(
             "--hang-timeout",
-            f"{options['hang_timeout']:g}",
+            options["hang_timeout"],
             "trainers of --run-mode=ps do not wait for one another",
             "Drop it: each call to a pserver has its own timeout",
         )

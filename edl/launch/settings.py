@@ -19,6 +19,7 @@ from edl.ports import WorkerCommand
 from edl.types import JobId, NodeId
 from edl.watch.table import DEFAULT_LIMITS, WatchLimits
 from edl.web.settings import HttpSettings
+from edl.wire.node_requests import OptionValue
 from edl.wire.secret import Secret
 
 
@@ -288,6 +289,8 @@ class LaunchSettings:
     report: ReportSettings = ReportSettings()
     arguments: tuple[str, ...] = ()
     """The command line from which these settings come, without the program."""
+    options: tuple[OptionValue, ...] = ()
+    """All options with their sources, for ``edl config``."""
     remarks: tuple[str, ...] = ()
     """Lines for the user, printed once at the start."""
     allowed: tuple[str, ...] = ()

@@ -110,7 +110,9 @@ class Hosting:
     def views(self) -> tuple[ServiceView, ...]:
         """The services' counters for ``edl status``."""
         return tuple(
-            ServiceView(name, one.name, one.text, tuple(Count(*item) for item in sorted(one.counts.items())))
+            ServiceView(
+                name, one.name, one.text, tuple(Count(*item) for item in sorted(one.counts.items())), one.shares
+            )
             for name, service in self._services.items()
             for one in service.report()
         )

@@ -12,7 +12,7 @@ from edl.master.forming import interrupt, stop_world
 from edl.master.state import NodeEntry, Phase
 from edl.master.turn import MasterTurn
 from edl.rendezvous.phrases import listed
-from edl.wire.messages import Hanging, WorkerFailed
+from edl.wire.messages import Hanging, HangLimit, WorkerFailed
 from edl.wire.records import Failure
 
 QUICK_S = 5.0
@@ -21,6 +21,9 @@ QUICK_S = 5.0
 CAUSE_WAIT_S = 1.0
 """How long a lost peer's own end is waited for. A process closes its connections at the start of its exit, and ends
 when its libraries and devices are shut down."""
+
+LIFELESS_S = 40.0
+"""How long a report counts that no worker of a node shows a sign of life. It is repeated every 10 s."""
 
 MAX_FAILURES_KEPT = 12
 """Number of failures kept per incident, so that they fit into one value of the store."""
@@ -63,11 +66,43 @@ def add_held(turn: MasterTurn) -> None:
 
 
 def hanging(turn: MasterTurn, entry: NodeEntry, message: Hanging) -> None:
-    """Stop the world, because workers of a node make no progress."""
+    """Stop the world, because workers of a node make no progress. If the limit was learnt, nobody has asked for that:
+    then only if no worker of any node shows a sign of life."""
     if turn.record.phase is not Phase.RUNNING or message.round != turn.record.round or turn.member(entry) is None:
         return
+    node, what, workers = entry.info.node, f"{message.what} on {entry.info.node}", message.workers
+    if message.learnt:
+        turn.update(entry, lifeless=message, lifeless_s=turn.now_s)
+        everywhere = _lifeless_everywhere(turn)
+        if not everywhere:
+            return
+        others = len(everywhere) - 1
+        what += f", and {others} other node{'' if others == 1 else 's'} without a sign of life" if others else ""
+        workers = (*workers, *(worker for one in everywhere for worker in one.workers if worker.node != node))
     turn.quick = 0
-    _charge(turn, f"{message.what} on {entry.info.node}", entry.info.node, (), hang=True)
+    _charge(turn, what, node, workers, hang=True)
+
+
+def hang_limit(turn: MasterTurn, entry: NodeEntry, message: HangLimit) -> None:
+    """Handle a node's report of the limit that it has learnt, for the status."""
+    turn.update(entry, hang_limit=message)
+
+
+def _lifeless_everywhere(turn: MasterTurn) -> list[Hanging]:
+    """The reports of all nodes of the running world with workers that these show no sign of life; empty if not all
+    nodes report it."""
+    world = turn.record.world
+    found = []
+    for member in world.members if world is not None else ():
+        if member.node in turn.record.done:
+            continue
+        entry = turn.nodes.get(member.node)
+        if entry is None or turn.member(entry) is None or entry.lifeless is None:
+            return []
+        if entry.lifeless.round != turn.record.round or turn.now_s - entry.lifeless_s > LIFELESS_S:
+            return []
+        found.append(entry.lifeless)
+    return found
 
 
 def _charge(turn: MasterTurn, what: str, node: str, failures: tuple[Failure, ...], hang: bool = False) -> None:

@@ -16,6 +16,7 @@ from edl.machine import Tick as Tick
 from edl.machine import WakeAt as WakeAt
 from edl.types import NodeId, Round
 from edl.wire.records import Settings, World
+from edl.wire.status import ServiceShare
 
 # --- events ----------------------------------------------------------------------------------------------------------
 
@@ -209,3 +210,5 @@ class Progress:
     """For people."""
     counts: Mapping[str, float]
     """For programs; names end in the unit, if there is one: ``_records``, ``_shards``, ``_s``, ``_per_s``."""
+    shares: tuple[ServiceShare, ...] = ()
+    """The nodes that take part, by name."""

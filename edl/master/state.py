@@ -14,7 +14,7 @@ from edl.stragglers.memory import NO_WINDOWS, StragglerMemory
 from edl.types import Incarnation, NodeId, Round
 from edl.wire.alarm import Alarm
 from edl.wire.denylist import DenylistEntry
-from edl.wire.messages import Finish
+from edl.wire.messages import Finish, Hanging, HangLimit
 from edl.wire.purpose import Purpose
 from edl.wire.rank_pace import RankPace
 from edl.wire.records import NO_SETTINGS, NO_STATE, Failure, Holding, NodeInfo, Settings, Version, World
@@ -223,6 +223,12 @@ class NodeEntry:
     """The last windows of its workers in that round, by local rank."""
     uses: tuple[int, ...] = ()
     """The slots in which it will start its next workers, as it last reported; empty: the first ones."""
+    lifeless: Hanging | None = None
+    """Its last report that none of its workers shows a sign of life; None: there is none."""
+    lifeless_s: float = 0.0
+    """Time of that report."""
+    hang_limit: HangLimit | None = None
+    """The limit that it has learnt for hangs, as it last reported; None: it has reported none."""
 
 
 @dataclass(frozen=True, slots=True)

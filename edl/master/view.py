@@ -60,6 +60,7 @@ def job_status(
         flaws=tuple(flaw.text for flaw in record.flaws),
         warnings=_warnings(state),
         alarms=record.alarms,
+        hang_timeout="" if state.spec.independent else str(state.spec.timeouts.hang),
         settings=record.settings,
         scale=_scale(state, revision, now_s),
         dropped=tuple(
@@ -138,6 +139,7 @@ def _node_view(entry: NodeEntry, record: Record, *, cordoned: bool) -> NodeView:
     position = _position(entry, world)
     member = world.members[position] if world and position >= 0 else None
     spare = running and entry.status is NodeStatus.READY and member is None
+    limit = entry.hang_limit
     outside = cordoned and not (running and member is not None)
     shown = "cordoned" if outside else "spare" if spare else entry.status.value
     return NodeView(
@@ -157,6 +159,9 @@ def _node_view(entry: NodeEntry, record: Record, *, cordoned: bool) -> NodeView:
         step_s=entry.step_s if member is not None and entry.paced_round == record.round else 0.0,
         members=entry.info.members,
         ranks=entry.ranks if member is not None and entry.paced_round == record.round else (),
+        hang_limit_s=limit.limit_s if limit is not None else 0.0,
+        hang_pauses=limit.pauses if limit is not None else 0,
+        hang_needed=limit.needed if limit is not None else 0,
     )
 
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore, _unregister_all_process_groups
 from torch.distributed import distributed_c10d as c10d
 
-from edl.torch import devices, nccl
+from edl.torch import devices, nccl, pending_collectives
 from edl.torch.addresses import Addresses, endpoint
 from edl.torch.collectives import Collectives, nccl_error
 from edl.torch.flight_recorder import WaitReader
@@ -140,6 +140,7 @@ class TorchGroup:
     def connect(self, backend: str) -> None:
         """Form the group and make it torch's default group. Raises ``GroupLost`` or torch's own errors."""
         seat = self.seat
+        pending_collectives.begin()
         with _Forming(self):
             store = self._open_store()
             self._held.append(store)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from typing import Any
 
+from edl.torch import pending_collectives
 from edl.worker.wait_until_open import wait_until_open
 
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
@@ -23,18 +25,22 @@ def why_unsafe() -> str:
 
 
 def before_script(imported_under: Mapping[str, str], environment: Mapping[str, str]) -> None:
-    """Apply the worker's own thread count, and make ranks other than 0 wait for the store instead of sleeping.
+    """Apply the worker's own thread count, make ranks other than 0 wait for the store instead of sleeping, and report
+    collectives that stay pending once the script forms a group.
 
     When torch 2.x's store client finds the port closed, it retries after about half a second. (Measured: the first step
     of a restarted world took 0.5 s instead of 0.1 s whenever a rank was faster than rank 0.)
     """
     _apply_threads(imported_under, environment)
+    if "torch.distributed" in sys.modules:
+        pending_collectives.set_up(os.environ)  # noqa: TID251  torch's own settings
     rendezvous = sys.modules.get("torch.distributed.rendezvous")
     original = getattr(rendezvous, "TCPStore", None)
     if rendezvous is None or original is None or getattr(original, "_edl_waits", False):
         return
 
     def waiting_store(*arguments: Any, **named: Any) -> Any:
+        pending_collectives.begin()
         call = dict(zip(("host_name", "port", "world_size", "is_master"), arguments, strict=False)) | named
         if not call.get("is_master", False) and call.get("port"):
             wait_until_open((call["host_name"], call["port"]))

@@ -40,6 +40,7 @@ _AGENT_BODIES: dict[type, str] = {
     messages.NotKept: "not_kept",
     messages.NotLogged: "not_logged",
     messages.Alarms: "alarms",
+    messages.HangLimit: "hang_limit",
 }
 _MASTER_BODIES: dict[type, str] = {
     messages.StopRound: "stop_round",
@@ -114,6 +115,8 @@ Loose = (
     | node_requests.OutputRequest
     | node_requests.StacksRequest
     | node_requests.OutputLines
+    | node_requests.OptionsRequest
+    | node_requests.OptionValues
     | messages.Asked
     | ScaleRequest
     | Granted

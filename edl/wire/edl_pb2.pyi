@@ -277,12 +277,28 @@ class Asked(_message.Message):
     def __init__(self, purpose: _Optional[str] = ..., by: _Optional[str] = ..., argument: _Optional[str] = ...) -> None: ...
 
 class Hanging(_message.Message):
-    __slots__ = ("round", "what")
+    __slots__ = ("round", "what", "for_s", "learnt", "workers")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     WHAT_FIELD_NUMBER: _ClassVar[int]
+    FOR_S_FIELD_NUMBER: _ClassVar[int]
+    LEARNT_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
     round: int
     what: str
-    def __init__(self, round: _Optional[int] = ..., what: _Optional[str] = ...) -> None: ...
+    for_s: float
+    learnt: bool
+    workers: _containers.RepeatedCompositeFieldContainer[Failure]
+    def __init__(self, round: _Optional[int] = ..., what: _Optional[str] = ..., for_s: _Optional[float] = ..., learnt: bool = ..., workers: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ...) -> None: ...
+
+class HangLimit(_message.Message):
+    __slots__ = ("limit_s", "pauses", "needed")
+    LIMIT_S_FIELD_NUMBER: _ClassVar[int]
+    PAUSES_FIELD_NUMBER: _ClassVar[int]
+    NEEDED_FIELD_NUMBER: _ClassVar[int]
+    limit_s: float
+    pauses: int
+    needed: int
+    def __init__(self, limit_s: _Optional[float] = ..., pauses: _Optional[int] = ..., needed: _Optional[int] = ...) -> None: ...
 
 class WorkerFailed(_message.Message):
     __slots__ = ("failure",)
@@ -397,7 +413,7 @@ class Pace(_message.Message):
     def __init__(self, round: _Optional[int] = ..., commit: _Optional[int] = ..., step_s: _Optional[float] = ..., age_s: _Optional[float] = ..., commit_share: _Optional[float] = ..., data_share: _Optional[float] = ..., ranks: _Optional[_Iterable[_Union[RankPace, _Mapping]]] = ...) -> None: ...
 
 class FromAgent(_message.Message):
-    __slots__ = ("attach", "ready", "worker_failed", "workers_done", "leaving", "preparing", "underway", "boundary", "kept", "asked", "hanging", "service_from_worker", "pace", "not_kept", "not_logged", "alarms")
+    __slots__ = ("attach", "ready", "worker_failed", "workers_done", "leaving", "preparing", "underway", "boundary", "kept", "asked", "hanging", "service_from_worker", "pace", "not_kept", "not_logged", "alarms", "hang_limit")
     ATTACH_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     WORKER_FAILED_FIELD_NUMBER: _ClassVar[int]
@@ -414,6 +430,7 @@ class FromAgent(_message.Message):
     NOT_KEPT_FIELD_NUMBER: _ClassVar[int]
     NOT_LOGGED_FIELD_NUMBER: _ClassVar[int]
     ALARMS_FIELD_NUMBER: _ClassVar[int]
+    HANG_LIMIT_FIELD_NUMBER: _ClassVar[int]
     attach: Attach
     ready: Ready
     worker_failed: WorkerFailed
@@ -430,7 +447,8 @@ class FromAgent(_message.Message):
     not_kept: NotKept
     not_logged: NotLogged
     alarms: Alarms
-    def __init__(self, attach: _Optional[_Union[Attach, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., worker_failed: _Optional[_Union[WorkerFailed, _Mapping]] = ..., workers_done: _Optional[_Union[WorkersDone, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., preparing: _Optional[_Union[Preparing, _Mapping]] = ..., underway: _Optional[_Union[Underway, _Mapping]] = ..., boundary: _Optional[_Union[Boundary, _Mapping]] = ..., kept: _Optional[_Union[Kept, _Mapping]] = ..., asked: _Optional[_Union[Asked, _Mapping]] = ..., hanging: _Optional[_Union[Hanging, _Mapping]] = ..., service_from_worker: _Optional[_Union[ServiceFromWorker, _Mapping]] = ..., pace: _Optional[_Union[Pace, _Mapping]] = ..., not_kept: _Optional[_Union[NotKept, _Mapping]] = ..., not_logged: _Optional[_Union[NotLogged, _Mapping]] = ..., alarms: _Optional[_Union[Alarms, _Mapping]] = ...) -> None: ...
+    hang_limit: HangLimit
+    def __init__(self, attach: _Optional[_Union[Attach, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., worker_failed: _Optional[_Union[WorkerFailed, _Mapping]] = ..., workers_done: _Optional[_Union[WorkersDone, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., preparing: _Optional[_Union[Preparing, _Mapping]] = ..., underway: _Optional[_Union[Underway, _Mapping]] = ..., boundary: _Optional[_Union[Boundary, _Mapping]] = ..., kept: _Optional[_Union[Kept, _Mapping]] = ..., asked: _Optional[_Union[Asked, _Mapping]] = ..., hanging: _Optional[_Union[Hanging, _Mapping]] = ..., service_from_worker: _Optional[_Union[ServiceFromWorker, _Mapping]] = ..., pace: _Optional[_Union[Pace, _Mapping]] = ..., not_kept: _Optional[_Union[NotKept, _Mapping]] = ..., not_logged: _Optional[_Union[NotLogged, _Mapping]] = ..., alarms: _Optional[_Union[Alarms, _Mapping]] = ..., hang_limit: _Optional[_Union[HangLimit, _Mapping]] = ...) -> None: ...
 
 class StopRound(_message.Message):
     __slots__ = ("round", "reason", "dump")
@@ -617,7 +635,7 @@ class HistoryEntry(_message.Message):
     def __init__(self, number: _Optional[int] = ..., at_s: _Optional[float] = ..., kind: _Optional[str] = ..., text: _Optional[str] = ..., node: _Optional[str] = ..., round: _Optional[int] = ..., severity: _Optional[str] = ...) -> None: ...
 
 class NodeView(_message.Message):
-    __slots__ = ("node", "host", "slots", "state", "attached", "position", "first_rank", "underway", "how", "draining", "index", "places", "spare_slots", "step_s", "members", "ranks")
+    __slots__ = ("node", "host", "slots", "state", "attached", "position", "first_rank", "underway", "how", "draining", "index", "places", "spare_slots", "step_s", "members", "ranks", "hang_limit_s", "hang_pauses", "hang_needed")
     NODE_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
@@ -634,6 +652,9 @@ class NodeView(_message.Message):
     STEP_S_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
+    HANG_LIMIT_S_FIELD_NUMBER: _ClassVar[int]
+    HANG_PAUSES_FIELD_NUMBER: _ClassVar[int]
+    HANG_NEEDED_FIELD_NUMBER: _ClassVar[int]
     node: str
     host: str
     slots: int
@@ -650,7 +671,10 @@ class NodeView(_message.Message):
     step_s: float
     members: int
     ranks: _containers.RepeatedCompositeFieldContainer[RankPace]
-    def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., slots: _Optional[int] = ..., state: _Optional[str] = ..., attached: bool = ..., position: _Optional[int] = ..., first_rank: _Optional[int] = ..., underway: bool = ..., how: _Optional[str] = ..., draining: bool = ..., index: _Optional[int] = ..., places: _Optional[_Iterable[int]] = ..., spare_slots: _Optional[int] = ..., step_s: _Optional[float] = ..., members: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankPace, _Mapping]]] = ...) -> None: ...
+    hang_limit_s: float
+    hang_pauses: int
+    hang_needed: int
+    def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., slots: _Optional[int] = ..., state: _Optional[str] = ..., attached: bool = ..., position: _Optional[int] = ..., first_rank: _Optional[int] = ..., underway: bool = ..., how: _Optional[str] = ..., draining: bool = ..., index: _Optional[int] = ..., places: _Optional[_Iterable[int]] = ..., spare_slots: _Optional[int] = ..., step_s: _Optional[float] = ..., members: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankPace, _Mapping]]] = ..., hang_limit_s: _Optional[float] = ..., hang_pauses: _Optional[int] = ..., hang_needed: _Optional[int] = ...) -> None: ...
 
 class DroppedSlot(_message.Message):
     __slots__ = ("node", "host", "slot", "device", "why", "round", "host_id", "by")
@@ -680,20 +704,34 @@ class Count(_message.Message):
     value: float
     def __init__(self, name: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
 
+class ServiceShare(_message.Message):
+    __slots__ = ("node", "workers", "leases", "records")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    workers: int
+    leases: int
+    records: int
+    def __init__(self, node: _Optional[str] = ..., workers: _Optional[int] = ..., leases: _Optional[int] = ..., records: _Optional[int] = ...) -> None: ...
+
 class ServiceView(_message.Message):
-    __slots__ = ("service", "name", "text", "counts")
+    __slots__ = ("service", "name", "text", "counts", "shares")
     SERVICE_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     COUNTS_FIELD_NUMBER: _ClassVar[int]
+    SHARES_FIELD_NUMBER: _ClassVar[int]
     service: str
     name: str
     text: str
     counts: _containers.RepeatedCompositeFieldContainer[Count]
-    def __init__(self, service: _Optional[str] = ..., name: _Optional[str] = ..., text: _Optional[str] = ..., counts: _Optional[_Iterable[_Union[Count, _Mapping]]] = ...) -> None: ...
+    shares: _containers.RepeatedCompositeFieldContainer[ServiceShare]
+    def __init__(self, service: _Optional[str] = ..., name: _Optional[str] = ..., text: _Optional[str] = ..., counts: _Optional[_Iterable[_Union[Count, _Mapping]]] = ..., shares: _Optional[_Iterable[_Union[ServiceShare, _Mapping]]] = ...) -> None: ...
 
 class JobStatus(_message.Message):
-    __slots__ = ("job", "phase", "round", "world_size", "reason", "nnodes", "fault_tolerance", "restarts_used", "restarts_allowed", "master", "nodes", "history", "failures", "era", "restored", "saved", "saved_in", "boundary", "kill", "services", "flaws", "settings", "scale", "dropped", "warnings", "goodput", "commit", "alarms")
+    __slots__ = ("job", "phase", "round", "world_size", "reason", "nnodes", "fault_tolerance", "restarts_used", "restarts_allowed", "master", "nodes", "history", "failures", "era", "restored", "saved", "saved_in", "boundary", "kill", "services", "flaws", "settings", "scale", "dropped", "warnings", "goodput", "commit", "alarms", "hang_timeout")
     JOB_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -722,6 +760,7 @@ class JobStatus(_message.Message):
     GOODPUT_FIELD_NUMBER: _ClassVar[int]
     COMMIT_FIELD_NUMBER: _ClassVar[int]
     ALARMS_FIELD_NUMBER: _ClassVar[int]
+    HANG_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
     job: str
     phase: str
     round: int
@@ -750,7 +789,8 @@ class JobStatus(_message.Message):
     goodput: _containers.RepeatedCompositeFieldContainer[Count]
     commit: int
     alarms: _containers.RepeatedCompositeFieldContainer[Alarm]
-    def __init__(self, job: _Optional[str] = ..., phase: _Optional[str] = ..., round: _Optional[int] = ..., world_size: _Optional[int] = ..., reason: _Optional[str] = ..., nnodes: _Optional[str] = ..., fault_tolerance: _Optional[str] = ..., restarts_used: _Optional[int] = ..., restarts_allowed: _Optional[int] = ..., master: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[NodeView, _Mapping]]] = ..., history: _Optional[_Iterable[_Union[HistoryEntry, _Mapping]]] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., era: _Optional[int] = ..., restored: _Optional[_Union[Version, _Mapping]] = ..., saved: _Optional[_Union[Version, _Mapping]] = ..., saved_in: _Optional[str] = ..., boundary: _Optional[str] = ..., kill: _Optional[str] = ..., services: _Optional[_Iterable[_Union[ServiceView, _Mapping]]] = ..., flaws: _Optional[_Iterable[str]] = ..., settings: _Optional[_Union[Settings, _Mapping]] = ..., scale: _Optional[_Union[ScaleView, _Mapping]] = ..., dropped: _Optional[_Iterable[_Union[DroppedSlot, _Mapping]]] = ..., warnings: _Optional[_Iterable[str]] = ..., goodput: _Optional[_Iterable[_Union[Count, _Mapping]]] = ..., commit: _Optional[int] = ..., alarms: _Optional[_Iterable[_Union[Alarm, _Mapping]]] = ...) -> None: ...
+    hang_timeout: str
+    def __init__(self, job: _Optional[str] = ..., phase: _Optional[str] = ..., round: _Optional[int] = ..., world_size: _Optional[int] = ..., reason: _Optional[str] = ..., nnodes: _Optional[str] = ..., fault_tolerance: _Optional[str] = ..., restarts_used: _Optional[int] = ..., restarts_allowed: _Optional[int] = ..., master: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[NodeView, _Mapping]]] = ..., history: _Optional[_Iterable[_Union[HistoryEntry, _Mapping]]] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., era: _Optional[int] = ..., restored: _Optional[_Union[Version, _Mapping]] = ..., saved: _Optional[_Union[Version, _Mapping]] = ..., saved_in: _Optional[str] = ..., boundary: _Optional[str] = ..., kill: _Optional[str] = ..., services: _Optional[_Iterable[_Union[ServiceView, _Mapping]]] = ..., flaws: _Optional[_Iterable[str]] = ..., settings: _Optional[_Union[Settings, _Mapping]] = ..., scale: _Optional[_Union[ScaleView, _Mapping]] = ..., dropped: _Optional[_Iterable[_Union[DroppedSlot, _Mapping]]] = ..., warnings: _Optional[_Iterable[str]] = ..., goodput: _Optional[_Iterable[_Union[Count, _Mapping]]] = ..., commit: _Optional[int] = ..., alarms: _Optional[_Iterable[_Union[Alarm, _Mapping]]] = ..., hang_timeout: _Optional[str] = ...) -> None: ...
 
 class EventsRequest(_message.Message):
     __slots__ = ("after", "follow")
@@ -775,6 +815,30 @@ class StacksRequest(_message.Message):
     RANKS_FIELD_NUMBER: _ClassVar[int]
     ranks: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, ranks: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class OptionsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class OptionValue(_message.Message):
+    __slots__ = ("flag", "value", "source", "origin", "default")
+    FLAG_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    DEFAULT_FIELD_NUMBER: _ClassVar[int]
+    flag: str
+    value: str
+    source: str
+    origin: str
+    default: str
+    def __init__(self, flag: _Optional[str] = ..., value: _Optional[str] = ..., source: _Optional[str] = ..., origin: _Optional[str] = ..., default: _Optional[str] = ...) -> None: ...
+
+class OptionValues(_message.Message):
+    __slots__ = ("options",)
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    options: _containers.RepeatedCompositeFieldContainer[OptionValue]
+    def __init__(self, options: _Optional[_Iterable[_Union[OptionValue, _Mapping]]] = ...) -> None: ...
 
 class OutputLine(_message.Message):
     __slots__ = ("rank", "round", "stderr", "text")

@@ -120,10 +120,29 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Hanging:
-    """Workers on this node have made no progress for ``--hang-timeout``."""
+    """Workers on this node have made no progress for ``--hang-timeout``. Repeated until the round ends."""
 
     round: Round
     what: str
+    for_s: float = 0.0
+    """Seconds without progress."""
+    learnt: bool = False
+    """The limit is learnt, and no worker of this node shows a sign of life: the round is to be restarted if the same
+    is true of all other nodes of the world."""
+    workers: tuple[Failure, ...] = ()
+    """The workers that hang, with their stacks."""
+
+
+@dataclass(frozen=True, slots=True)
+class HangLimit:
+    """The limit that this node has learnt for the detection of hangs. Sent when it changes, and at each attach."""
+
+    limit_s: float
+    """Seconds; 0: not known yet."""
+    pauses: int
+    """Number of pauses between signs of progress that it is learnt from."""
+    needed: int = 0
+    """Number of pauses from which a limit is learnt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +243,7 @@ AgentMessage = (
     | NotKept
     | NotLogged
     | Alarms
+    | HangLimit
     | ServiceFromWorker
 )
 

@@ -26,6 +26,33 @@ class StacksRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class OptionsRequest:
+    """Request for the options of a launcher."""
+
+
+@dataclass(frozen=True, slots=True)
+class OptionValue:
+    """One option of a launcher, with its value and where that comes from."""
+
+    flag: str
+    """With dashes, such as ``--max-restarts``."""
+    value: str
+    """As on the command line; ``…`` in place of a secret."""
+    source: str
+    """``default``, ``cluster``, ``pet``, ``edl``, ``command-line`` or ``paddle``, in order of precedence."""
+    origin: str = ""
+    """The variable that has set it, such as ``PADDLE_NNODES``; empty: none has."""
+    default: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class OptionValues:
+    """The options of a launcher, in the order of docs/launcher.md."""
+
+    options: tuple[OptionValue, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class OutputLine:
     """One line that a worker wrote."""
 

@@ -205,19 +205,21 @@ def _positions(members: tuple[Member, ...]) -> dict[NodeId, int]:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The unexpected end of one worker."""
+    """The unexpected end of one worker, or a worker that hung."""
 
     node: NodeId
     round: Round
     rank: Rank
     local_rank: int
     exit_code: int
-    """Exit status, or the negative signal number."""
+    """Exit status, or the negative signal number; 0: it had not ended, but hung."""
     what: str
-    """Description: ``killed by SIGKILL``, ``exit status 3``, ``frozen by SIGSTOP for 3 s``."""
+    """Description: ``killed by SIGKILL``, ``exit status 3``, ``frozen by SIGSTOP for 3 s``, ``made no progress for 30
+    s``."""
     exception: str = ""
     """Last line of the Python traceback, if there is one."""
     traceback: str = ""
+    """Of a worker that hung: the stacks of its threads."""
     tail: str = ""
     """Last lines that the worker wrote to stderr."""
     peer_loss: bool = False

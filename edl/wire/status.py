@@ -85,6 +85,12 @@ class NodeView:
     """See ``NodeInfo``."""
     ranks: tuple[RankPace, ...] = ()
     """The last windows of its workers in the current round, by local rank."""
+    hang_limit_s: float = 0.0
+    """Seconds without progress that look like a hang, if that is learnt; 0: not known yet."""
+    hang_pauses: int = 0
+    """Number of pauses that the limit is learnt from."""
+    hang_needed: int = 0
+    """Number of pauses from which a limit is learnt; 0: none is, or the node has not said so yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +120,19 @@ class Count:
 
 
 @dataclass(frozen=True, slots=True)
+class ServiceShare:
+    """The part of one node in an item of a service."""
+
+    node: str
+    workers: int = 0
+    """Workers that take part."""
+    leases: int = 0
+    """Leases that they hold."""
+    records: int = 0
+    """Records that they have finished in this epoch."""
+
+
+@dataclass(frozen=True, slots=True)
 class ServiceView:
     """Status of one item of a service, such as a data set."""
 
@@ -122,6 +141,8 @@ class ServiceView:
     text: str
     """Description for display."""
     counts: tuple[Count, ...] = ()
+    shares: tuple[ServiceShare, ...] = ()
+    """The nodes that take part, by name. Of services that do not say so, empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +194,8 @@ class JobStatus:
     """Newest commit that a node has reported in the current round; reports arrive every few seconds. 0: none."""
     alarms: tuple[Alarm, ...] = ()
     """Problems that watchdogs have found and that persist."""
+    hang_timeout: str = ""
+    """``--hang-timeout`` as on the command line; empty: hangs are not looked for, because workers are independent."""
 
 
 @dataclass(frozen=True, slots=True)

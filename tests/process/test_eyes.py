@@ -83,7 +83,7 @@ def test_looking_is_quick_and_needs_no_framework(tmp_path: Path, etcd: OutsideEt
     with Job(tmp_path, [etcd.endpoint]) as job:
         job.start("a")
         job.wait_world(1)
-        for word in ("status", "events"):
+        for word in ("status", "events", "config", "health"):
             done = subprocess.run(
                 [sys.executable, "-X", "importtime", "-m", "edl.cli", word, "--json",
                  f"--rdzv-endpoint={etcd.endpoint}", f"--rdzv-id={job.name}"],

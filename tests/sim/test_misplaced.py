@@ -17,13 +17,15 @@ import pytest
 
 import edl.agent.shell
 import edl.master.shell
+from edl.agent.machine import events as ag
 from edl.agent.machine import machine as agent
 from edl.master import events as ms
 from edl.master import machine as master
 from edl.master.state import NodeStatus
 from edl.testing.sim.pairs import Pair, agent_pair, every_pair, master_pair, why_impossible
 from edl.testing.sim.schedules import KINDS, play
-from edl.wire.messages import Hanging, Underway
+from edl.wire.alarm import Alarm
+from edl.wire.messages import Hanging, HangLimit, Underway
 from tests.sim.test_transitions import allowed
 from tests.sim.transitions import recorded
 
@@ -52,10 +54,17 @@ class Samples:
             kept[self._rng.randrange(KEPT)] = new
 
 
+def _add_rare_to_agent(events: dict[str, list[Any]]) -> None:
+    """Events that no schedule has."""
+    events["Suspected"] = [ag.Suspected(Alarm("hang", text="for 300 s")), ag.Suspected(None)]
+    events["HangLimitChanged"] = [ag.HangLimitChanged(HangLimit(300.0, 20, 20))]
+
+
 def _add_rare(events: dict[str, list[Any]]) -> None:
     """Events that no schedule has."""
     said = [event for event in events["Underway"] if isinstance(event.message, Underway)]
     events["Hanging"] = [ms.NodeSaid(one.node, one.incarnation, Hanging(one.message.round, "slot 0")) for one in said]
+    events["HangLimit"] = [ms.NodeSaid(one.node, one.incarnation, HangLimit(300.0, 20, 20)) for one in said]
     events["Unfit"] = [ms.Unfit(one.node, one.incarnation, 0, "too hot") for one in said]
     events["Flawed"] = [ms.Flawed("data", "shard 1 was skipped"), ms.Flawed("data", "")]
     events["Failed"] = [ms.Failed("the shards cannot be listed")]
@@ -85,6 +94,7 @@ def samples() -> dict[str, Samples]:
             for seed in range(SEEDS):
                 assert not play(draw(seed)).violation
     _add_rare(masters.events)
+    _add_rare_to_agent(agents.events)
     return {"agent": agents, "master": masters}
 
 

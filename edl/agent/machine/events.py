@@ -11,7 +11,7 @@ from edl.machine import WakeAt as WakeAt
 from edl.types import Round
 from edl.wire.alarm import Alarm
 from edl.wire.local import ToWorker
-from edl.wire.messages import AgentMessage, Asked, Hanging, KeepWith, Kept, MasterMessage, Pace
+from edl.wire.messages import AgentMessage, Asked, Hanging, HangLimit, KeepWith, Kept, MasterMessage, Pace
 from edl.wire.process_events import ForkServerLost, WorkersStopped
 from edl.wire.records import NodeInfo, Version, World
 
@@ -166,6 +166,20 @@ class AlarmsChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class Suspected:
+    """Workers of this node look as if they hung, or no longer do."""
+
+    alarm: Alarm | None
+
+
+@dataclass(frozen=True, slots=True)
+class HangLimitChanged:
+    """Another limit was learnt for the detection of hangs."""
+
+    limit: HangLimit
+
+
+@dataclass(frozen=True, slots=True)
 class KeepingChanged:
     """There is no memory for commits of this node's workers, or there is again."""
 
@@ -232,6 +246,8 @@ Event = (
     | Report
     | SavesFlushed
     | AlarmsChanged
+    | Suspected
+    | HangLimitChanged
     | KeepingChanged
     | LoggingChanged
     | WorkerFroze

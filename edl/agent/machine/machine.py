@@ -23,6 +23,7 @@ from edl.agent.machine.events import (
     Event,
     Fatal,
     ForkServerReady,
+    HangLimitChanged,
     Interrupted,
     KeepingChanged,
     LeaseGone,
@@ -38,6 +39,7 @@ from edl.agent.machine.events import (
     SendCopies,
     SignalWorkers,
     StateChanged,
+    Suspected,
     Tick,
     Warm,
     WorkerEnded,
@@ -128,8 +130,9 @@ def _tell_where(turn: AgentTurn) -> None:
         turn.say(NotKept(turn.state.not_kept))
     if turn.state.not_logged:
         turn.say(NotLogged(turn.state.not_logged))
-    if turn.state.alarms is not None:
-        turn.say(Alarms(turn.state.alarms))
+    _tell_alarms(turn)
+    if turn.state.hang_limit is not None:
+        turn.say(turn.state.hang_limit)
     if turn.state.phase is AgentPhase.IDLE:
         turn.announce()
     elif turn.state.phase is AgentPhase.PREPARING:
@@ -371,7 +374,26 @@ def _keeping_changed(turn: AgentTurn, event: KeepingChanged) -> None:
 def _alarms_changed(turn: AgentTurn, event: AlarmsChanged) -> None:
     if event.alarms != turn.state.alarms:
         turn.set(alarms=event.alarms)
-        turn.say(Alarms(event.alarms))
+        _tell_alarms(turn)
+
+
+def _suspected(turn: AgentTurn, event: Suspected) -> None:
+    if event.alarm != turn.state.suspicion:
+        turn.set(suspicion=event.alarm)
+        turn.log(f"workers may hang: {event.alarm.text}" if event.alarm is not None else "the workers do not hang")
+        _tell_alarms(turn)
+
+
+def _tell_alarms(turn: AgentTurn) -> None:
+    """Tell the Master all alarms of this node, once its watchdogs have looked."""
+    if turn.state.alarms is not None:
+        suspicion = (turn.state.suspicion,) if turn.state.suspicion is not None else ()
+        turn.say(Alarms((*turn.state.alarms, *suspicion)))
+
+
+def _hang_limit_changed(turn: AgentTurn, event: HangLimitChanged) -> None:
+    turn.set(hang_limit=event.limit)
+    turn.say(event.limit)
 
 
 def _logging_changed(turn: AgentTurn, event: LoggingChanged) -> None:
@@ -426,6 +448,8 @@ _HANDLERS: dict[type, Callable[[AgentTurn, Any], None]] = {
     Report: _report,
     SavesFlushed: _flushed,
     AlarmsChanged: _alarms_changed,
+    Suspected: _suspected,
+    HangLimitChanged: _hang_limit_changed,
     KeepingChanged: _keeping_changed,
     LoggingChanged: _logging_changed,
     WorkerFroze: _froze,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from edl.config import Timeouts
 from edl.types import Rank, Round
 from edl.wire.alarm import Alarm
-from edl.wire.messages import Attach
+from edl.wire.messages import Attach, HangLimit
 from edl.wire.records import Failure, NodeInfo, World
 
 
@@ -197,6 +197,10 @@ class AgentState:
     """Why the output of this node's workers is not written to files."""
     alarms: tuple[Alarm, ...] | None = None
     """Alarms of this node's watchdogs; None: they have not looked yet, or there are none."""
+    suspicion: Alarm | None = None
+    """The alarm about workers that look as if they hung."""
+    hang_limit: HangLimit | None = None
+    """The limit that was learnt for that; None: nothing was learnt."""
     unsent: tuple[Failure, ...] = ()
     """Failures of the current round; sent again at each attach until the round is stopped."""
     outcome: Outcome | None = None

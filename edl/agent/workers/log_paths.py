@@ -91,6 +91,11 @@ class WorkerFiles:
         return self._in_folder("error.json")
 
     @property
+    def flight_recorder(self) -> str:
+        """Path for the collectives that torch's flight recorder holds when the worker hangs."""
+        return self._in_folder("flight-recorder.json")
+
+    @property
     def environment(self) -> str:
         """Path of Paddle's ``envlog.N``."""
         return self._in_folder("envlog")

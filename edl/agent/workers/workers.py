@@ -221,6 +221,11 @@ class WorkerGroup:
             for worker in self._running.values()
         }
 
+    def flight_recorder(self, pid: int) -> str:
+        """Path for the content of a worker's flight recorder; empty: its files are not kept, or it is gone."""
+        worker = self._running.get(pid)
+        return worker.output.files.flight_recorder if worker is not None else ""
+
     def place(self, pid: int) -> tuple[Round, int] | None:
         """The round in which a process was started, and its slot; None if unknown."""
         worker = self._running.get(pid)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from edl.config import JobSpec, SlotRules, Timeouts
 from edl.job_records import StragglerRules
 from edl.launch.options.option import Option, Section, Setting
-from edl.launch.options.parsing import between
+from edl.launch.options.parsing import between, hang_timeout
 from edl.launch.settings import DenylistSettings, LeaveSettings
 
 MOST_STATUS = 125
@@ -171,9 +171,14 @@ FAULTS = (
     ),
     Option(
         "--hang-timeout",
-        setting=Setting(Timeouts, "hang_s"),
-        metavar="SECONDS",
-        help=("Seconds without progress after which all stacks are written and the round is restarted. 0: never."),
+        setting=Setting(Timeouts, "hang"),
+        parse=hang_timeout,
+        metavar="auto[:SECONDS]|SECONDS",
+        help=(
+            "Seconds without progress after which all stacks are written and the round is restarted; 0: never. `auto`: "
+            "the limit is [learnt](hangs.md) from the job's own steps and never below 300 s, or `SECONDS`; what looks "
+            "like a hang is reported, and the round restarted only if no worker of the job shows a sign of life."
+        ),
     ),
     Option(
         "--restart-pause",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 
+from edl.config import HangTimeout
 from edl.errors import SettingError
 from edl.launch.options.option import Check, Parser
 
@@ -50,6 +51,21 @@ def seconds(option: str, text: str) -> float:
         return float(text)
     except ValueError:
         raise SettingError(option, text, "must be a number of seconds") from None
+
+
+def hang_timeout(option: str, text: str) -> HangTimeout:
+    """Parse ``auto``, ``auto:SECONDS`` or a number of seconds. Raises ``SettingError``."""
+    word, colon, rest = text.strip().partition(":")
+    auto = word == "auto"
+    if auto and not colon:
+        return HangTimeout()
+    try:
+        number = float(rest if auto else text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise SettingError(option, text, "must be auto, auto:SECONDS or a number of seconds", "Write auto, 600 or 0")
+    return HangTimeout(auto, number)
 
 
 def names(option: str, text: str) -> tuple[str, ...]:

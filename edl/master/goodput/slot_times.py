@@ -124,7 +124,7 @@ class _Book:
             self.paced[event.node] = message
             self._mark(message.commit, message.age_s, message.step_s)
         elif isinstance(message, Hanging) and message.round == record.round:
-            self.hung_ns = round(self.state.spec.timeouts.hang_s * NS)
+            self.hung_ns = round(message.for_s * NS)
         elif isinstance(message, Ready | Preparing) and message.commit_age_s > 0:
             self._mark(_newest(message.holdings), message.commit_age_s)
 

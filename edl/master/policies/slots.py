@@ -153,8 +153,9 @@ def slot_in(failure: Failure) -> int:
 
 
 def culprit(failures: Sequence[Failure]) -> Failure | None:
-    """The failure if a single slot is to blame; None if none or several are."""
-    own = [failure for failure in failures if not failure.peer_loss]
+    """The failure if a single slot is to blame; None if none or several are, or if workers were hanging: the one that
+    waits is not to blame."""
+    own = [failure for failure in failures if not failure.peer_loss and failure.exit_code]
     if len({(failure.node, slot_in(failure)) for failure in own}) != 1:
         return None
     return own[0]

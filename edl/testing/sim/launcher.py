@@ -196,7 +196,6 @@ class SimLauncher(SimProcess):
                 register=register,
                 master_refused=candidate.master_refused,
                 log=self.log,
-                activity=lambda pids: {},
                 switches=SimSwitchFiles(deps.states.directory),
                 decided=self._agent_decided,
             ),

@@ -10,6 +10,7 @@ import pytest
 from edl.config import (
     MAX_NODES,
     FaultTolerance,
+    HangTimeout,
     HyperPolicy,
     JobSpec,
     LogPlan,
@@ -100,7 +101,20 @@ class TestTimeouts:
     )
     def test_refuses_impossible_times(self, field: str, value: float, message: str) -> None:
         with pytest.raises(SettingError) as caught:
-            Timeouts(**{field: value})
+            Timeouts(**{field: value})  # type: ignore[arg-type]
+        assert str(caught.value) == message
+
+    @pytest.mark.parametrize(
+        ("auto", "seconds", "message"),
+        [
+            (True, 0.0, "--hang-timeout=0: must be more than 0"),
+            (True, math.nan, "--hang-timeout=nan: must be more than 0"),
+            (False, -1.0, "--hang-timeout=-1: must be 0 or more"),
+        ],
+    )
+    def test_refuses_impossible_limits_for_hangs(self, auto: bool, seconds: float, message: str) -> None:
+        with pytest.raises(SettingError) as caught:
+            HangTimeout(auto, seconds)
         assert str(caught.value) == message
 
     def test_takes_the_ends_of_each_range(self) -> None:

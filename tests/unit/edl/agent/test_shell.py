@@ -104,9 +104,8 @@ def shell_of(stuck: Stuck, **timeouts: float) -> AgentShell:
         register=nobody,
         master_refused=nobody,
         log=stuck.said.append,
-        activity=nobody,
     )
-    return AgentShell(deps, AgentState(INFO, Timeouts(**timeouts), contact_s=SystemClock().now_s()))
+    return AgentShell(deps, AgentState(INFO, Timeouts(**timeouts), contact_s=SystemClock().now_s()))  # type: ignore[arg-type]
 
 
 def play(scenario: Coroutine[Any, Any, None]) -> None:

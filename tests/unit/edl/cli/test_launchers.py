@@ -15,7 +15,7 @@ from edl.cli.launchers import MOST_FAILURES, Launchers
 from edl.errors import UsageError
 from edl.types import Incarnation, NodeId
 from edl.wire.messages import Finish
-from edl.wire.node_requests import OutputLine, OutputLines, OutputRequest, StacksRequest
+from edl.wire.node_requests import OptionValue, OptionValues, OutputLine, OutputLines, OutputRequest, StacksRequest
 from edl.wire.records import NodeInfo
 from edl.wire.status import JobStatus, NodeView
 
@@ -35,6 +35,9 @@ class Node:
 
     async def stacks(self, request: StacksRequest) -> OutputLines:
         return OutputLines((OutputLine(self.rank, 1, True, f"stacks for {request.ranks}"),), 1)
+
+    def options(self) -> OptionValues:
+        return OptionValues((OptionValue("--node-id", "ab"[self.rank], "command-line"),))
 
     def write(self, text: str) -> None:
         self.recent.add(0, self.rank, 1, False, [text.encode()])
@@ -186,3 +189,18 @@ def test_a_launcher_that_still_starts(monkeypatch: pytest.MonkeyPatch) -> None:
             await launchers.show_output(9, job.show, required=True)
 
     play(monkeypatch, scenario, nodes=("a",))
+
+
+def test_a_launcher_answers_with_its_options() -> None:
+    async def asked() -> None:
+        node = Node(1)
+        port = await node.server.start("127.0.0.1")
+        node.server.serve_node(node)
+        client = NodeClient("127.0.0.1", port, TOKEN)
+        try:
+            assert await client.options() == node.options()
+        finally:
+            await client.close()
+            await node.server.stop()
+
+    asyncio.run(asked())

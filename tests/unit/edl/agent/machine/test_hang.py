@@ -10,18 +10,21 @@ import pytest
 
 from edl.agent.machine import events as ev
 from edl.agent.machine.state import AgentPhase, AgentState, Worker
-from edl.agent.workers.hang import LATE, START, HangWatch, Sample, Watched, watch
-from edl.config import Timeouts
+from edl.agent.workers.hang import LATE, START, HangVerdict, HangWatch, Sample, Watched
+from edl.agent.workers.hang_shell import HangDetection
+from edl.config import HangTimeout, Timeouts
 from edl.ports import Activity
 from edl.testing.clock import FakeClock
 from edl.types import Incarnation, NodeId, Rank, Round
+from edl.wire.collective_wait import CollectiveWait
 from edl.wire.messages import Hanging
+from edl.wire.node_requests import OutputLine
 from edl.wire.records import Member, NodeInfo, World
 
 HANG_S = 30.0
 BOUNDARY_S = 60.0
 STEP_S = 3.0
-TIMEOUTS = Timeouts(hang_s=HANG_S, boundary_s=BOUNDARY_S)
+TIMEOUTS = Timeouts(hang=HangTimeout(auto=False, seconds=HANG_S), boundary_s=BOUNDARY_S)
 
 
 class Setup:
@@ -32,6 +35,7 @@ class Setup:
         self.now_s = 1000.0
         self.round = Round(1)
         self.hold = 0
+        self.verdict: HangVerdict | None = None
         self.samples = {rank: Sample(100 + rank, None, 0, Activity(0.0, 0)) for rank in range(workers)}
 
     def do(self, rank: int, *, cpu_s: float = 0.0, io: int = 0, output: int = 0, commit: int | None = None) -> None:
@@ -43,7 +47,8 @@ class Setup:
 
     def look(self, after_s: float = STEP_S) -> str:
         self.now_s += after_s
-        return self.judge.look(self.round, self.samples, self.now_s, self.hold)
+        self.verdict = self.judge.look(self.round, self.samples, self.now_s, self.hold)
+        return self.verdict.what if self.verdict is not None else ""
 
     def until_hang(self, limit_s: float = 2000.0) -> tuple[float, str]:
         """Seconds until a hang is reported, without any progress."""
@@ -230,9 +235,17 @@ class TestWhatIsNoHang:
 
     @pytest.mark.parametrize(("hang_s", "interval_s"), [(0.5, 0.2), (30.0, 3.0), (3600.0, 10.0)])
     def test_how_often_it_looks(self, hang_s: float, interval_s: float) -> None:
-        assert HangWatch(Timeouts(hang_s=hang_s)).interval_s == pytest.approx(interval_s)
+        assert HangWatch(Timeouts(hang=HangTimeout(auto=False, seconds=hang_s))).interval_s == pytest.approx(interval_s)
 
 
+STACK = (
+    "Thread 0x00007f0000000001 (most recent call first):",
+    '  File "/usr/lib/python3.11/threading.py", line 331 in wait',
+    "Current thread 0x00007f0000000002 (most recent call first):",
+    '  File "/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", line 3000 in all_reduce',
+    '  File "/home/me/train.py", line 31 in step',
+    '  File "/home/me/train.py", line 50 in <module>',
+)
 INFO = NodeInfo(NodeId("a"), Incarnation(1), "h", 1, 2)
 WORLD = World(Round(4), (Member(NodeId("a"), Incarnation(1), "h", 2, Rank(0), (1, 2, 3)),), 0)
 RUNNING = AgentState(
@@ -245,7 +258,7 @@ RUNNING = AgentState(
 
 
 class Launcher:
-    """Around ``watch``: workers with pids, and what is posted."""
+    """Around ``HangDetection``: workers with pids, and what is posted."""
 
     def __init__(self, state: AgentState) -> None:
         self.clock = FakeClock(10.0)
@@ -254,7 +267,34 @@ class Launcher:
         self.progress: dict[int, int] = {}
         self.asked: list[tuple[int, ...]] = []
         self.looks = 0
+        self.opened = 0
+        self.output_bytes = 0
+        self.busy = False
+        self.waiting: dict[int, CollectiveWait] = {}
+        self.timeouts = TIMEOUTS
         self.at_look: dict[int, AgentState] = {}
+
+    def open(self) -> None:
+        self.opened += 1
+
+    def close(self) -> None:
+        self.opened -= 1
+
+    def workers(self) -> Mapping[int, Watched]:
+        return {slot: Watched(100 + slot, self.output_bytes) for slot in (0, 1, 2)}
+
+    def waits(self) -> Mapping[int, CollectiveWait]:
+        return self.waiting
+
+    async def stacks(self) -> Collection[OutputLine]:
+        self.output_bytes += 1000  # they are written to stderr
+        return [OutputLine(rank, 4, True, line) for rank in (0, 1) for line in STACK]
+
+    async def flight_recorders(self, pids: Collection[int]) -> Collection[str]:
+        return [f"/logs/{pid}.json" for pid in pids]
+
+    def devices_busy(self) -> bool:
+        return self.busy
 
     def activity(self, pids: Collection[int]) -> Mapping[int, Activity]:
         self.asked.append(tuple(pids))
@@ -270,18 +310,19 @@ class Launcher:
     def run(self) -> list[ev.Event]:
         async def main() -> None:
             with pytest.raises(EOFError):
-                await watch(
-                    HangWatch(TIMEOUTS),
+                detection = HangDetection(
+                    HangWatch(self.timeouts),
+                    self,
                     lambda: self.state,
-                    lambda: {0: Watched(100, 0), 1: Watched(101, 0), 2: Watched(102, 0)},
                     self.progress,
-                    self.activity,
                     self.clock.now_s,
                     self.posted.append,
                     self.pause,
                 )
+                await detection.run()
 
         asyncio.run(main())
+        assert self.opened == 0
         return self.posted
 
 
@@ -289,7 +330,14 @@ class TestWatch:
     def test_reports_to_the_master(self) -> None:
         posted = Launcher(RUNNING).run()
         what = "local ranks 0, 1: no CPU time used, nothing written and no file read for 150 s"
-        assert posted[0] == ev.Report(Hanging(Round(4), what))
+        where = "rank 0 at train.py:31 in step; rank 1 at train.py:31 in step"
+        first = posted[0]
+        assert isinstance(first, ev.Report) and isinstance(first.message, Hanging)
+        assert (first.message.round, first.message.what) == (Round(4), f"{what} ({where})")
+        assert (first.message.for_s, first.message.learnt) == (150.0, False)
+        assert [(one.rank, one.exit_code, one.what, one.traceback) for one in first.message.workers] == [
+            (rank, 0, "made no progress for 150 s", "\n".join(STACK)) for rank in (0, 1)
+        ]
         assert len(posted) > 1  # the first one may have met nobody
 
     @pytest.mark.parametrize("phase", [phase for phase in AgentPhase if phase is not AgentPhase.RUNNING])
@@ -318,4 +366,6 @@ class TestWatch:
         launcher.progress = {0: 7}
         first = launcher.run()[0]
         assert isinstance(first, ev.Report)
-        assert first.message == Hanging(Round(4), "local rank 0: no commit() since the round began, for 150 s")
+        assert isinstance(first.message, Hanging)
+        assert first.message.what.startswith("local rank 0: no commit() since the round began, for 150 s")
+        assert [one.rank for one in first.message.workers] == [0]

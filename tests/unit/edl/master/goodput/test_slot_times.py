@@ -26,12 +26,10 @@ SLOTS = 2
 class Accounted(Resizable):
     """A Master whose decisions a times follows, and the sum of all slots' seconds counted in another way."""
 
-    def __init__(self, bounds: NodeRange, hang_s: float = 0.0) -> None:
+    def __init__(self, bounds: NodeRange) -> None:
         self.times = SlotTimes()
         self.costs: list[Cost] = []
         super().__init__(bounds)
-        spec = dataclasses.replace(self.spec, timeouts=dataclasses.replace(self.spec.timeouts, hang_s=hang_s))
-        self.spec, self.state = spec, dataclasses.replace(self.state, spec=spec)
         self.began_s = self.now_s
         self.times = SlotTimes(at_ns=round(self.now_s * NS))
         self.whole_ns = 0
@@ -75,9 +73,9 @@ class Accounted(Resizable):
             self.say(name, Ready(self.state.record.round, (port, 1, 2), True, held, commit_age_s=age_s))
 
 
-def two_train(**options: float) -> Accounted:
+def two_train() -> Accounted:
     """Two nodes start for 3 s, wait 1 s for a third one, start workers for 5 s and train."""
-    rule = Accounted(NodeRange(1, 3), **options)
+    rule = Accounted(NodeRange(1, 3))
     for name in "ab":
         rule.feed(ev.NodeRegistered(info(name)))
         rule.attach(name)
@@ -158,9 +156,9 @@ def attached(name: str) -> Attach:
 
 
 def test_a_hang_is_not_training() -> None:
-    rule = two_train(hang_s=60.0)
+    rule = two_train()
     rule.wait(100.0)
-    rule.say("a", Hanging(rule.state.record.round, "worker 0 has made no training"))
+    rule.say("a", Hanging(rule.state.record.round, "worker 0 has made no training", 60.0))
     rule.stopped("ab", commit=30, age_s=61.0)
     rule.train("ab")
     spent = rule.spent()
@@ -228,7 +226,7 @@ def test_a_plain_script_is_useful_while_its_workers_run() -> None:
 def test_the_parts_of_random_histories_add_up(seed: int) -> None:
     """``Accounted`` compares after each event."""
     rng = random.Random(seed)
-    rule = Accounted(NodeRange(1, 4), hang_s=30.0)
+    rule = Accounted(NodeRange(1, 4))
     lives = dict.fromkeys("abcd", 0)
     commit = 0
 
@@ -252,7 +250,7 @@ def test_the_parts_of_random_histories_add_up(seed: int) -> None:
             lambda: rule.say(
                 name, Pace(number, commit, rng.random() + 0.1, rng.random(), rng.random(), rng.random()), life
             ),
-            lambda: rule.say(name, Hanging(number, "a hang"), life),
+            lambda: rule.say(name, Hanging(number, "a hang", 30.0), life),
             lambda: rule.feed(ev.NodeDetached(info(name).node, info(name, life).incarnation)),
             lambda: rule.attach(name, number, number if rng.random() < 0.5 else 0, life=life),
             lambda: rule.feed(ev.NodeExpired(info(name).node, info(name, life).incarnation)),

@@ -1,0 +1,59 @@
+"""A plain torch script in which one rank leaves the others alone in a collective: in the first round only.
+
+Every rank spins while it waits, as NCCL does: CPU time says nothing about it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+
+def left_alone(total: torch.Tensor, *, spins: bool) -> None:
+    """Wait for a sum that never comes."""
+    work = dist.all_reduce(total, async_op=True)
+    while spins and work is not None and not work.is_completed():
+        pass
+    if work is not None:
+        work.wait()
+
+
+def gone_astray() -> None:
+    """What the rank does that should have been there."""
+    time.sleep(3600)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--hang-after", type=float, required=True, metavar="SECONDS")
+    parser.add_argument("--spins", action="store_true")
+    options = parser.parse_args()
+    rank, first = int(os.environ["RANK"]), os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+    dist.init_process_group("gloo")
+    began = time.monotonic()
+    agreed = torch.zeros(1)
+    for step in range(1_000_000):
+        agreed[0] = float(time.monotonic() - began > options.hang_after)
+        dist.all_reduce(agreed)  # all ranks stop in the same step
+        with (options.folder / f"{rank}.steps").open("a") as log:
+            line = {"t": time.monotonic(), "step": step, "rank": rank, "world": dist.get_world_size()}
+            place = {"round": int(os.environ["EDL_ROUND"]), "pid": os.getpid(), "node": os.environ["EDL_NODE_ID"]}
+            log.write(json.dumps(line | place) + "\n")
+        if agreed[0] > 0 and first:
+            gone_astray() if rank == 1 else left_alone(torch.ones(1024), spins=options.spins)
+        if not first and step > 20:
+            break
+        time.sleep(0.05)
+        print("step", step, flush=True)  # by which the launcher sees that it lives
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
