@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from edl.types import NodeId, Round
 from edl.wire.alarm import Alarm
+from edl.wire.health import CheckHealth, HealthChecked
 from edl.wire.purpose import Purpose
 from edl.wire.records import NO_SETTINGS, NO_STATE, Failure, Holding, NodeInfo, Settings, Version, World
 from edl.wire.scale_requests import DrainMode
@@ -221,6 +222,7 @@ AgentMessage = (
     | NotKept
     | NotLogged
     | Alarms
+    | HealthChecked
     | ServiceFromWorker
 )
 
@@ -377,6 +379,7 @@ MasterMessage = (
     | Depart
     | Idle
     | UseSlots
+    | CheckHealth
     | Finish
     | Expelled
     | ServiceToWorker

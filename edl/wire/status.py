@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass
 
 from edl.wire.alarm import Alarm
+from edl.wire.health import HealthView
 from edl.wire.records import NO_SETTINGS, NO_STATE, Failure, Settings, Version
 from edl.wire.scale_requests import NO_SCALE, ScaleView
 
@@ -28,6 +29,7 @@ class Kind(enum.Enum):
     DRAIN = "drain"
     DRAIN_FAILED = "drain-failed"
     SLOT = "slot"
+    HEALTH = "health"
     SERVICE = "service"
     WAITING = "waiting"
     ALARM = "alarm"
@@ -166,6 +168,8 @@ class JobStatus:
     """Newest commit that a node has reported in the current round; reports arrive every few seconds. 0: none."""
     alarms: tuple[Alarm, ...] = ()
     """Problems that watchdogs have found and that persist."""
+    health: tuple[HealthView, ...] = ()
+    """Nodes with a verdict of a health check, and those that are being checked or must be."""
 
 
 @dataclass(frozen=True, slots=True)
