@@ -12,6 +12,7 @@ from edl.agent.switch_watch import SwitchFiles
 from edl.agent.workers.hang import Watched
 from edl.ports import Activity, Clock
 from edl.types import FencingToken, Round
+from edl.wire.health import CheckHealth, HealthChecked
 from edl.wire.local import Seat, ToWorker
 from edl.wire.messages import AgentMessage, KeepWith, MasterMessage, ServiceFromWorker, ServiceToWorker
 from edl.wire.process_events import ProcessEvent
@@ -257,6 +258,8 @@ class AgentDeps:
     """Most seconds that the end of the job waits until saved commits are written."""
     switches: SwitchFiles | None = None
     """The request files for a checkpoint in the checkpoint directory, if there is one."""
+    health: Callable[[CheckHealth], Awaitable[HealthChecked | None]] | None = None
+    """Probes this node; None: it cannot. See ``edl.agent.health_probe``."""
     synced: SyncedFiles | None = None
     """Directories whose newest files workers wait for; None: there are none."""
     decided: Callable[[AgentState, ev.Event | None, ev.Decision], None] = lambda before, event, decision: None

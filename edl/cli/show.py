@@ -15,7 +15,8 @@ from edl.agent.failure_report import failure_text
 from edl.arithmetic.hyper import describe
 from edl.cli.node_text import kind_of, pace_of, ranks_of, rate_text, step_text
 from edl.master.alarms import described
-from edl.rendezvous.phrases import goodput, lines_of, one_line
+from edl.rendezvous.phrases import duration, goodput, lines_of, one_line
+from edl.wire.health import HealthView
 from edl.wire.records import Version
 from edl.wire.scale_requests import ScaleView
 from edl.wire.status import DroppedSlot, HistoryEntry, JobStatus, NodeView
@@ -78,6 +79,7 @@ def _lines(status: JobStatus) -> list[str]:
         lines.append(f"Goodput: {goodput({one.name: one.value for one in status.goodput})}")
     lines += [f"Warning: {text}" for text in status.warnings]
     lines += [f"Alarm ({alarm.severity}): {described(alarm, alarm.text)}" for alarm in status.alarms]
+    lines += [health_line(one) for one in status.health if one.state != "good" or one.why]
     if status.settings.number:
         lines.append(f"Settings {status.settings.number}: {describe(status.settings)}")
     if status.boundary:
@@ -98,6 +100,14 @@ def pace_lines(status: JobStatus) -> list[str]:
     slowest = f"; slowest {pace.slowest} (ranks {pace.slowest_ranks}) {step_text(pace.slowest_s)}"
     line = f"Pace: {rate_text(pace.steps_per_s)}, a step takes {step_text(pace.median_s)}"
     return [f"{line}{slowest if pace.slowest else ''}; newest commit {status.commit}"]
+
+
+def health_line(one: HealthView) -> str:
+    """The health of one node: what is known, and until when."""
+    why = f": {one.why}" if one.why else ""
+    out = "kept out, " if one.excluded and one.state not in ("checking", "due") else ""
+    until = f" (checked again in {duration(one.expires_s)})" if one.excluded and one.expires_s else ""
+    return f"Health of {one.node}: {out}{one.state}{why}{until}"
 
 
 def _dropped(one: DroppedSlot) -> str:

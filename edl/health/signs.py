@@ -7,7 +7,9 @@ import re
 SIGNALS = {-7: "SIGBUS", -11: "SIGSEGV", -4: "SIGILL"}
 """Signals by which workers end on defective memory, processors or devices, as exit status."""
 
-_NOT_HARDWARE = re.compile(r"device-side assert|out of memory|invalid device ordinal|Assertion .* failed", re.IGNORECASE)
+_NOT_HARDWARE = re.compile(
+    r"device-side assert|out of memory|invalid device ordinal|Assertion .* failed", re.IGNORECASE
+)
 """Errors with the words below that only programs and settings cause."""
 _TEXTS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("ECC error", re.compile(r"uncorrectable (?:NVLink |double.bit )?(?:ECC )?error|\bECC error|cudaErrorECC")),

@@ -25,7 +25,7 @@ from edl.config import (
     parse_nnodes,
 )
 from edl.errors import SettingError
-from edl.job_records import DataFiles, SchedulerChoice
+from edl.job_records import DataFiles, HealthRules, SchedulerChoice
 from edl.launch.data_option import data_sets, functions_from
 from edl.launch.history_options import history_from
 from edl.launch.http_options import http_from
@@ -127,6 +127,7 @@ def _launch_settings(resolved: ResolvedOptions, sizes: Sizes, invocation: Invoca
         http=http,
         leave=leave,
         limits=value("watch", options),
+        health_probes=value("health_probe", options),
         notify=notify,
         report=ReportSettings(
             env.get("TORCHELASTIC_ERROR_FILE", ""), invocation.report_file, options["exit_code"] == "worker"
@@ -177,6 +178,7 @@ def _spec(
         scheduler=scheduler,
         autoscale=_autoscale(options, sizes.nodes),
         slots=record(SlotRules, options),
+        health=record(HealthRules, options),
         replicas=replicas,
         verify=record(VerifyRules, options),
         sync_dirs=tuple(options["sync_dir"]),

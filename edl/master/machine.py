@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from edl.config import JobSpec
-from edl.master import alarms, autoscaling, away, dropping, incidents, planning, resizing
+from edl.job_records import HealthMode
+from edl.master import alarms, autoscaling, away, checking, dropping, incidents, planning, resizing
 from edl.master.events import (
     Decision,
     Event,
@@ -47,6 +48,7 @@ from edl.master.state import Flaw, MasterState, NodeEntry, NodeStatus, Phase, Re
 from edl.master.turn import MasterTurn
 from edl.rendezvous.phrases import count
 from edl.types import NodeId, Round
+from edl.wire.health import HealthChecked
 from edl.wire.messages import (
     Alarms,
     Asked,
@@ -144,6 +146,7 @@ def _apply_rules(turn: MasterTurn) -> None:
         return
     resizing.depart(turn)
     dropping.come_back(turn)
+    checking.keep_going(turn)
     if turn.record.phase is Phase.RUNNING:
         incidents.look_for_cause(turn)
     rules = (
@@ -159,6 +162,9 @@ def _apply_rules(turn: MasterTurn) -> None:
     for rule in rules:
         if turn.record.phase is Phase.RUNNING and not turn.held:
             rule(turn)
+    if turn.record.phase is Phase.RUNNING:
+        checking.consider(turn)
+        _prestart_checked(turn)
     if turn.record.phase is Phase.FORMING:
         incidents.add_held(turn)
         try_to_form(turn)
@@ -166,6 +172,15 @@ def _apply_rules(turn: MasterTurn) -> None:
         alarms.settle(turn)
         dropping.tell(turn)
         resizing.observe(turn)
+
+
+def _prestart_checked(turn: MasterTurn) -> None:
+    """Let new nodes that have passed their health check start workers ahead, as others do when they are ready."""
+    if turn.spec.health.mode is HealthMode.OFF or not turn.record.rejoins:
+        return
+    for entry in turn.ready():
+        if turn.member(entry) is None and not (entry.parked or entry.prestarted or entry.idled):
+            prestart(turn, entry)
 
 
 # --- nodes join and leave --------------------------------------------------------------------------------------------
@@ -269,6 +284,8 @@ def _expired(turn: MasterTurn, event: NodeExpired) -> None:
     if entry is None:
         return
     leaving = entry.status is NodeStatus.LEAVING
+    if not leaving:
+        checking.suspect(turn, entry.info, "it went silent")
     _lost(turn, entry, "left" if leaving else f"silent for {turn.spec.timeouts.lease_ttl_s:g} s (lease ended)")
 
 
@@ -366,13 +383,15 @@ def _ready(turn: MasterTurn, entry: NodeEntry, ready: Ready) -> None:
         stored_sharded=sharded,
         refused=ready.refused,
     )
+    checking.ask_again(turn, entry)
+    unchecked = turn.member(entry) is None and turn.must_be_checked(entry)
     if ready.stopped_itself:
         _refund_if_consequence(turn, entry)
     if running_here:
         stop_world(turn, f"node {entry.info.node} has stopped its workers")
     elif turn.record.sizing.suspended:
         pass  # a suspended job keeps no waiting workers
-    elif turn.record.rejoins and not (ready.parked or entry.prestarted or entry.draining):
+    elif turn.record.rejoins and not (ready.parked or entry.prestarted or entry.draining or unchecked):
         prestart(turn, entry)
     elif newcomer:
         waits = ", its workers wait" if ready.parked else ""
@@ -507,6 +526,7 @@ MESSAGE_HANDLERS: dict[type, Callable[[MasterTurn, NodeEntry, Any], None]] = {
     NotKept: planning.not_kept,
     NotLogged: planning.not_kept,
     Alarms: alarms.reported,
+    HealthChecked: checking.reported,
     Leaving: _leaving,
 }
 """What handles each message in ``NodeSaid``."""

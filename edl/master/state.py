@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 
 from edl.config import HyperPolicy, JobSpec
 from edl.master.policies.autoscale import NO_MEMORY, NOTHING_LEARNT, AutoscaleMemory, Learnt
+from edl.master.policies.health import NO_CHECKS, HealthMemory
 from edl.master.policies.slots import Dropped, Strike
 from edl.master.sizing import NO_SIZING, Departing, SeenRequest, Sizing
 from edl.types import Incarnation, NodeId, Round
 from edl.wire.alarm import Alarm
+from edl.wire.health import NO_HEALTH, HealthRecord
 from edl.wire.messages import Finish
 from edl.wire.purpose import Purpose
 from edl.wire.records import NO_SETTINGS, NO_STATE, Failure, Holding, NodeInfo, Settings, Version, World
@@ -152,6 +154,8 @@ class Record:
     """Dropped slots of all nodes."""
     judged: bool = False
     """Whether the last world's end has been taken into account for strikes."""
+    health: HealthRecord = NO_HEALTH
+    """Verdicts of health checks, and nodes that must be checked."""
     away: tuple[Away, ...] = ()
     """Nodes that were lost or have left, and have not returned; the latest last."""
 
@@ -283,5 +287,7 @@ class MasterState:
     """Seconds that writing the last checkpoint took; 0: none has been written."""
     scaling: AutoscaleMemory = NO_MEMORY
     """The autoscale policy's current measurement."""
+    health: HealthMemory = NO_CHECKS
+    """The health check in progress, and times of verdicts."""
     reason: str = ""
     """The reason of the last step, shown by ``edl status``."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from edl.master import autoscaling, hyper, resizing
+from edl.master import autoscaling, checking, hyper, resizing
 from edl.master.events import Kind
 from edl.master.policies import slots
 from edl.master.state import Agreement, MasterState, NodeEntry, NodeStatus, Phase, Record
@@ -60,6 +60,7 @@ def job_status(
         flaws=tuple(flaw.text for flaw in record.flaws),
         warnings=_warnings(state),
         alarms=record.alarms,
+        health=checking.views(state, now_s),
         settings=record.settings,
         scale=_scale(state, revision, now_s),
         dropped=tuple(

@@ -140,3 +140,22 @@ class HealthView:
     expires_s: float = 0.0
     """Seconds until the verdict expires; 0: never, or there is no verdict."""
     devices: tuple[str, ...] = ()
+
+
+PROBE_VARIABLE = "EDL_HEALTH_PROBE"
+"""Environment variable of a probe's process with its ``ProbeOrder`` as JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeOrder:
+    """Everything that the process of a probe needs. It answers with lines of JSON on stdout, each a ``HealthChecked``:
+    one when its own part is done, one when the exchanges are."""
+
+    order: CheckHealth
+    node: NodeId
+    slots: int
+    """Number of slots, spare ones included."""
+    secret: str
+    """By it the probes of a check recognise each other."""
+    probes: tuple[str, ...] = ()
+    """The user's own probes, as ``module:function``."""

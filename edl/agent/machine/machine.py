@@ -12,7 +12,7 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-from edl.agent.machine import independent, leaving, rounds
+from edl.agent.machine import health, independent, leaving, rounds
 from edl.agent.machine.deadlines import watch_deadlines
 from edl.agent.machine.diagnosis import is_usage_error
 from edl.agent.machine.events import (
@@ -23,6 +23,7 @@ from edl.agent.machine.events import (
     Event,
     Fatal,
     ForkServerReady,
+    HealthProbed,
     Interrupted,
     KeepingChanged,
     LeaseGone,
@@ -54,6 +55,7 @@ from edl.agent.machine.state import AgentPhase, AgentState, Outcome, Worker, Wor
 from edl.agent.machine.turn import SIGINT, SIGKILL, SIGTERM, AgentTurn
 from edl.exit_codes import START_OVER, ExitCode
 from edl.types import NodeId, Round
+from edl.wire.health import CheckHealth
 from edl.wire.messages import (
     Alarms,
     Depart,
@@ -130,6 +132,7 @@ def _tell_where(turn: AgentTurn) -> None:
         turn.say(NotLogged(turn.state.not_logged))
     if turn.state.alarms is not None:
         turn.say(Alarms(turn.state.alarms))
+    health.answer_again(turn)
     if turn.state.phase is AgentPhase.IDLE:
         turn.announce()
     elif turn.state.phase is AgentPhase.PREPARING:
@@ -183,6 +186,7 @@ def _heard(turn: AgentTurn, event: MasterSaid) -> None:
         return
     match event.message:
         case StartRound(world=world, reason=reason):
+            health.stop(turn)
             (independent if turn.state.independent else rounds).start(turn, world, reason)
         case StopRound() as order:
             (independent if turn.state.independent else rounds).stop(turn, order)
@@ -200,6 +204,8 @@ def _heard(turn: AgentTurn, event: MasterSaid) -> None:
             rounds.idle(turn)
             if save.commit:
                 turn.do(Write(save, reason))
+        case CheckHealth() as order:
+            health.ordered(turn, order)
         case UseSlots() as order:
             rounds.use_slots(turn, order)
         case Depart() | Dismissed() | Expelled() | Finish():
@@ -389,7 +395,7 @@ def _workers_stopped(turn: AgentTurn, event: WorkersStopped) -> None:
 
 
 def _fork_server_lost(turn: AgentTurn, event: ForkServerLost) -> None:
-    turn.set(warm=False)
+    turn.set(warm=False, health_order=None)
     if turn.state.phase in (AgentPhase.IDLE, AgentPhase.PREPARING):
         turn.set(phase=AgentPhase.WARMING)
     turn.log(f"the fork server has died ({event.reason}): starting another")
@@ -426,6 +432,7 @@ _HANDLERS: dict[type, Callable[[AgentTurn, Any], None]] = {
     Report: _report,
     SavesFlushed: _flushed,
     AlarmsChanged: _alarms_changed,
+    HealthProbed: health.probed,
     KeepingChanged: _keeping_changed,
     LoggingChanged: _logging_changed,
     WorkerFroze: _froze,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from edl.config import Timeouts
 from edl.types import Rank, Round
 from edl.wire.alarm import Alarm
+from edl.wire.health import CheckHealth, HealthChecked
 from edl.wire.messages import Attach
 from edl.wire.records import Failure, NodeInfo, World
 
@@ -197,6 +198,10 @@ class AgentState:
     """Why the output of this node's workers is not written to files."""
     alarms: tuple[Alarm, ...] | None = None
     """Alarms of this node's watchdogs; None: they have not looked yet, or there are none."""
+    health_order: CheckHealth | None = None
+    """Order of the probe that runs; None: none runs."""
+    health_answer: HealthChecked | None = None
+    """Result of the last probe."""
     unsent: tuple[Failure, ...] = ()
     """Failures of the current round; sent again at each attach until the round is stopped."""
     outcome: Outcome | None = None
