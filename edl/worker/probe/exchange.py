@@ -1,7 +1,7 @@
 """Exchanges data with other nodes over TCP: each side sends a block of known bytes, and both compare.
 
 Of two nodes, the one whose name comes first listens. Before anything else, both prove that they belong to the same
-check of the same job (``edl.wire.proof``). All exchanges of a node run at the same time, each in a thread; one that does
+check of the same job (``edl.wire.proof``). All exchanges of a node run at once, each in a thread; one that does
 not end in time fails.
 """
 
