@@ -162,12 +162,12 @@ def _apply_rules(turn: MasterTurn) -> None:
     for rule in rules:
         if turn.record.phase is Phase.RUNNING and not turn.held:
             rule(turn)
-    if turn.record.phase is Phase.RUNNING:
-        checking.consider(turn)
-        _prestart_checked(turn)
     if turn.record.phase is Phase.FORMING:
         incidents.add_held(turn)
         try_to_form(turn)
+    if turn.record.phase is Phase.RUNNING:
+        checking.consider(turn)
+        _prestart_checked(turn)
     if turn.record.outcome is None:
         alarms.settle(turn)
         dropping.tell(turn)
