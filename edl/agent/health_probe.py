@@ -13,7 +13,8 @@ from typing import Any, Protocol
 from edl.errors import ProtocolError, WorkerStartError
 from edl.types import NodeId
 from edl.wire import json_messages
-from edl.wire.health import PROBE_VARIABLE, CheckHealth, HealthChecked, ProbeOrder
+from edl.wire.health import CheckHealth, HealthChecked
+from edl.wire.health_records import PROBE_VARIABLE, ProbeOrder
 
 KILL_S = 2.0
 """Seconds that a killed probe may take to close its output."""

@@ -29,14 +29,8 @@ from edl.master.state import MasterState, NodeEntry, NodeStatus, Phase
 from edl.master.turn import MasterTurn
 from edl.rendezvous.phrases import count, listed, one_line
 from edl.types import Incarnation, NodeId
-from edl.wire.health import (
-    CheckHealth,
-    Fitness,
-    HealthChecked,
-    HealthPeer,
-    HealthVerdict,
-    HealthView,
-)
+from edl.wire.health import CheckHealth, HealthChecked, HealthPeer, HealthView
+from edl.wire.health_records import Fitness, HealthVerdict
 from edl.wire.records import Failure, NodeInfo
 
 MARGIN_S = 5.0
@@ -314,7 +308,7 @@ def _note(turn: MasterTurn, check: HealthCheck, verdicts: Sequence[HealthVerdict
 def _link_text(nodes: tuple[str, str], error: str, blamed: bool) -> str:
     a, b = nodes
     what = f"{a} and {b} cannot exchange data ({one_line(error)})"
-    return f"{what}, though both can with others" if blamed else f"{what}; it cannot be told which of them is faulty"
+    return f"{what}, though both can with others" if blamed else f"{what}; which of them is faulty is unknown"
 
 
 def _expire(turn: MasterTurn) -> None:

@@ -13,7 +13,7 @@ from edl.master.policies.slots import Dropped, Strike
 from edl.master.sizing import NO_SIZING, Departing, SeenRequest, Sizing
 from edl.types import Incarnation, NodeId, Round
 from edl.wire.alarm import Alarm
-from edl.wire.health import NO_HEALTH, HealthRecord
+from edl.wire.health_records import NO_HEALTH, HealthRecord
 from edl.wire.messages import Finish
 from edl.wire.purpose import Purpose
 from edl.wire.records import NO_SETTINGS, NO_STATE, Failure, Holding, NodeInfo, Settings, Version, World

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from edl.health.plan import Pairing
 from edl.job_records import HealthMode, HealthRules
 from edl.types import Incarnation, NodeId
-from edl.wire.health import Fitness, HealthChecked, HealthRecord, HealthSuspect, HealthVerdict
+from edl.wire.health import HealthChecked
+from edl.wire.health_records import Fitness, HealthRecord, HealthSuspect, HealthVerdict
 from edl.wire.records import NodeInfo
 
 KEPT = 256

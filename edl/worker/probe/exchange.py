@@ -19,7 +19,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from edl.types import NodeId
-from edl.wire.health import HealthPeer, LinkFinding, ProbeOrder
+from edl.wire.health import HealthPeer, LinkFinding
+from edl.wire.health_records import ProbeOrder
 from edl.wire.proof import CALLED, CALLER, NONCE_BYTES, PROOF_BYTES, draw, holds, prove
 
 BLOCK_BYTES = 16 << 20

@@ -13,7 +13,8 @@ from typing import cast
 
 from edl.health.readings import faults, remarks
 from edl.wire import json_messages
-from edl.wire.health import PROBE_VARIABLE, HealthChecked, LinkFinding, ProbeOrder, SlotFinding
+from edl.wire.health import HealthChecked, LinkFinding, SlotFinding
+from edl.wire.health_records import PROBE_VARIABLE, ProbeOrder
 from edl.worker.probe import nvml
 from edl.worker.probe.exchange import Exchanges
 from edl.worker.probe.plugins import run_plugins

@@ -16,15 +16,8 @@ from edl.master.policies.health import KEPT, with_suspect, with_verdicts
 from edl.master.state import Phase
 from edl.master.view import job_status
 from edl.types import Incarnation, NodeId, Rank, Round
-from edl.wire.health import (
-    NO_HEALTH,
-    CheckHealth,
-    Fitness,
-    HealthChecked,
-    HealthVerdict,
-    LinkFinding,
-    SlotFinding,
-)
+from edl.wire.health import CheckHealth, HealthChecked, LinkFinding, SlotFinding
+from edl.wire.health_records import NO_HEALTH, Fitness, HealthVerdict
 from edl.wire.messages import StartRound, WorkerFailed
 from edl.wire.records import Failure
 from tests.unit.edl.master.test_machine import Rule, info
@@ -134,7 +127,7 @@ def test_nobody_is_blamed_if_two_nodes_cannot_talk() -> None:
     rule.probe(deaf="b")
     rule.probe(deaf="b")
     assert rule.members == "ab"
-    assert rule.notes[0] == ("a and b cannot exchange data (timed out); it cannot be told which of them is faulty")
+    assert rule.notes[0] == ("a and b cannot exchange data (timed out); which of them is faulty is unknown")
 
 
 def test_a_job_that_cannot_go_on_without_a_faulty_node_waits_for_another() -> None:
