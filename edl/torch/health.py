@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from edl.worker.probe.product import SEEDS, WRONG, WrongProduct, timed
+from edl.worker.probe.product import SEEDS, WRONG, WrongProduct, largest_sum, timed
 
 GPU_FACTOR = 4
 """On a GPU the matrices have this many times as many rows."""
@@ -56,7 +56,9 @@ def _matrix(size: int, seed: int) -> torch.Tensor:
 
 
 def _verify(result: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> None:
-    whole = torch.nan_to_num(result).to(torch.int64)
+    if not bool((result.abs() <= largest_sum(len(result))).all()):
+        raise WrongProduct(f"{WRONG}: not numbers, or too large ones")
+    whole = result.to(torch.int64)
     if not torch.equal(whole.to(torch.float32), result):
         raise WrongProduct(f"{WRONG}: not whole numbers")
     weights = 7919 * torch.arange(len(result)) % 1_000_003 + 1

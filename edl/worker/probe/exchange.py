@@ -50,8 +50,12 @@ class Exchanges:
         self._order = ordered.order
         self._listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._listener.bind(("", ordered.order.port))
-        self._listener.listen(16)
+        try:
+            self._listener.bind(("", ordered.order.port))
+            self._listener.listen(16)
+        except OSError:
+            self._listener.close()
+            raise
         self._found: dict[str, LinkFinding] = {}
         self._changed = threading.Condition()
 

@@ -21,6 +21,11 @@ SEEDS = 3, 11
 WRONG = "wrong numbers in a matrix product"
 
 
+def largest_sum(size: int) -> int:
+    """Limit of the numbers in a product of matrices with ``size`` rows."""
+    return 64 * size
+
+
 class ProbedDevice(Protocol):
     """A device that multiplies matrices."""
 
@@ -66,7 +71,9 @@ def timed(multiply: Callable[[], Any], same: Callable[[Any], bool]) -> float:
 def verify(np: Any, result: Any, first: Any, second: Any) -> None:
     """Verify a product, given as an array in single precision, of two matrices of whole numbers. ``np``: numpy. Raises
     ``WrongProduct``."""
-    whole = np.nan_to_num(result).astype(np.int64)
+    if not bool((np.abs(result) <= largest_sum(len(result))).all()):
+        raise WrongProduct(f"{WRONG}: not numbers, or too large ones")
+    whole = result.astype(np.int64)
     if not np.array_equal(whole.astype(np.float32), result):
         raise WrongProduct(f"{WRONG}: not whole numbers")
     weights = 7919 * np.arange(len(result), dtype=np.int64) % 1_000_003 + 1
