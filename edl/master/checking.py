@@ -20,7 +20,7 @@ from edl.health.plan import (
     second_round,
 )
 from edl.health.signs import hardware_sign
-from edl.job_records import HealthMode, SlowNodes
+from edl.job_records import SlowNodes
 from edl.master import dropping
 from edl.master.events import Kind, Unfit
 from edl.master.policies import health as policy
@@ -50,7 +50,14 @@ def look_at_failure(turn: MasterTurn, entry: NodeEntry, failure: Failure) -> Non
 
 def suspect(turn: MasterTurn, info: NodeInfo, why: str) -> None:
     """Have a node checked before it takes part again, if checks after failures are on."""
-    if turn.spec.health.mode.on_failure and turn.record.phase is not Phase.ENDED:
+    if turn.spec.health.mode.on_failure:
+        request(turn, info, why)
+
+
+def request(turn: MasterTurn, info: NodeInfo, why: str) -> None:
+    """Have a node checked before it takes part again, whatever ``--health-check`` is: at once if it is outside the
+    world, else when its world ends. What was known about it no longer holds."""
+    if turn.record.phase is not Phase.ENDED:
         turn.write(health=policy.with_suspect(turn.record.health, info, one_line(why)[:LONGEST_WHY]))
 
 
@@ -100,7 +107,7 @@ def keep_going(turn: MasterTurn) -> None:
 
 def consider(turn: MasterTurn) -> None:
     """While a world runs: check nodes outside it that must be checked before they can join."""
-    if turn.spec.health.mode is HealthMode.OFF:
+    if not turn.checks_health:
         return
     waiting = turn.unchecked()
     if turn.health.check is not None or not waiting or turn.record.sizing.suspended or turn.record.done:
@@ -332,8 +339,6 @@ def _expire(turn: MasterTurn) -> None:
 def views(state: MasterState, now_s: float) -> tuple[HealthView, ...]:
     """What ``edl status`` shows of the nodes' health."""
     rules, record = state.spec.health, state.record.health
-    if rules.mode is HealthMode.OFF:
-        return ()
     check = state.health.check
     busy = set(check.due) if check is not None else set()
     found = [

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from edl.config import JobSpec, NodeRange
-from edl.job_records import HealthMode
 from edl.master.events import Decision, TellNode
 from edl.master.policies.slots import Dropped
 from edl.master.state import MasterState, NodeStatus, Phase, Record
@@ -42,7 +41,7 @@ def _unhealthy_members(before: Record, after: MasterState) -> Iterator[str]:
     the world was formed."""
     record, mode, earlier = after.record, after.spec.health.mode, before.world
     verdicts = {one.incarnation: one for one in record.health.verdicts}
-    suspects = {one.node for one in record.health.suspects} if mode is not HealthMode.OFF else set()
+    suspects = {one.node for one in record.health.suspects}
     for member in record.world.members if record.world is not None else ():
         verdict = verdicts.get(member.incarnation)
         there = earlier.member(member.node) if earlier is not None else None

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from edl.config import JobSpec
-from edl.job_records import HealthMode
 from edl.master import alarms, autoscaling, away, checking, dropping, incidents, planning, resizing
 from edl.master.events import (
     Decision,
@@ -176,7 +175,7 @@ def _apply_rules(turn: MasterTurn) -> None:
 
 def _prestart_checked(turn: MasterTurn) -> None:
     """Let new nodes that have passed their health check start workers ahead, as others do when they are ready."""
-    if turn.spec.health.mode is HealthMode.OFF or not turn.record.rejoins:
+    if not (turn.checks_health and turn.record.rejoins):
         return
     for entry in turn.ready():
         if turn.member(entry) is None and not (entry.parked or entry.prestarted or entry.idled):

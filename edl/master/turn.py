@@ -138,14 +138,20 @@ class MasterTurn:
 
     def unchecked(self) -> list[NodeEntry]:
         """Nodes that the next world can have once their health has been checked."""
+        if not self.checks_health:
+            return []
         return [entry for entry in self.free() if self.must_be_checked(entry) and not self.excluded(entry)]
 
     def must_be_checked(self, entry: NodeEntry) -> bool:
         """Whether a node's health must be checked before it is in a world again."""
-        rules = self.spec.health
-        if rules.mode is HealthMode.OFF:
+        if not self.checks_health:
             return False
-        return bool(self.known_health.why_due(entry.info, rules, member=self.member(entry) is not None))
+        return bool(self.known_health.why_due(entry.info, self.spec.health, member=self.member(entry) is not None))
+
+    @property
+    def checks_health(self) -> bool:
+        """Whether a node may have to be checked: checks are on, or one was requested."""
+        return self.spec.health.mode is not HealthMode.OFF or not self.known_health.empty
 
     @property
     def known_health(self) -> KnownHealth:

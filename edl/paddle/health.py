@@ -41,7 +41,7 @@ class PaddleDevice:
         a, b = (paddle.to_tensor(one.astype("float32"), place=self._place) for one in (first, second))
 
         def multiply() -> Any:
-            found = paddle.matmul(a, b)
+            found = a @ b
             if self._gpu:
                 paddle.device.cuda.synchronize(self._place)
             return found

@@ -69,7 +69,7 @@ HEALTH = (
         "--health-probe",
         written_default="",
         repeated=True,
-        parse=probes_from,  # type: ignore[arg-type]
+        parse=probes_from,
         metavar="MODULE:FUNCTION",
         help=(
             "A [probe of your own](health-check.md#your-own-probes) that is part of the check of this node. May be "

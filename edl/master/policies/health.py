@@ -57,6 +57,8 @@ class KnownHealth:
 
     def __init__(self, record: HealthRecord) -> None:
         self.record = record
+        self.empty = not (record.verdicts or record.suspects)
+        """Whether nothing is known."""
         self._verdicts = {one.node: one for one in record.verdicts}
         self._suspects = {one.node: one for one in record.suspects}
         self._hosts = {one.host: one.why for one in record.suspects}
@@ -75,12 +77,10 @@ class KnownHealth:
     def why_due(self, info: NodeInfo, rules: HealthRules, *, member: bool) -> str:
         """Why a node must be checked before it is in the next world; empty: it need not be. ``member``: whether it is
         in the last world."""
-        if rules.mode is HealthMode.OFF:
-            return ""
         suspect = self._suspects.get(info.node)
         if suspect is not None:
             return suspect.why
-        if member or self.verdict(info) is not None:
+        if rules.mode is HealthMode.OFF or member or self.verdict(info) is not None:
             return ""
         if info.host in self._hosts:
             return self._hosts[info.host]

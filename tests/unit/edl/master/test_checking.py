@@ -10,10 +10,11 @@ import pytest
 from edl.config import FaultTolerance, NodeRange
 from edl.job_records import HealthMode, HealthRules, SlowNodes
 from edl.master import events as ev
-from edl.master.checking import MARGIN_S
+from edl.master.checking import MARGIN_S, request
 from edl.master.machine import take_over
 from edl.master.policies.health import KEPT, with_suspect, with_verdicts
 from edl.master.state import Phase
+from edl.master.turn import MasterTurn
 from edl.master.view import job_status
 from edl.types import Incarnation, NodeId, Rank, Round
 from edl.wire.health import CheckHealth, HealthChecked, LinkFinding, SlotFinding
@@ -283,6 +284,21 @@ def test_a_launcher_that_was_killed_is_no_suspect() -> None:
     rule.feed(ev.NodeDetached(NodeId("b"), info("b").incarnation))
     rule.feed(ev.NodeRefused(NodeId("b"), info("b").incarnation))
     assert not rule.state.record.health.suspects
+
+
+def test_a_check_can_be_requested_even_if_checks_are_off() -> None:
+    rule = Checked(NodeRange(1, 3), HealthRules())
+    rule.join("a", "b", "c")
+    turn = MasterTurn(rule.state, rule.now_s)
+    request(turn, info("b"), "its steps take twice as long")
+    rule.state = turn.decision().state
+    assert rule.state.record.phase is Phase.RUNNING
+    rule.fail("a")
+    for name in "abc":
+        rule.ready(name, seen=1)
+    assert rule.orders["b"].reason == "its steps take twice as long"
+    rule.probe({"b": "wrong numbers"})
+    assert rule.members == "ac"
 
 
 # --- Masters come and go ---------------------------------------------------------------------------------------------
