@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from edl.errors import SettingError
-from edl.job_records import DataFiles, SchedulerChoice, SizeOwner, StragglerRules, Training
+from edl.job_records import DataFiles, HealthRules, SchedulerChoice, SizeOwner, StragglerRules, Training
 from edl.types import JobId
 
 MAX_NODES = 100_000
@@ -394,6 +394,7 @@ class JobSpec:
     """Seconds from one resize to the next."""
     autoscale: AutoscaleRules = field(default_factory=AutoscaleRules)
     slots: SlotRules = field(default_factory=SlotRules)
+    health: HealthRules = field(default_factory=HealthRules)
     replicas: Replicas = field(default_factory=Replicas)
     verify: VerifyRules = field(default_factory=VerifyRules)
     stragglers: StragglerRules = field(default_factory=StragglerRules)

@@ -169,3 +169,69 @@ class SchedulerChoice:
         if not self.target:
             return self.kind
         return f"{self.kind}{':' if self.kind in WITH_COLON else '/'}{self.target}"
+
+
+# --- health ----------------------------------------------------------------------------------------------------------
+
+
+class HealthMode(enum.Enum):
+    """When nodes are checked."""
+
+    OFF = "off"
+    JOIN = "join"
+    """Before a node takes part for the first time."""
+    FAILURE = "failure"
+    """After a failure that looks like defective hardware."""
+    BOTH = "both"
+
+    @property
+    def on_join(self) -> bool:
+        """Whether new nodes are checked."""
+        return self in (HealthMode.JOIN, HealthMode.BOTH)
+
+    @property
+    def on_failure(self) -> bool:
+        """Whether nodes are checked after failures."""
+        return self in (HealthMode.FAILURE, HealthMode.BOTH)
+
+
+class SlowNodes(enum.Enum):
+    """What happens to a node that a check finds slow."""
+
+    REPORT = "report"
+    EXCLUDE = "exclude"
+    """It is kept out, provided that the job can do without it."""
+
+
+LARGEST_PRODUCT = 1 << 16
+"""Most rows of the matrices of a health check: at this size each has 16 GiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class HealthRules:
+    """When nodes are checked, how, and for how long the result holds."""
+
+    mode: HealthMode = HealthMode.OFF
+    timeout_s: float = 60.0
+    """Seconds that one probe of a node may take; a check has one or two."""
+    size: int = 2048
+    """Rows of the matrices that are multiplied."""
+    slow: SlowNodes = SlowNodes.REPORT
+    factor: float = 2.0
+    """A node is slow if it takes more than this many times as long as others of its kind."""
+    expiry_s: float = 86400.0
+    """Seconds after which a verdict no longer holds; 0: it holds as long as the launcher lives."""
+
+    def __post_init__(self) -> None:
+        if not 16 <= self.size <= LARGEST_PRODUCT:
+            raise SettingError("--health-check-size", self.size, f"must be from 16 to {LARGEST_PRODUCT}")
+        if not (self.factor > 1 and math.isfinite(self.factor)):
+            raise SettingError(
+                "--health-check-factor", f"{self.factor:g}", "must be more than 1, and finite", "Such as 2"
+            )
+        if not (self.timeout_s > 0 and math.isfinite(self.timeout_s)):
+            raise SettingError("--health-check-timeout", f"{self.timeout_s:g}", "must be more than 0, and finite")
+        if not (self.expiry_s >= 0 and math.isfinite(self.expiry_s)):
+            raise SettingError(
+                "--health-check-expiry", f"{self.expiry_s:g}", "must be 0 or more, and finite", "0: it never expires"
+            )

@@ -26,6 +26,7 @@ from edl.errors import ProtocolError, StarterLost, WorkerStartError
 from edl.ports import CommandKind, WorkerCommand
 from edl.wire.fork_server import (
     LARGEST_BYTES,
+    PROBE,
     Dump,
     Entitled,
     Forward,
@@ -54,6 +55,7 @@ from edl.wire.process_events import (
 )
 
 _MODULE = "edl.worker.fork_server"
+_PROBE_MODULE = "edl.worker.probe.main"
 _EXIT_TIMEOUT_S = 12.0
 """Seconds that the fork server gets to kill and reap its children before it is killed itself."""
 _SHORT_EXIT_TIMEOUT_S = 1.0
@@ -176,8 +178,15 @@ class ForkServerProcesses:
         """Start a worker; see ``Processes.spawn``. The worker's events are queued after this call has its pid."""
         command = self._command
         arguments = with_macros(command.arguments, local_rank)
-        order = WorkerOrder(command.kind.value, command.target, arguments, environment, cores=cores)
         self._mark = environment.get(AGENT_VARIABLE, "")
+        order = WorkerOrder(command.kind.value, command.target, arguments, environment, cores=cores)
+        return await self._started(order, stdout, stderr)
+
+    async def spawn_probe(self, environment: dict[str, str], stdout: int, stderr: int) -> int:
+        """Start the probe of a health check, like a worker; returns its pid. Raises ``WorkerStartError``."""
+        return await self._started(WorkerOrder(PROBE, _PROBE_MODULE, (), environment), stdout, stderr)
+
+    async def _started(self, order: WorkerOrder, stdout: int, stderr: int) -> int:
         number = next(self._ids)
         answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,6 +13,7 @@ from edl.agent.workers.hang import Watched
 from edl.agent.workers.hang_shell import HangSources
 from edl.ports import Clock, RunState
 from edl.types import FencingToken, Round
+from edl.wire.health import CheckHealth, HealthChecked
 from edl.wire.local import Seat, StepTimes, ToWorker
 from edl.wire.messages import AgentMessage, KeepWith, MasterMessage, ServiceFromWorker, ServiceToWorker
 from edl.wire.process_events import ProcessEvent
@@ -262,6 +263,8 @@ class AgentDeps:
     """Most seconds that the end of the job waits until saved commits are written."""
     switches: SwitchFiles | None = None
     """The request files for a checkpoint in the checkpoint directory, if there is one."""
+    health: Callable[[CheckHealth], Awaitable[HealthChecked | None]] | None = None
+    """Probes this node; None: it cannot. See ``edl.agent.health_probe``."""
     synced: SyncedFiles | None = None
     """Directories whose newest files workers wait for; None: there are none."""
     run_states: Callable[[Collection[int]], Mapping[int, RunState]] | None = None

@@ -28,6 +28,7 @@ from edl.errors import EdlError, StoreUnavailable
 from edl.exit_codes import ExitCode
 from edl.tasks import BackgroundTasks, Backoff, Timer, end
 from edl.types import FencingToken, Round
+from edl.wire.health import CheckHealth
 from edl.wire.messages import (
     AgentMessage,
     Attach,
@@ -88,6 +89,8 @@ class AgentShell:
         self._saving_last = False
         """The newest commit is being written before the launcher exits."""
         self._warming: Awaitable[str] | None = deps.warming
+        self._probing: asyncio.Future[None] | None = None
+        """The health probe that runs."""
         self._held = (
             HeldStarts(deps.synced, self._events.put_nowait, self._task_failed) if deps.synced is not None else None
         )
@@ -159,6 +162,11 @@ class AgentShell:
                     self._background.begin(self._register())
                 case ev.WakeAt(at_s):
                     wakes.append(at_s)
+                case ev.ProbeHealth(order):
+                    self._stop_probe()
+                    self._probing = asyncio.ensure_future(self._probe(order))
+                case ev.StopProbe():
+                    self._stop_probe()
                 case ev.Log(text):
                     self._deps.log(text)
                 case ev.Exit(outcome):
@@ -270,6 +278,15 @@ class AgentShell:
         if isinstance(message, Attach) and self._master is not None:
             self._introduced = self._stream
             self._worker_server.reattached(self._master[2])
+
+    async def _probe(self, order: CheckHealth) -> None:
+        found = await self._deps.health(order) if self._deps.health is not None else None
+        self.post(ev.HealthProbed(order.number, order.stage, found))
+
+    def _stop_probe(self) -> None:
+        if self._probing is not None:
+            self._probing.cancel()
+            self._probing = None
 
     def _relay(self, said: ServiceFromWorker) -> None:
         """Pass a worker's message to a service of the Master if this node is attached. Otherwise drop it: the worker
@@ -515,6 +532,7 @@ class AgentShell:
 
     def _let_go(self) -> None:
         self._timer.set(None)
+        self._stop_probe()
         self._ports.release()
         self._worker_server.close()
         self._background.drop()

@@ -15,7 +15,8 @@ from edl.agent.failure_report import failure_text
 from edl.arithmetic.hyper import describe
 from edl.cli.node_text import kind_of, pace_of, ranks_of, rate_text, samples_text, step_text
 from edl.master.alarms import described
-from edl.rendezvous.phrases import goodput, lines_of, one_line
+from edl.rendezvous.phrases import duration, goodput, lines_of, one_line
+from edl.wire.health import HealthView
 from edl.wire.records import Version
 from edl.wire.scale_requests import ScaleView
 from edl.wire.status import DroppedSlot, HistoryEntry, JobStatus, NodeView
@@ -79,6 +80,7 @@ def _lines(status: JobStatus) -> list[str]:
     lines += [f"Warning: {text}" for text in status.warnings]
     lines += [f"Alarm ({alarm.severity}): {described(alarm, alarm.text)}" for alarm in status.alarms]
     lines += hang_lines(status)
+    lines += [health_line(one) for one in status.health if one.state != "good" or one.why]
     if status.settings.number:
         lines.append(f"Settings {status.settings.number}: {describe(status.settings)}")
     if status.boundary:
@@ -122,6 +124,14 @@ def hang_lines(status: JobStatus) -> list[str]:
     limits = sorted(node.hang_limit_s for node in nodes)
     span = f"{limits[0]:.0f} s" if limits[0] == limits[-1] else f"{limits[0]:.0f} to {limits[-1]:.0f} s"
     return [f"Hang detection: after {span} without progress, as learnt from this job (--hang-timeout=auto)"]
+
+
+def health_line(one: HealthView) -> str:
+    """The health of one node: what is known, and until when."""
+    why = f": {one.why}" if one.why else ""
+    out = "kept out, " if one.excluded and one.state not in ("checking", "due") else ""
+    until = f" (checked again in {duration(one.expires_s)})" if one.excluded and one.expires_s else ""
+    return f"Health of {one.node}: {out}{one.state}{why}{until}"
 
 
 def _dropped(one: DroppedSlot) -> str:

@@ -25,7 +25,7 @@ from edl.config import (
     parse_nnodes,
 )
 from edl.errors import SettingError
-from edl.job_records import DataFiles, SchedulerChoice, StragglerRules
+from edl.job_records import DataFiles, HealthRules, SchedulerChoice, StragglerRules
 from edl.launch.data_option import data_sets, functions_from
 from edl.launch.denylist_options import denylist_from, host_id_from
 from edl.launch.effective_options import effective
@@ -130,6 +130,7 @@ def _launch_settings(resolved: ResolvedOptions, sizes: Sizes, invocation: Invoca
         http=http,
         leave=leave,
         limits=value("watch", options),
+        health_probes=value("health_probe", options),
         notify=notify,
         report=ReportSettings(
             env.get("TORCHELASTIC_ERROR_FILE", ""), invocation.report_file, options["exit_code"] == "worker"
@@ -181,6 +182,7 @@ def _spec(
         scheduler=scheduler,
         autoscale=_autoscale(options, sizes.nodes),
         slots=record(SlotRules, options),
+        health=record(HealthRules, options),
         replicas=replicas,
         verify=record(VerifyRules, options),
         stragglers=record(StragglerRules, options),

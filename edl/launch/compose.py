@@ -37,6 +37,7 @@ from edl.adapters.run_states import run_states
 from edl.adapters.system_threads import SYSTEM_THREADS
 from edl.adapters.transport import Connection, MasterServer, refuses
 from edl.agent.deps import AgentDeps
+from edl.agent.health_probe import HealthProbe, ProbeSettings
 from edl.agent.machine.events import AlarmsChanged
 from edl.agent.machine.state import AgentState
 from edl.agent.shell import AgentShell
@@ -448,6 +449,23 @@ def _lines(
     return lambda token, listener: master_lines.HelperLines(deps, token, listener)
 
 
+def _health_probe(
+    settings: LaunchSettings, deps: _NodeDeps, processes: ForkServerProcesses, base: Mapping[str, str]
+) -> HealthProbe:
+    """The probe of this node for health checks. ``base``: the workers' environment."""
+    slots, token = settings.slots + settings.spare_slots, deps.registration.token
+    return HealthProbe(
+        processes,
+        ProbeSettings(
+            deps.info.node,
+            slots,
+            fork_server_environment(base, settings.slots),
+            lambda number: hashlib.sha256(f"health check {number} {token}".encode()).hexdigest(),
+            settings.health_probes,
+        ),
+    )
+
+
 def _agent(
     settings: LaunchSettings,
     deps: _NodeDeps,
@@ -497,6 +515,7 @@ def _agent(
             switches=deps.switches,
             save_timeout_s=settings.state.save_timeout_s,
             synced=deps.synced,
+            health=_health_probe(settings, deps, processes, base).probe,
         ),
         AgentState(
             deps.info,

@@ -285,6 +285,8 @@ class LaunchSettings:
     leave: LeaveSettings = LeaveSettings()
     limits: WatchLimits = DEFAULT_LIMITS
     """Limits of the watchdogs."""
+    health_probes: tuple[str, ...] = ()
+    """The user's own probes of this node (``--health-probe``), as ``module:function``."""
     notify: NotifySettings = NO_NOTIFICATIONS
     report: ReportSettings = ReportSettings()
     arguments: tuple[str, ...] = ()

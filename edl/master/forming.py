@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from edl.config import FaultTolerance
 from edl.exit_codes import ExitCode
-from edl.master import away, denylist, dropping, hyper
+from edl.master import away, checking, denylist, dropping, hyper
 from edl.master.events import Kind
 from edl.master.restoring import Load, Restore, Unusable, choose, newest_in_memory
 from edl.master.state import NodeEntry, NodeStatus, Phase
@@ -124,22 +124,26 @@ def try_to_form(turn: MasterTurn) -> None:
         _rest(turn)
         return
     dropping.judge(turn)
-    ready = turn.ready()
+    ready, unchecked = turn.ready(), turn.unchecked()
     previous = turn.record.world.members if turn.record.world else ()
-    size = turn.next_size(len(ready))
+    size = turn.next_size(len(ready) + len(unchecked))
     if size.nodes == 0:
         dismiss(turn, "too few nodes are left for a world without this one", needed=True)
-        kept_out = [entry for entry in turn.free() if turn.record.sizing.excludes(entry.info.node)]
-        also = f", {names(kept_out)} cordoned (edl uncordon)" if kept_out else ""
-        isolated = [entry for entry in turn.free() if denylist.isolated(turn, entry.info)]
-        also += f", {names(isolated)} on the denylist (edl denylist)" if isolated else ""
+        cordoned = [entry for entry in turn.free() if turn.record.sizing.excludes(entry.info.node)]
+        faulty = [entry for entry in turn.free() if turn.known_health.is_kept_out(entry.info)]
+        denied = [entry for entry in turn.free() if denylist.isolated(turn, entry.info)]
+        also = f", {names(cordoned)} cordoned (edl uncordon)" if cordoned else ""
+        also += f", {names(faulty)} kept out by the health check" if faulty else ""
+        also += f", {names(denied)} on the denylist (edl denylist)" if denied else ""
         _wait_for_nodes(turn, size.reason + also)
     elif turn.now_s < turn.forming_since_s + pause_s(turn):
         turn.reason = f"{turn.record.reason}; the last {turn.quick} worlds failed at once: pausing before the next one"
         turn.wake_at(turn.forming_since_s + pause_s(turn))
     elif not _grace_is_over(turn, size.nodes):
         turn.reason = f"{size.reason}; giving others {turn.spec.timeouts.join_grace_s:g} s to join the first world"
-    else:
+    elif not checking.holds_up(turn, unchecked, turn.next_size(len(ready)).nodes):
+        checking.abandon(turn)
+        size = turn.next_size(len(ready))
         why = NextSize(size.nodes, "; ".join([size.reason, *dropping.drops_since_last_world(turn)]))
         _form_with_state(turn, ready, [member.node for member in previous], why)
 

@@ -7,6 +7,7 @@ exiting, and the cause would be recorded nowhere.
 
 from __future__ import annotations
 
+from edl.master import checking
 from edl.master.events import Kind
 from edl.master.forming import interrupt, stop_world
 from edl.master.state import NodeEntry, Phase
@@ -35,6 +36,7 @@ def worker_failed(turn: MasterTurn, entry: NodeEntry, message: WorkerFailed) -> 
     known = failure in turn.held or failure in turn.record.failures
     if failure.round != turn.record.round or turn.member(entry) is None or known:
         return
+    checking.look_at_failure(turn, entry, failure)
     if turn.record.phase is Phase.FORMING:
         _add(turn, failure, planned_for_it=entry.draining)
         return

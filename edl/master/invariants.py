@@ -36,6 +36,24 @@ def formed_violations(record: Record, spec: NodeRange) -> Iterator[str]:
             yield f"round {world.round} has {member.node}, which is to leave"
 
 
+def _unhealthy_members(before: Record, after: MasterState) -> Iterator[str]:
+    """Members of a newly formed world that should have been kept out or checked first. ``before``: the record before
+    the world was formed."""
+    record, mode, earlier = after.record, after.spec.health.mode, before.world
+    verdicts = {one.incarnation: one for one in record.health.verdicts}
+    suspects = {one.node for one in record.health.suspects}
+    for member in record.world.members if record.world is not None else ():
+        verdict = verdicts.get(member.incarnation)
+        there = earlier.member(member.node) if earlier is not None else None
+        new = there is None or there.incarnation != member.incarnation
+        if verdict is not None and verdict.excluded:
+            yield f"round {record.round} has {member.node}, which is {verdict.fitness.value}: {verdict.why}"
+        if member.node in suspects:
+            yield f"round {record.round} has {member.node}, which must be checked first"
+        if mode.on_join and new and verdict is None:
+            yield f"round {record.round} has {member.node}, which has not been checked"
+
+
 def _is_in(one: Dropped, member: Member, slot: int) -> bool:
     """Whether a drop is about this slot. Only drops without a known device are compared, because devices may move."""
     return not one.device and one.node == member.node and one.slot == slot
@@ -96,6 +114,7 @@ def step_violations(before: MasterState, decision: Decision) -> Iterator[str]:
     yield from state_violations(after)
     if after.record.round > before.record.round:
         yield from formed_violations(after.record, after.spec.nodes)
+        yield from _unhealthy_members(before.record, after)
     was, now = before.record.sizing, after.record.sizing
     if now.generation < was.generation or (now.generation == was.generation and replace(now, fact=was.fact) != was):
         yield f"what is wanted went from {was} to {now}"

@@ -12,7 +12,18 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any
 
 from edl.config import JobSpec
-from edl.master import alarms, autoscaling, away, denylist, dropping, incidents, planning, resizing, straggling
+from edl.master import (
+    alarms,
+    autoscaling,
+    away,
+    checking,
+    denylist,
+    dropping,
+    incidents,
+    planning,
+    resizing,
+    straggling,
+)
 from edl.master.events import (
     Decision,
     DenylistChanged,
@@ -48,6 +59,7 @@ from edl.master.state import Flaw, MasterState, NodeEntry, NodeStatus, Phase, Re
 from edl.master.turn import MasterTurn
 from edl.rendezvous.phrases import count
 from edl.types import Incarnation, NodeId, Round
+from edl.wire.health import HealthChecked
 from edl.wire.messages import (
     Alarms,
     Asked,
@@ -151,6 +163,7 @@ def _apply_rules(turn: MasterTurn) -> None:
         return
     resizing.depart(turn)
     dropping.come_back(turn)
+    checking.keep_going(turn)
     if turn.record.phase is Phase.RUNNING:
         incidents.look_for_cause(turn)
     rules = (
@@ -169,11 +182,23 @@ def _apply_rules(turn: MasterTurn) -> None:
     if turn.record.phase is Phase.FORMING:
         incidents.add_held(turn)
         try_to_form(turn)
+    if turn.record.phase is Phase.RUNNING:
+        checking.consider(turn)
+        _prestart_checked(turn)
     if turn.record.outcome is None:
         alarms.settle(turn)
         straggling.settle(turn)
         dropping.tell(turn)
         resizing.observe(turn)
+
+
+def _prestart_checked(turn: MasterTurn) -> None:
+    """Let new nodes that have passed their health check start workers ahead, as others do when they are ready."""
+    if not (turn.checks_health and turn.record.rejoins):
+        return
+    for entry in turn.ready():
+        if turn.member(entry) is None and not (entry.parked or entry.prestarted or entry.idled):
+            prestart(turn, entry)
 
 
 # --- nodes join and leave --------------------------------------------------------------------------------------------
@@ -278,6 +303,8 @@ def _expired(turn: MasterTurn, event: NodeExpired) -> None:
     if entry is None:
         return
     leaving = entry.status is NodeStatus.LEAVING
+    if not leaving:
+        checking.suspect(turn, entry.info, "it went silent")
     _lost(turn, entry, "left" if leaving else f"silent for {turn.spec.timeouts.lease_ttl_s:g} s (lease ended)")
 
 
@@ -375,13 +402,15 @@ def _ready(turn: MasterTurn, entry: NodeEntry, ready: Ready) -> None:
         stored_sharded=sharded,
         refused=ready.refused,
     )
+    checking.ask_again(turn, entry)
+    unchecked = turn.member(entry) is None and turn.must_be_checked(entry)
     if ready.stopped_itself:
         _refund_if_consequence(turn, entry)
     if running_here:
         stop_world(turn, f"node {entry.info.node} has stopped its workers")
     elif turn.record.sizing.suspended:
         pass  # a suspended job keeps no waiting workers
-    elif turn.record.rejoins and not (ready.parked or entry.prestarted or entry.draining):
+    elif turn.record.rejoins and not (ready.parked or entry.prestarted or entry.draining or unchecked):
         prestart(turn, entry)
     elif newcomer:
         waits = ", its workers wait" if ready.parked else ""
@@ -523,6 +552,7 @@ MESSAGE_HANDLERS: dict[type, Callable[[MasterTurn, NodeEntry, Any], None]] = {
     NotKept: planning.not_kept,
     NotLogged: planning.not_kept,
     Alarms: alarms.reported,
+    HealthChecked: checking.reported,
     Leaving: _leaving,
 }
 """What handles each message in ``NodeSaid``."""

@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 
 from edl.config import HyperPolicy, JobSpec
 from edl.master.policies.autoscale import NO_MEMORY, NOTHING_LEARNT, AutoscaleMemory, Learnt
+from edl.master.policies.health import NO_CHECKS, HealthMemory
 from edl.master.policies.slots import Dropped, Strike
 from edl.master.sizing import NO_SIZING, Departing, SeenRequest, Sizing
 from edl.stragglers.memory import NO_WINDOWS, StragglerMemory
 from edl.types import Incarnation, NodeId, Round
 from edl.wire.alarm import Alarm
 from edl.wire.denylist import DenylistEntry
+from edl.wire.health_records import NO_HEALTH, HealthRecord
 from edl.wire.messages import Finish, Hanging, HangLimit
 from edl.wire.purpose import Purpose
 from edl.wire.rank_pace import RankPace
@@ -155,6 +157,8 @@ class Record:
     """Dropped slots of all nodes."""
     judged: bool = False
     """Whether the last world's end has been taken into account for strikes."""
+    health: HealthRecord = NO_HEALTH
+    """Verdicts of health checks, and nodes that must be checked."""
     away: tuple[Away, ...] = ()
     """Nodes that were lost or have left, and have not returned; the latest last."""
 
@@ -298,5 +302,7 @@ class MasterState:
     """The autoscale policy's current measurement."""
     straggling: StragglerMemory = NO_WINDOWS
     """What has been measured of the ranks in this round."""
+    health: HealthMemory = NO_CHECKS
+    """The health check in progress, and times of verdicts."""
     reason: str = ""
     """The reason of the last step, shown by ``edl status``."""

@@ -9,8 +9,10 @@ import dataclasses
 from typing import Any
 
 from edl.config import NodeRange
+from edl.job_records import HealthMode
 from edl.master.events import Conclude, Decision, Effect, HistoryNote, Kind, Probe, Revoke, TellNode, WakeAt
 from edl.master.policies import slots
+from edl.master.policies.health import KnownHealth
 from edl.master.state import MasterState, NodeEntry, NodeStatus, Phase, Record
 from edl.rendezvous.rules import NextSize, next_size
 from edl.types import Incarnation, NodeId
@@ -50,12 +52,14 @@ class MasterTurn:
         self.unwritten = state.unwritten
         self.scaling = state.scaling
         self.straggling = state.straggling
+        self.health = state.health
         self.reason = state.reason
         self.effects: list[Effect] = []
         self._excluding: Record | None = None
         """The record from which ``_departing`` and ``_cordoned`` were computed."""
         self._departing: set[tuple[NodeId, Incarnation]] = set()
         self._cordoned: set[NodeId] = set()
+        self._known_health: KnownHealth | None = None
 
     def decision(self) -> Decision:
         """The result of this step."""
@@ -87,6 +91,7 @@ class MasterTurn:
             unwritten=self.unwritten,
             scaling=self.scaling,
             straggling=self.straggling,
+            health=self.health,
             reason=self.reason,
         )
         return Decision(state, tuple(self.effects), self.reason)
@@ -133,21 +138,46 @@ class MasterTurn:
 
     def ready(self) -> list[NodeEntry]:
         """Nodes that the next world can have now."""
-        return [entry for entry in self.free() if not self.excluded(entry)]
+        return [entry for entry in self.free() if not (self.excluded(entry) or self.must_be_checked(entry))]
+
+    def unchecked(self) -> list[NodeEntry]:
+        """Nodes that the next world can have once their health has been checked."""
+        if not self.checks_health:
+            return []
+        return [entry for entry in self.free() if self.must_be_checked(entry) and not self.excluded(entry)]
+
+    def must_be_checked(self, entry: NodeEntry) -> bool:
+        """Whether a node's health must be checked before it is in a world again."""
+        if not self.checks_health:
+            return False
+        return bool(self.known_health.why_due(entry.info, self.spec.health, member=self.member(entry) is not None))
+
+    @property
+    def checks_health(self) -> bool:
+        """Whether a node may have to be checked: checks are on, or one was requested."""
+        return self.spec.health.mode is not HealthMode.OFF or not self.known_health.empty
+
+    @property
+    def known_health(self) -> KnownHealth:
+        """What is known about the nodes' health."""
+        known = self._known_health
+        if known is None or known.record is not self.record.health:
+            known = self._known_health = KnownHealth(self.record.health)
+        return known
 
     def places(self, entry: NodeEntry) -> tuple[int, ...]:
         """The slots of a node that the next world's workers use; empty: all are dropped."""
         return slots.places(self.record.dropped, entry.info, self.spec.replicas)
 
     def excluded(self, entry: NodeEntry) -> bool:
-        """Whether a node is kept out of the next world: cordoned, departing, or without a usable slot."""
+        """Whether a node is kept out of the next world: cordoned, departing, faulty, or without a usable slot."""
         if self._excluding is not self.record:  # computed once per record: there may be hundreds of both
             self._excluding = self.record
             self._departing = {(one.node, one.incarnation) for one in self.record.departing}
             self._cordoned = {one.node for one in self.record.sizing.cordoned}
         info = entry.info
         leaves_out = info.node in self._cordoned or (info.node, info.incarnation) in self._departing
-        return leaves_out or not self.places(entry)
+        return leaves_out or not self.places(entry) or self.known_health.is_kept_out(info)
 
     def members(self) -> list[NodeEntry]:
         """The entries of the recorded world's members that still exist, in the world's order."""

@@ -6,9 +6,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from edl.master import autoscaling, hyper, resizing
+from edl.master import autoscaling, checking, hyper, resizing
 from edl.master.events import Kind
 from edl.master.policies import slots
+from edl.master.policies.health import KnownHealth
 from edl.master.state import Agreement, MasterState, NodeEntry, NodeStatus, Phase, Record
 from edl.master.turn import MasterTurn
 from edl.rendezvous.parting import need_s
@@ -33,6 +34,7 @@ def job_status(
     """Everything that ``edl status`` shows. ``history``: the whole history. ``revision``: store revision of the size.
     ``now_s``: the Master's clock."""
     record = state.record
+    known = KnownHealth(record.health)
     saved = max((entry.stored for entry in state.nodes.values()), default=NO_STATE)
     return JobStatus(
         job=state.spec.job,
@@ -46,7 +48,7 @@ def job_status(
         restarts_allowed=state.spec.max_restarts,
         master=master,
         nodes=tuple(
-            _node_view(entry, record, cordoned=_is_out(entry, state))
+            _node_view(entry, record, out=_why_out(entry, state, known))
             for entry in sorted(state.nodes.values(), key=lambda entry: _order(entry, record.world))
         ),
         history=history[-SHOWN:],
@@ -61,6 +63,7 @@ def job_status(
         warnings=_warnings(state),
         alarms=record.alarms,
         hang_timeout="" if state.spec.independent else str(state.spec.timeouts.hang),
+        health=checking.views(state, now_s),
         settings=record.settings,
         scale=_scale(state, revision, now_s),
         dropped=tuple(
@@ -83,11 +86,17 @@ def _warnings(state: MasterState) -> tuple[str, ...]:
     return tuple(text for text in (state.unwritten[1], *unkept, *unlogged) if text)
 
 
-def _is_out(entry: NodeEntry, state: MasterState) -> bool:
-    """Whether a node is shown as cordoned: it is, or it has no usable slot."""
-    record = state.record
-    bare = not slots.places(record.dropped, entry.info, state.spec.replicas)
-    return record.sizing.excludes(entry.info.node) or bare
+def _why_out(entry: NodeEntry, state: MasterState, known: KnownHealth) -> str:
+    """The state of a node that takes no part: ``cordoned``, also if it has no usable slot, or what a health check has
+    found; empty: it may take part."""
+    record, info = state.record, entry.info
+    if record.sizing.excludes(info.node) or not slots.places(record.dropped, info, state.spec.replicas):
+        return "cordoned"
+    check = state.health.check
+    if check is not None and info.node in check.due and entry.status is NodeStatus.READY:
+        return "checking"
+    verdict = known.verdict(info)
+    return verdict.fitness.value if verdict is not None and verdict.excluded else ""
 
 
 def _phase(record: Record) -> str:
@@ -134,14 +143,14 @@ def _position(entry: NodeEntry, world: World | None) -> int:
     return world.position(entry.info.node)
 
 
-def _node_view(entry: NodeEntry, record: Record, *, cordoned: bool) -> NodeView:
+def _node_view(entry: NodeEntry, record: Record, *, out: str) -> NodeView:
     world, running = record.world, record.phase is Phase.RUNNING
     position = _position(entry, world)
     member = world.members[position] if world and position >= 0 else None
     spare = running and entry.status is NodeStatus.READY and member is None
     limit = entry.hang_limit
-    outside = cordoned and not (running and member is not None)
-    shown = "cordoned" if outside else "spare" if spare else entry.status.value
+    outside = out if not (running and member is not None) else ""
+    shown = outside or ("spare" if spare else entry.status.value)
     return NodeView(
         node=entry.info.node,
         host=entry.info.host,

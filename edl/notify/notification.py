@@ -21,6 +21,7 @@ SEVERITIES: dict[str, Severity] = {
     Kind.NODE_LOST.value: Severity.WARNING,
     Kind.DRAIN_FAILED.value: Severity.WARNING,
     Kind.SLOT.value: Severity.WARNING,
+    Kind.HEALTH.value: Severity.INFO,  # the entry says so if a node is not healthy
     Kind.ALARM.value: Severity.WARNING,
     Kind.ALARM_CLEARED.value: Severity.WARNING,
     Kind.WORKER_FAILED.value: Severity.INFO,

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from google.protobuf.message import DecodeError, Message
 
 from edl.errors import ProtocolError
-from edl.wire import edl_pb2, messages, node_requests, status
+from edl.wire import edl_pb2, health, messages, node_requests, status
 from edl.wire.messages import AgentMessage, MasterMessage
 from edl.wire.scale_requests import Granted, ScaleRequest
 
@@ -41,6 +41,7 @@ _AGENT_BODIES: dict[type, str] = {
     messages.NotLogged: "not_logged",
     messages.Alarms: "alarms",
     messages.HangLimit: "hang_limit",
+    health.HealthChecked: "health_checked",
 }
 _MASTER_BODIES: dict[type, str] = {
     messages.StopRound: "stop_round",
@@ -57,6 +58,7 @@ _MASTER_BODIES: dict[type, str] = {
     messages.Depart: "depart",
     messages.Idle: "idle",
     messages.UseSlots: "use_slots",
+    health.CheckHealth: "check_health",
 }
 _AGENT_KINDS = {name: kind for kind, name in _AGENT_BODIES.items()}
 _MASTER_KINDS = {name: kind for kind, name in _MASTER_BODIES.items()}

@@ -412,8 +412,48 @@ class Pace(_message.Message):
     ranks: _containers.RepeatedCompositeFieldContainer[RankPace]
     def __init__(self, round: _Optional[int] = ..., commit: _Optional[int] = ..., step_s: _Optional[float] = ..., age_s: _Optional[float] = ..., commit_share: _Optional[float] = ..., data_share: _Optional[float] = ..., ranks: _Optional[_Iterable[_Union[RankPace, _Mapping]]] = ...) -> None: ...
 
+class LinkFinding(_message.Message):
+    __slots__ = ("node", "error", "latency_s", "bytes_per_s")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    LATENCY_S_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    error: str
+    latency_s: float
+    bytes_per_s: float
+    def __init__(self, node: _Optional[str] = ..., error: _Optional[str] = ..., latency_s: _Optional[float] = ..., bytes_per_s: _Optional[float] = ...) -> None: ...
+
+class SlotFinding(_message.Message):
+    __slots__ = ("slot", "error")
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    slot: int
+    error: str
+    def __init__(self, slot: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
+
+class HealthChecked(_message.Message):
+    __slots__ = ("number", "stage", "kind", "product_s", "error", "slots", "links", "remarks")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    PRODUCT_S_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    LINKS_FIELD_NUMBER: _ClassVar[int]
+    REMARKS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    stage: int
+    kind: str
+    product_s: float
+    error: str
+    slots: _containers.RepeatedCompositeFieldContainer[SlotFinding]
+    links: _containers.RepeatedCompositeFieldContainer[LinkFinding]
+    remarks: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, number: _Optional[int] = ..., stage: _Optional[int] = ..., kind: _Optional[str] = ..., product_s: _Optional[float] = ..., error: _Optional[str] = ..., slots: _Optional[_Iterable[_Union[SlotFinding, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[LinkFinding, _Mapping]]] = ..., remarks: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class FromAgent(_message.Message):
-    __slots__ = ("attach", "ready", "worker_failed", "workers_done", "leaving", "preparing", "underway", "boundary", "kept", "asked", "hanging", "service_from_worker", "pace", "not_kept", "not_logged", "alarms", "hang_limit")
+    __slots__ = ("attach", "ready", "worker_failed", "workers_done", "leaving", "preparing", "underway", "boundary", "kept", "asked", "hanging", "service_from_worker", "pace", "not_kept", "not_logged", "alarms", "hang_limit", "health_checked")
     ATTACH_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     WORKER_FAILED_FIELD_NUMBER: _ClassVar[int]
@@ -431,6 +471,7 @@ class FromAgent(_message.Message):
     NOT_LOGGED_FIELD_NUMBER: _ClassVar[int]
     ALARMS_FIELD_NUMBER: _ClassVar[int]
     HANG_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    HEALTH_CHECKED_FIELD_NUMBER: _ClassVar[int]
     attach: Attach
     ready: Ready
     worker_failed: WorkerFailed
@@ -448,7 +489,8 @@ class FromAgent(_message.Message):
     not_logged: NotLogged
     alarms: Alarms
     hang_limit: HangLimit
-    def __init__(self, attach: _Optional[_Union[Attach, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., worker_failed: _Optional[_Union[WorkerFailed, _Mapping]] = ..., workers_done: _Optional[_Union[WorkersDone, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., preparing: _Optional[_Union[Preparing, _Mapping]] = ..., underway: _Optional[_Union[Underway, _Mapping]] = ..., boundary: _Optional[_Union[Boundary, _Mapping]] = ..., kept: _Optional[_Union[Kept, _Mapping]] = ..., asked: _Optional[_Union[Asked, _Mapping]] = ..., hanging: _Optional[_Union[Hanging, _Mapping]] = ..., service_from_worker: _Optional[_Union[ServiceFromWorker, _Mapping]] = ..., pace: _Optional[_Union[Pace, _Mapping]] = ..., not_kept: _Optional[_Union[NotKept, _Mapping]] = ..., not_logged: _Optional[_Union[NotLogged, _Mapping]] = ..., alarms: _Optional[_Union[Alarms, _Mapping]] = ..., hang_limit: _Optional[_Union[HangLimit, _Mapping]] = ...) -> None: ...
+    health_checked: HealthChecked
+    def __init__(self, attach: _Optional[_Union[Attach, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., worker_failed: _Optional[_Union[WorkerFailed, _Mapping]] = ..., workers_done: _Optional[_Union[WorkersDone, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., preparing: _Optional[_Union[Preparing, _Mapping]] = ..., underway: _Optional[_Union[Underway, _Mapping]] = ..., boundary: _Optional[_Union[Boundary, _Mapping]] = ..., kept: _Optional[_Union[Kept, _Mapping]] = ..., asked: _Optional[_Union[Asked, _Mapping]] = ..., hanging: _Optional[_Union[Hanging, _Mapping]] = ..., service_from_worker: _Optional[_Union[ServiceFromWorker, _Mapping]] = ..., pace: _Optional[_Union[Pace, _Mapping]] = ..., not_kept: _Optional[_Union[NotKept, _Mapping]] = ..., not_logged: _Optional[_Union[NotLogged, _Mapping]] = ..., alarms: _Optional[_Union[Alarms, _Mapping]] = ..., hang_limit: _Optional[_Union[HangLimit, _Mapping]] = ..., health_checked: _Optional[_Union[HealthChecked, _Mapping]] = ...) -> None: ...
 
 class StopRound(_message.Message):
     __slots__ = ("round", "reason", "dump")
@@ -580,8 +622,36 @@ class UseSlots(_message.Message):
     reason: str
     def __init__(self, slots: _Optional[_Iterable[int]] = ..., reason: _Optional[str] = ...) -> None: ...
 
+class HealthPeer(_message.Message):
+    __slots__ = ("node", "host", "port")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    host: str
+    port: int
+    def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., port: _Optional[int] = ...) -> None: ...
+
+class CheckHealth(_message.Message):
+    __slots__ = ("number", "stage", "port", "peers", "size", "timeout_s", "reason")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    stage: int
+    port: int
+    peers: _containers.RepeatedCompositeFieldContainer[HealthPeer]
+    size: int
+    timeout_s: float
+    reason: str
+    def __init__(self, number: _Optional[int] = ..., stage: _Optional[int] = ..., port: _Optional[int] = ..., peers: _Optional[_Iterable[_Union[HealthPeer, _Mapping]]] = ..., size: _Optional[int] = ..., timeout_s: _Optional[float] = ..., reason: _Optional[str] = ...) -> None: ...
+
 class FromMaster(_message.Message):
-    __slots__ = ("stop_round", "start_round", "finish", "expelled", "hold", "switch", "prestart", "load_state", "keep_with", "dismissed", "service_to_worker", "depart", "idle", "use_slots")
+    __slots__ = ("stop_round", "start_round", "finish", "expelled", "hold", "switch", "prestart", "load_state", "keep_with", "dismissed", "service_to_worker", "depart", "idle", "use_slots", "check_health")
     STOP_ROUND_FIELD_NUMBER: _ClassVar[int]
     START_ROUND_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
@@ -596,6 +666,7 @@ class FromMaster(_message.Message):
     DEPART_FIELD_NUMBER: _ClassVar[int]
     IDLE_FIELD_NUMBER: _ClassVar[int]
     USE_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    CHECK_HEALTH_FIELD_NUMBER: _ClassVar[int]
     stop_round: StopRound
     start_round: StartRound
     finish: Finish
@@ -610,7 +681,8 @@ class FromMaster(_message.Message):
     depart: Depart
     idle: Idle
     use_slots: UseSlots
-    def __init__(self, stop_round: _Optional[_Union[StopRound, _Mapping]] = ..., start_round: _Optional[_Union[StartRound, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., expelled: _Optional[_Union[Expelled, _Mapping]] = ..., hold: _Optional[_Union[Hold, _Mapping]] = ..., switch: _Optional[_Union[Switch, _Mapping]] = ..., prestart: _Optional[_Union[Prestart, _Mapping]] = ..., load_state: _Optional[_Union[LoadState, _Mapping]] = ..., keep_with: _Optional[_Union[KeepWith, _Mapping]] = ..., dismissed: _Optional[_Union[Dismissed, _Mapping]] = ..., service_to_worker: _Optional[_Union[ServiceToWorker, _Mapping]] = ..., depart: _Optional[_Union[Depart, _Mapping]] = ..., idle: _Optional[_Union[Idle, _Mapping]] = ..., use_slots: _Optional[_Union[UseSlots, _Mapping]] = ...) -> None: ...
+    check_health: CheckHealth
+    def __init__(self, stop_round: _Optional[_Union[StopRound, _Mapping]] = ..., start_round: _Optional[_Union[StartRound, _Mapping]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., expelled: _Optional[_Union[Expelled, _Mapping]] = ..., hold: _Optional[_Union[Hold, _Mapping]] = ..., switch: _Optional[_Union[Switch, _Mapping]] = ..., prestart: _Optional[_Union[Prestart, _Mapping]] = ..., load_state: _Optional[_Union[LoadState, _Mapping]] = ..., keep_with: _Optional[_Union[KeepWith, _Mapping]] = ..., dismissed: _Optional[_Union[Dismissed, _Mapping]] = ..., service_to_worker: _Optional[_Union[ServiceToWorker, _Mapping]] = ..., depart: _Optional[_Union[Depart, _Mapping]] = ..., idle: _Optional[_Union[Idle, _Mapping]] = ..., use_slots: _Optional[_Union[UseSlots, _Mapping]] = ..., check_health: _Optional[_Union[CheckHealth, _Mapping]] = ...) -> None: ...
 
 class Question(_message.Message):
     __slots__ = ()
@@ -730,8 +802,28 @@ class ServiceView(_message.Message):
     shares: _containers.RepeatedCompositeFieldContainer[ServiceShare]
     def __init__(self, service: _Optional[str] = ..., name: _Optional[str] = ..., text: _Optional[str] = ..., counts: _Optional[_Iterable[_Union[Count, _Mapping]]] = ..., shares: _Optional[_Iterable[_Union[ServiceShare, _Mapping]]] = ...) -> None: ...
 
+class HealthView(_message.Message):
+    __slots__ = ("node", "host", "state", "why", "excluded", "age_s", "expires_s", "devices")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    EXCLUDED_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_S_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    host: str
+    state: str
+    why: str
+    excluded: bool
+    age_s: float
+    expires_s: float
+    devices: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., state: _Optional[str] = ..., why: _Optional[str] = ..., excluded: bool = ..., age_s: _Optional[float] = ..., expires_s: _Optional[float] = ..., devices: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class JobStatus(_message.Message):
-    __slots__ = ("job", "phase", "round", "world_size", "reason", "nnodes", "fault_tolerance", "restarts_used", "restarts_allowed", "master", "nodes", "history", "failures", "era", "restored", "saved", "saved_in", "boundary", "kill", "services", "flaws", "settings", "scale", "dropped", "warnings", "goodput", "commit", "alarms", "hang_timeout")
+    __slots__ = ("job", "phase", "round", "world_size", "reason", "nnodes", "fault_tolerance", "restarts_used", "restarts_allowed", "master", "nodes", "history", "failures", "era", "restored", "saved", "saved_in", "boundary", "kill", "services", "flaws", "settings", "scale", "dropped", "warnings", "goodput", "commit", "alarms", "hang_timeout", "health")
     JOB_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -761,6 +853,7 @@ class JobStatus(_message.Message):
     COMMIT_FIELD_NUMBER: _ClassVar[int]
     ALARMS_FIELD_NUMBER: _ClassVar[int]
     HANG_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    HEALTH_FIELD_NUMBER: _ClassVar[int]
     job: str
     phase: str
     round: int
@@ -790,7 +883,8 @@ class JobStatus(_message.Message):
     commit: int
     alarms: _containers.RepeatedCompositeFieldContainer[Alarm]
     hang_timeout: str
-    def __init__(self, job: _Optional[str] = ..., phase: _Optional[str] = ..., round: _Optional[int] = ..., world_size: _Optional[int] = ..., reason: _Optional[str] = ..., nnodes: _Optional[str] = ..., fault_tolerance: _Optional[str] = ..., restarts_used: _Optional[int] = ..., restarts_allowed: _Optional[int] = ..., master: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[NodeView, _Mapping]]] = ..., history: _Optional[_Iterable[_Union[HistoryEntry, _Mapping]]] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., era: _Optional[int] = ..., restored: _Optional[_Union[Version, _Mapping]] = ..., saved: _Optional[_Union[Version, _Mapping]] = ..., saved_in: _Optional[str] = ..., boundary: _Optional[str] = ..., kill: _Optional[str] = ..., services: _Optional[_Iterable[_Union[ServiceView, _Mapping]]] = ..., flaws: _Optional[_Iterable[str]] = ..., settings: _Optional[_Union[Settings, _Mapping]] = ..., scale: _Optional[_Union[ScaleView, _Mapping]] = ..., dropped: _Optional[_Iterable[_Union[DroppedSlot, _Mapping]]] = ..., warnings: _Optional[_Iterable[str]] = ..., goodput: _Optional[_Iterable[_Union[Count, _Mapping]]] = ..., commit: _Optional[int] = ..., alarms: _Optional[_Iterable[_Union[Alarm, _Mapping]]] = ..., hang_timeout: _Optional[str] = ...) -> None: ...
+    health: _containers.RepeatedCompositeFieldContainer[HealthView]
+    def __init__(self, job: _Optional[str] = ..., phase: _Optional[str] = ..., round: _Optional[int] = ..., world_size: _Optional[int] = ..., reason: _Optional[str] = ..., nnodes: _Optional[str] = ..., fault_tolerance: _Optional[str] = ..., restarts_used: _Optional[int] = ..., restarts_allowed: _Optional[int] = ..., master: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[NodeView, _Mapping]]] = ..., history: _Optional[_Iterable[_Union[HistoryEntry, _Mapping]]] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., era: _Optional[int] = ..., restored: _Optional[_Union[Version, _Mapping]] = ..., saved: _Optional[_Union[Version, _Mapping]] = ..., saved_in: _Optional[str] = ..., boundary: _Optional[str] = ..., kill: _Optional[str] = ..., services: _Optional[_Iterable[_Union[ServiceView, _Mapping]]] = ..., flaws: _Optional[_Iterable[str]] = ..., settings: _Optional[_Union[Settings, _Mapping]] = ..., scale: _Optional[_Union[ScaleView, _Mapping]] = ..., dropped: _Optional[_Iterable[_Union[DroppedSlot, _Mapping]]] = ..., warnings: _Optional[_Iterable[str]] = ..., goodput: _Optional[_Iterable[_Union[Count, _Mapping]]] = ..., commit: _Optional[int] = ..., alarms: _Optional[_Iterable[_Union[Alarm, _Mapping]]] = ..., hang_timeout: _Optional[str] = ..., health: _Optional[_Iterable[_Union[HealthView, _Mapping]]] = ...) -> None: ...
 
 class EventsRequest(_message.Message):
     __slots__ = ("after", "follow")

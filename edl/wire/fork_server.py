@@ -18,7 +18,7 @@ from edl.wire.json_messages import TaggedUnion
 from edl.wire.memory_file import LARGEST_BYTES, read_memory, write_memory
 from edl.wire.process_events import WorkerExited, WorkerResumed, WorkersStopped, WorkerSuspended
 
-__all__ = ["LARGEST_BYTES", "WorkerOrder", "decode", "encode", "helper_command", "read_order", "write_order"]
+__all__ = ["LARGEST_BYTES", "PROBE", "WorkerOrder", "decode", "encode", "helper_command", "read_order", "write_order"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,12 +125,16 @@ decode = _UNION.decode
 """The inverse of ``encode``. Raises ``ProtocolError`` for anything else."""
 
 
+PROBE = "probe"
+"""Kind of an order for the probe of a health check, whose target is no user's program."""
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerOrder:
     """Everything that a new worker needs to start."""
 
     kind: str
-    """A ``CommandKind`` value: script, module, program or call."""
+    """A ``CommandKind`` value (script, module, program or call), or ``PROBE``."""
     target: str
     arguments: tuple[str, ...]
     environment: dict[str, str] = dataclasses.field(default_factory=dict)

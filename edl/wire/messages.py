@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from edl.types import NodeId, Round
 from edl.wire.alarm import Alarm
+from edl.wire.health import CheckHealth, HealthChecked
 from edl.wire.purpose import Purpose
 from edl.wire.rank_pace import RankPace
 from edl.wire.records import NO_SETTINGS, NO_STATE, Failure, Holding, NodeInfo, Settings, Version, World
@@ -244,6 +245,7 @@ AgentMessage = (
     | NotLogged
     | Alarms
     | HangLimit
+    | HealthChecked
     | ServiceFromWorker
 )
 
@@ -400,6 +402,7 @@ MasterMessage = (
     | Depart
     | Idle
     | UseSlots
+    | CheckHealth
     | Finish
     | Expelled
     | ServiceToWorker

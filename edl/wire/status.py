@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass
 
 from edl.wire.alarm import Alarm
+from edl.wire.health import HealthView
 from edl.wire.rank_pace import RankPace
 from edl.wire.records import NO_SETTINGS, NO_STATE, Failure, Settings, Version
 from edl.wire.scale_requests import NO_SCALE, ScaleView
@@ -29,6 +30,7 @@ class Kind(enum.Enum):
     DRAIN = "drain"
     DRAIN_FAILED = "drain-failed"
     SLOT = "slot"
+    HEALTH = "health"
     SERVICE = "service"
     WAITING = "waiting"
     ALARM = "alarm"
@@ -196,6 +198,8 @@ class JobStatus:
     """Problems that watchdogs have found and that persist."""
     hang_timeout: str = ""
     """``--hang-timeout`` as on the command line; empty: hangs are not looked for, because workers are independent."""
+    health: tuple[HealthView, ...] = ()
+    """Nodes with a verdict of a health check, and those that are being checked or must be."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import builtins
 import faulthandler
+import importlib
 import io
 import json
 import os
@@ -20,7 +21,7 @@ from collections.abc import Callable
 from importlib.machinery import PathFinder, SourceFileLoader
 from typing import NoReturn
 
-from edl.wire.fork_server import WorkerOrder
+from edl.wire.fork_server import PROBE, WorkerOrder
 from edl.worker.frameworks import before_script
 from edl.worker.import_record import ImportRecord
 from edl.worker.spawn import shown_command
@@ -76,6 +77,9 @@ def run(order: WorkerOrder, imported_under: dict[str, str], record: ImportRecord
         return
     if order.kind == "call":
         _run_call(*order.arguments)
+        return
+    if order.kind == PROBE:
+        importlib.import_module(order.target).run()
         return
     sys.argv[:] = [order.target, *order.arguments]
     path = os.path.abspath(order.target)

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from edl.config import Standby
 from edl.wire.fork_server import (
     LARGEST_BYTES,
+    PROBE,
     Dump,
     Entitled,
     Forward,
@@ -270,17 +271,18 @@ class _ForkServer:
                 order = replace(order, after=not_gone)
                 descriptors[0] = write_order(order)
                 os.close(memory)
+            learning = self.learning if order.kind != PROBE else None
             if self.image is not None and order.kind != "program":
-                pid, record, number = self.learning.fork(order, descriptors) if self.learning else (0, None, -1)
+                pid, record, number = learning.fork(order, descriptors) if learning else (0, None, -1)
                 pid = pid or linux.fork()
                 if pid == 0:
                     # Detached, so that no object closes a descriptor number that has been reused.
                     self.agent.detach()
                     return ForkedWorker(order, (stdout, stderr), record)
-                if self.learning is not None:
-                    self.learning.watch(pid, order, number)
+                if learning is not None:
+                    learning.watch(pid, order, number)
             else:
-                pid = self._hand_over(descriptors) if order.kind != "program" else 0
+                pid = self._hand_over(descriptors) if order.kind not in ("program", PROBE) else 0
                 streams = (stdout, stderr)
                 pid = pid or start(
                     *(command_line(order), order.environment, order.directory, streams),

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Collection, Mapping
 
-from edl.wire.fork_server import WorkerOrder, helper_command
+from edl.wire.fork_server import PROBE, WorkerOrder, helper_command
 from edl.worker import exiting, linux
 
 CANNOT_EXECUTE = 127
@@ -30,7 +30,7 @@ def shown_command(order: WorkerOrder) -> list[str]:
     """The command line that a worker shows in ``ps``: what a person would have typed."""
     if order.kind == "call":
         return [sys.executable, "-u", order.target]
-    middle = ["-m", order.target] if order.kind == "module" else [order.target]
+    middle = ["-m", order.target] if order.kind in ("module", PROBE) else [order.target]
     return [sys.executable, "-u", *middle, *order.arguments]
 
 

@@ -247,6 +247,9 @@ def test_every_phase_and_state_is_documented() -> None:
         "spare",
         "cordoned",
         "suspended",
+        "checking",
+        "faulty",
+        "slow",
     }
 
 

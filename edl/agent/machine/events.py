@@ -10,6 +10,7 @@ from edl.machine import Tick as Tick
 from edl.machine import WakeAt as WakeAt
 from edl.types import Round
 from edl.wire.alarm import Alarm
+from edl.wire.health import CheckHealth, HealthChecked
 from edl.wire.local import ToWorker
 from edl.wire.messages import AgentMessage, Asked, Hanging, HangLimit, KeepWith, Kept, MasterMessage, Pace
 from edl.wire.process_events import ForkServerLost, WorkersStopped
@@ -180,6 +181,17 @@ class HangLimitChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class HealthProbed:
+    """The probe of a health check has ended."""
+
+    number: int
+    stage: int
+    """Those of its order."""
+    found: HealthChecked | None
+    """None: the probe could not be started."""
+
+
+@dataclass(frozen=True, slots=True)
 class KeepingChanged:
     """There is no memory for commits of this node's workers, or there is again."""
 
@@ -248,6 +260,7 @@ Event = (
     | AlarmsChanged
     | Suspected
     | HangLimitChanged
+    | HealthProbed
     | KeepingChanged
     | LoggingChanged
     | WorkerFroze
@@ -350,6 +363,18 @@ class SignalWorkers:
 
 
 @dataclass(frozen=True, slots=True)
+class ProbeHealth:
+    """Run the probe of a health check, instead of one that still runs; answered by ``HealthProbed``."""
+
+    order: CheckHealth
+
+
+@dataclass(frozen=True, slots=True)
+class StopProbe:
+    """End the probe that runs; there is no answer."""
+
+
+@dataclass(frozen=True, slots=True)
 class Warm:
     """Start the fork server; answered by ``ForkServerReady`` or ``Fatal``."""
 
@@ -387,6 +412,8 @@ Effect = (
     | LoadCheckpoint
     | FlushSaves
     | Write
+    | ProbeHealth
+    | StopProbe
     | Warm
     | Register
     | WakeAt

@@ -12,7 +12,7 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-from edl.agent.machine import independent, leaving, rounds
+from edl.agent.machine import health, independent, leaving, rounds
 from edl.agent.machine.deadlines import watch_deadlines
 from edl.agent.machine.diagnosis import is_usage_error
 from edl.agent.machine.events import (
@@ -24,6 +24,7 @@ from edl.agent.machine.events import (
     Fatal,
     ForkServerReady,
     HangLimitChanged,
+    HealthProbed,
     Interrupted,
     KeepingChanged,
     LeaseGone,
@@ -56,6 +57,7 @@ from edl.agent.machine.state import AgentPhase, AgentState, Outcome, Worker, Wor
 from edl.agent.machine.turn import SIGINT, SIGKILL, SIGTERM, AgentTurn
 from edl.exit_codes import START_OVER, ExitCode
 from edl.types import NodeId, Round
+from edl.wire.health import CheckHealth
 from edl.wire.messages import (
     Alarms,
     Depart,
@@ -133,6 +135,7 @@ def _tell_where(turn: AgentTurn) -> None:
     _tell_alarms(turn)
     if turn.state.hang_limit is not None:
         turn.say(turn.state.hang_limit)
+    health.answer_again(turn)
     if turn.state.phase is AgentPhase.IDLE:
         turn.announce()
     elif turn.state.phase is AgentPhase.PREPARING:
@@ -186,6 +189,7 @@ def _heard(turn: AgentTurn, event: MasterSaid) -> None:
         return
     match event.message:
         case StartRound(world=world, reason=reason):
+            health.stop(turn)
             (independent if turn.state.independent else rounds).start(turn, world, reason)
         case StopRound() as order:
             (independent if turn.state.independent else rounds).stop(turn, order)
@@ -203,6 +207,8 @@ def _heard(turn: AgentTurn, event: MasterSaid) -> None:
             rounds.idle(turn)
             if save.commit:
                 turn.do(Write(save, reason))
+        case CheckHealth() as order:
+            health.ordered(turn, order)
         case UseSlots() as order:
             rounds.use_slots(turn, order)
         case Depart() | Dismissed() | Expelled() | Finish():
@@ -411,7 +417,7 @@ def _workers_stopped(turn: AgentTurn, event: WorkersStopped) -> None:
 
 
 def _fork_server_lost(turn: AgentTurn, event: ForkServerLost) -> None:
-    turn.set(warm=False)
+    turn.set(warm=False, health_order=None)
     if turn.state.phase in (AgentPhase.IDLE, AgentPhase.PREPARING):
         turn.set(phase=AgentPhase.WARMING)
     turn.log(f"the fork server has died ({event.reason}): starting another")
@@ -450,6 +456,7 @@ _HANDLERS: dict[type, Callable[[AgentTurn, Any], None]] = {
     AlarmsChanged: _alarms_changed,
     Suspected: _suspected,
     HangLimitChanged: _hang_limit_changed,
+    HealthProbed: health.probed,
     KeepingChanged: _keeping_changed,
     LoggingChanged: _logging_changed,
     WorkerFroze: _froze,

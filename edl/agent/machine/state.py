@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from edl.config import Timeouts
 from edl.types import Rank, Round
 from edl.wire.alarm import Alarm
+from edl.wire.health import CheckHealth, HealthChecked
 from edl.wire.messages import Attach, HangLimit
 from edl.wire.records import Failure, NodeInfo, World
 
@@ -201,6 +202,10 @@ class AgentState:
     """The alarm about workers that look as if they hung."""
     hang_limit: HangLimit | None = None
     """The limit that was learnt for that; None: nothing was learnt."""
+    health_order: CheckHealth | None = None
+    """Order of the probe that runs; None: none runs."""
+    health_answer: HealthChecked | None = None
+    """Result of the last probe."""
     unsent: tuple[Failure, ...] = ()
     """Failures of the current round; sent again at each attach until the round is stopped."""
     outcome: Outcome | None = None

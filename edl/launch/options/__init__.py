@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import click
 
-from edl.launch.options import dropin, faults, job, learning, scheduling, state, watching, workers
+from edl.launch.options import dropin, faults, health, job, learning, scheduling, state, watching, workers
 from edl.launch.options.option import Option, Section
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -22,6 +22,7 @@ R = TypeVar("R")
 SECTIONS: tuple[Section, ...] = (
     *job.SECTIONS,
     *faults.SECTIONS,
+    *health.SECTIONS,
     *state.SECTIONS,
     *learning.SECTIONS,
     *scheduling.SECTIONS,

@@ -17,7 +17,7 @@ from edl.config import (
     Timeouts,
     VerifyRules,
 )
-from edl.job_records import SchedulerChoice, StragglerRules, Training
+from edl.job_records import HealthRules, SchedulerChoice, StragglerRules, Training
 from edl.launch.options import OPTIONS
 
 NONE = "''"
@@ -29,6 +29,7 @@ _PARTS: Mapping[type, Callable[[JobSpec], Any]] = {
     HyperPolicy: lambda spec: spec.hyper,
     AutoscaleRules: lambda spec: spec.autoscale,
     SlotRules: lambda spec: spec.slots,
+    HealthRules: lambda spec: spec.health,
     Replicas: lambda spec: spec.replicas,
     VerifyRules: lambda spec: spec.verify,
     StragglerRules: lambda spec: spec.stragglers,

@@ -11,6 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from edl.config import JobSpec
 from edl.testing.sim.alarming import SimWatchdogs
 from edl.testing.sim.checks import Checks
+from edl.testing.sim.health import SimHealth
 from edl.testing.sim.loop import SimLoop
 from edl.testing.sim.memory_checkpoints import StateNet
 from edl.testing.sim.network import Network
@@ -50,6 +51,8 @@ class SimDeps:
     healed: bool = False
     """Whether all faults have been undone."""
     paces: SimPaces | None = None
+    health: SimHealth | None = None
+    """Answers the nodes' probes; None: there are no health checks."""
 
     @property
     def keys(self) -> JobKeys:

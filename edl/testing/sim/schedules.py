@@ -13,6 +13,7 @@ from edl.job_records import SchedulerChoice, SizeOwner, StragglerMode, Training
 from edl.testing.sim.biases import USUAL, Biases
 from edl.testing.sim.checks import Violation
 from edl.testing.sim.faults import FaultKind, FaultPlan
+from edl.testing.sim.health import SimHealth, is_checked, with_checks
 from edl.testing.sim.injection import play_out
 from edl.testing.sim.memory_checkpoints import Directory
 from edl.testing.sim.pacing import RULES, SimPaces, has_paces
@@ -268,15 +269,18 @@ def play(schedule: Schedule, trace: Callable[[str], None] | None = None) -> Resu
     directory = Directory()
     for version in schedule.saved:
         directory.write(version)
+    parts, spec = [make() for make in schedule.plugins], schedule.spec
+    if is_checked(schedule.seed):
+        parts, spec = [*parts, SimHealth(schedule.seed)], with_checks(schedule.seed, spec)
     world = SimWorld(
         schedule.seed,
-        schedule.spec,
+        spec,
         total_s=schedule.total_s,
         warm_s=schedule.warm_s,
         script=schedule.script,
         directory=directory,
         trace=trace,
-        plugin=Plugins([make() for make in schedule.plugins]),
+        plugin=Plugins(parts),
     )
     world.sized = schedule.sized
     world.slotted = schedule.spare_slots >= 0

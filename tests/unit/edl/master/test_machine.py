@@ -9,6 +9,7 @@ import pytest
 
 from edl.config import FaultTolerance, HyperPolicy, JobSpec, NodeRange, Timeouts
 from edl.exit_codes import ExitCode
+from edl.job_records import HealthRules
 from edl.master import events as ev
 from edl.master.incidents import CAUSE_WAIT_S
 from edl.master.invariants import state_violations, step_violations
@@ -44,9 +45,11 @@ class Rule:
         record: Record | None = None,
         present: str = "",
         hyper: HyperPolicy | None = None,
+        health: HealthRules | None = None,
     ) -> None:
         timeouts = Timeouts(10.0, shutdown_s=1.0, lease_ttl_s=3.0, restart_s=0.0, warming_s=40.0, loading_s=90.0)
-        self.spec = JobSpec(JobId("job"), bounds, restarts, level, timeouts, hyper=hyper or HyperPolicy())
+        policies = {"hyper": hyper or HyperPolicy(), "health": health or HealthRules()}
+        self.spec = JobSpec(JobId("job"), bounds, restarts, level, timeouts, **policies)  # type: ignore[arg-type]
         self.now_s = 100.0
         decision = take_over(self.spec, record, [info(name) for name in present], self.now_s)
         assert not list(state_violations(decision.state))

@@ -21,6 +21,7 @@ from edl.wire import (
     alarm,
     codec,
     edl_pb2,
+    health,
     json_messages,
     messages,
     node_requests,
@@ -42,7 +43,7 @@ def dataclasses_of(module: types.ModuleType) -> list[type]:
     return [kind for _, kind in found if dataclasses.is_dataclass(kind) and kind.__module__ == module.__name__]
 
 
-MODULES = (messages, records, alarm, rank_pace, status, scale_requests, node_requests)
+MODULES = (messages, records, alarm, health, rank_pace, status, scale_requests, node_requests)
 KINDS = [kind for module in MODULES for kind in dataclasses_of(module)]
 AGENT_KINDS = typing.get_args(messages.AgentMessage)
 MASTER_KINDS = typing.get_args(messages.MasterMessage)
