@@ -388,9 +388,9 @@ class TestEndpoints:
         assert (settings.store.ca, settings.store.cert, settings.store.key) == ("ca.pem", "", "")
 
     def test_a_password_is_not_shown(self) -> None:
-        settings = read("--rdzv-conf=user=me,password=secret", "train.py")
-        assert settings.store.password == "secret"
-        assert "secret" not in repr(settings)
+        settings = read("--rdzv-conf=user=me,password=rosebud", "train.py")
+        assert settings.store.password == "rosebud"
+        assert "rosebud" not in repr(settings)
 
 
 class TestScript:
