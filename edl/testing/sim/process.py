@@ -47,6 +47,8 @@ class SimDeps:
     trace: Callable[[str], None] | None = None
     plugin: Plugin = field(default_factory=Plugin)
     watchdogs: SimWatchdogs | None = None
+    healed: bool = False
+    """Whether all faults have been undone."""
     paces: SimPaces | None = None
 
     @property
