@@ -126,7 +126,7 @@ class _OwnTimes(Generic[K]):
 
 
 @dataclass(frozen=True, slots=True)
-class _Evidence:
+class _Reason:
     """One reason to call a rank slow."""
 
     share: float
@@ -151,21 +151,21 @@ class _Compared(Generic[K]):
         text = self._text(most.cause, key) if most.share >= most.limit else ""
         return Excess(most.share, most.limit, most.cause, text, most.doubtful)
 
-    def _kinds(self, key: K, limit: float) -> list[_Evidence]:
-        kinds = [_Evidence(self.stopped.excess(key), limit, Cause.STOPPED)]  # chance stops no process
+    def _kinds(self, key: K, limit: float) -> list[_Reason]:
+        kinds = [_Reason(self.stopped.excess(key), limit, Cause.STOPPED)]  # chance stops no process
         times = self.times
         if times is None:
             return kinds
         running = min(times.running.excess(key), times.per_sample.excess(key))
         parts = {Cause.DATA: self.data.excess(key), Cause.STOPPED: self.stopped.excess(key)}
         usual = _DEVIATIONS * times.running_spread.get(key, 0.0)
-        kinds.append(_Evidence(running, max(limit, usual), _cause(running, parts)))
+        kinds.append(_Reason(running, max(limit, usual), _cause(running, parts)))
         # Where several ranks compete for CPUs, chance decides who gets none.
         lack = self.starved.others[key]
         if lack < _PLENTY * limit:
             usual = _DEVIATIONS * times.spread.get(key, 0.0)
             starved = min(self.starved.excess(key), times.own.excess(key))
-            kinds.append(_Evidence(starved, max(limit, usual, _LUCK * lack), Cause.STOPPED, doubtful=True))
+            kinds.append(_Reason(starved, max(limit, usual, _LUCK * lack), Cause.STOPPED, doubtful=True))
         return kinds
 
     def _text(self, cause: Cause, key: K) -> str:
