@@ -73,7 +73,15 @@ def unfit(turn: MasterTurn, event: Unfit) -> None:
         _drop_by_itself(turn, entry, event.slot, event.why)
 
 
-def _drop_by_itself(turn: MasterTurn, entry: NodeEntry, slot: int, why: str, strike: Strike | None = None) -> None:
+def exclude(turn: MasterTurn, entry: NodeEntry, slot: int, why: str) -> None:
+    """Drop the slot of a straggler."""
+    if slot in rules.usable(turn.record.dropped, entry.info):
+        _drop_by_itself(turn, entry, slot, why, straggler=True)
+
+
+def _drop_by_itself(
+    turn: MasterTurn, entry: NodeEntry, slot: int, why: str, strike: Strike | None = None, *, straggler: bool = False
+) -> None:
     """Drop a slot if the job can do without it. ``strike``: its failures, if they are the reason."""
     why_not = missed(turn, entry, slot)
     name = f"slot {slot} of {entry.info.node}"
@@ -81,7 +89,8 @@ def _drop_by_itself(turn: MasterTurn, entry: NodeEntry, slot: int, why: str, str
         if rules.slots_of(entry.info) > 1 or len(turn.nodes) > 1:  # otherwise there was no choice
             turn.note(Kind.SLOT, f"{name} {why}; it stays: {why_not}", entry.info.node)
         return
-    _drop(turn, entry.info, slot, why, strike=strike)
+    one = rules.drop_of(entry.info, slot, why, turn.record.round, strike=strike, straggler=straggler)
+    _drop(turn, one, entry.info)
     turn.dropped_s = {**turn.dropped_s, (entry.info.node, slot): turn.now_s}
     if turn.spec.slots.cooldown_s:
         turn.wake_at(turn.now_s + turn.spec.slots.cooldown_s)
@@ -112,12 +121,9 @@ def _others(turn: MasterTurn, entry: NodeEntry) -> int:
     )
 
 
-def _drop(
-    turn: MasterTurn, info: NodeInfo, slot: int, why: str, *, by_hand: bool = False, strike: Strike | None = None
-) -> None:
-    one = rules.drop_of(info, slot, why, turn.record.round, by_hand=by_hand, strike=strike)
-    others = tuple(other for other in turn.record.dropped if not rules.is_same(other, info, slot))
-    turn.write(dropped=rules.newest((*others, one)), strikes=rules.without(turn.record.strikes, info, slot))
+def _drop(turn: MasterTurn, one: Dropped, info: NodeInfo) -> None:
+    others = tuple(other for other in turn.record.dropped if not rules.is_same(other, info, one.slot))
+    turn.write(dropped=rules.newest((*others, one)), strikes=rules.without(turn.record.strikes, info, one.slot))
 
 
 def _take_back(turn: MasterTurn, one: Dropped, why: str) -> None:
@@ -165,7 +171,7 @@ def cordon(turn: MasterTurn, request: Cordon) -> None:
         slot = rules.named(info, request.device)
         assert slot is not None  # noqa: S101 - otherwise the request would have been refused
         why = ": ".join(part for part in (request.by, " ".join(request.reason.split())) if part)
-        _drop(turn, info, slot, f"by hand ({why})", by_hand=True)
+        _drop(turn, rules.drop_of(info, slot, f"by hand ({why})", turn.record.round, by_hand=True), info)
 
 
 def drops_since_last_world(turn: MasterTurn) -> list[str]:

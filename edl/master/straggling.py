@@ -12,7 +12,6 @@ from collections.abc import Mapping
 
 from edl.job_records import StragglerMode
 from edl.master import alarms, dropping
-from edl.master.events import Unfit
 from edl.master.state import NodeEntry, Phase
 from edl.master.turn import MasterTurn
 from edl.stragglers.memory import Place, StragglerMemory
@@ -72,7 +71,7 @@ def _exclude(
         if entry is None or streak is None or not streak.slow:
             continue
         if (node, slot) in new or not dropping.missed(turn, entry, slot):
-            dropping.unfit(turn, Unfit(node, entry.info.incarnation, slot, f"is a straggler: {alarm.text}"))
+            dropping.exclude(turn, entry, slot, f"is a straggler: {alarm.text}")
 
 
 def settle(turn: MasterTurn) -> None:

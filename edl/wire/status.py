@@ -110,7 +110,7 @@ class DroppedSlot:
     host_id: str = ""
     """``NodeInfo.host_id``; empty: unknown."""
     by: str = "job"
-    """Who dropped it: ``job``, ``hand`` (a request) or ``denylist``."""
+    """Who dropped it, or why: ``job``, ``hand`` (a request), ``denylist``, or ``straggler``."""
 
 
 @dataclass(frozen=True, slots=True)

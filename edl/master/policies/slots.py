@@ -63,6 +63,8 @@ class Dropped:
     """Dropped because it is on the denylist: it comes back when it no longer is."""
     host_id: str = ""
     """``NodeInfo.host_id``."""
+    straggler: bool = False
+    """Dropped because the others waited for its rank, which need not be the fault of its hardware."""
 
     @property
     def by_itself(self) -> bool:
@@ -97,6 +99,7 @@ def drop_of(
     by_hand: bool = False,
     strike: Strike | None = None,
     denied: bool = False,
+    straggler: bool = False,
 ) -> Dropped:
     """The entry with which a slot of that node is dropped."""
     return Dropped(
@@ -110,6 +113,7 @@ def drop_of(
         strike=strike,
         denied=denied,
         host_id=info.host_id,
+        straggler=straggler,
     )
 
 

@@ -166,6 +166,7 @@ def test_on_request_it_is_excluded() -> None:
     (dropped,) = rule.state.record.dropped
     assert (dropped.node, dropped.slot) == ("b", 0)
     assert dropped.why.startswith("is a straggler: the others wait for rank 1")
+    assert job_status(rule.state, NodeId("a"), ()).dropped[0].by == "straggler"  # no reason to deny it to other jobs
     rule.change()
     assert rule.members == "ac"
     assert not named(rule)
