@@ -255,8 +255,7 @@ class SimWorld:
         return self.store.modified(self.deps.keys.scale)
 
     def hang(self, after_s: float) -> None:
-        """Let the running round's collectives hang. Agents detect it after ``after_s`` seconds and report it; in every
-        other round with a learnt limit, so that the Master waits for all of them."""
+        """Let the running round's collectives hang. Agents report it after ``after_s`` s, in even rounds as learnt."""
         record = self.checks.record
         if record is None or record.phase is not Phase.RUNNING or not isinstance(self.training, SteppingJob):
             return
@@ -266,13 +265,12 @@ class SimWorld:
         self.checks.worker_failures += 1
         crew.stalled = True
         crew.look()
-        learnt = record.round % 2 == 0
 
         def notice(launcher: SimLauncher) -> None:
             agent = launcher.agent
             running = agent is not None and agent.phase is AgentPhase.RUNNING
             if crew.stalled and running and agent is not None and agent.running_round == crew.world.round:
-                launcher.tell_agent(ag.Report(Hanging(crew.world.round, "no progress", after_s, learnt)))
+                launcher.tell_agent(ag.Report(Hanging(crew.world.round, "no progress", after_s, record.round % 2 == 0)))
                 launcher.after(1.0, notice, launcher)
 
         for launcher in self.alive():

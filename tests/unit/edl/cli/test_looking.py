@@ -142,7 +142,8 @@ class TestPservers:
 
     def test_json(self, monkeypatch: pytest.MonkeyPatch) -> None:
         _, done = run(monkeypatch, ["ps", "--json"], services=(*PSERVERS, MNIST))
-        assert [one["name"] for one in json.loads(done.stdout)["items"]] == ["pservers", "servers/ps-0", "ps-1", "trainers"]
+        names = [one["name"] for one in json.loads(done.stdout)["items"]]
+        assert names == ["pservers", "servers/ps-0", "ps-1", "trainers"]
 
     def test_a_job_without_pservers(self, monkeypatch: pytest.MonkeyPatch) -> None:
         _, done = run(monkeypatch, ["ps"])
