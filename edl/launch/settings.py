@@ -291,7 +291,7 @@ class LaunchSettings:
     report: ReportSettings = ReportSettings()
     arguments: tuple[str, ...] = ()
     """The command line from which these settings come, without the program."""
-    options: tuple[OptionValue, ...] = ()
+    options: tuple[OptionValue, ...] = field(default=(), repr=False)
     """All options with their sources, for ``edl config``."""
     remarks: tuple[str, ...] = ()
     """Lines for the user, printed once at the start."""

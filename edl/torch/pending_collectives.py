@@ -72,7 +72,7 @@ _started: dict[int, bool] = {}
 
 
 def recorders() -> tuple[Dump, ...]:
-    """What this torch offers; empty before about 2.5."""
+    """What this torch offers; older ones have none that returns JSON."""
     found = [getattr(_c10d(), name) for name in _DUMPS if hasattr(_c10d(), name)]
     return tuple(_dump_with(one) for one in found)
 

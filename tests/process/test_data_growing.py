@@ -101,6 +101,8 @@ def test_ten_files_join_an_epoch_with_three_kills(
         assert again.returncode == 0 and "nothing was added: 10 files already listed" in again.stdout
         told = counts(running)
         assert (told["epoch"], told["records"]) == (0, ALL), "all of it in one epoch"
+        shown = running.cli("data").stdout
+        assert all(f"train     {name}" in shown for name in NODES), "which nodes read"
         epochs = end_soon(running, 1)
         assert set(running.exit_codes().values()) == {0}
         found = committed(running.steps_folder)

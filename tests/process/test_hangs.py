@@ -12,10 +12,12 @@ from tests.process.harness import WORKERS, Job, OutsideEtcd, until
 SCRIPT = (str(WORKERS / "hang_gloo.py"),)
 
 
-def job(etcd: OutsideEtcd, folder: Path, timeout: str, hang_after_s: float, *arguments: str) -> Job:
+def job(
+    etcd: OutsideEtcd, folder: Path, timeout: str, hang_after_s: float, *arguments: str, nnodes: str = "1:1"
+) -> Job:
     options = (f"--hang-timeout={timeout}", "--shutdown-timeout=2")
     named = (f"--hang-after={hang_after_s:g}", *arguments)
-    return Job(folder, [etcd.endpoint], script=SCRIPT, options=options, arguments=named, nnodes="1:1")
+    return Job(folder, [etcd.endpoint], script=SCRIPT, options=options, arguments=named, nnodes=nnodes)
 
 
 @pytest.mark.parametrize("arguments", [(), ("--spins",)], ids=["waiting", "spinning"])
@@ -54,3 +56,15 @@ def test_with_a_learnt_limit_the_alarm_comes_first_and_the_dead_round_is_restart
         assert "restart 1 of 3" in kinds["worker-failed"]
         assert running.exit_codes() == {"a": 0}
         assert list(kinds).index("alarm") < list(kinds).index("worker-failed")
+
+
+def test_nodes_that_wait_for_one_that_works_are_reported_and_not_restarted(etcd: OutsideEtcd, tmp_path: Path) -> None:
+    with job(etcd, tmp_path, "auto:5", 30.0, "--evaluate-for=20", nnodes="2:2") as running:
+        running.start("a", "b")
+        running.wait_world(2)
+        until(lambda: any(one["kind"] == "alarm" for one in running.events()), "the suspicion", pause_s=1.0)
+        (alarm,) = [one["text"] for one in running.events() if one["kind"] == "alarm"]
+        assert "on b (limit" in alarm and "waits for gloo:" in alarm
+        until(lambda: any(one["kind"] == "alarm-cleared" for one in running.events()), "the end of it", pause_s=0.2)
+        assert [one["text"] for one in running.events() if one["kind"] == "worker-failed"] == []
+        assert running.exit_codes() == {"a": 0, "b": 0}

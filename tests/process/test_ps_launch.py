@@ -204,6 +204,8 @@ def test_pservers_beside_trainers_are_kept_running(tmp_path: Path, etcd: Outside
 
         pids = pids_of_pservers(node)
         assert again and shown(job)
+        table = job.cli("ps").stdout
+        assert "2 pservers" in table and "\na-4 " in table and "\na-5 " in table
         end(job)
         assert node.exit_code() == ExitCode.OK
         assert not any(alive(pid) for pid in pids)

@@ -254,7 +254,7 @@ class SimWorld:
         return self.store.modified(self.deps.keys.scale)
 
     def hang(self, after_s: float) -> None:
-        """Let the running round's collectives hang. Agents detect it after ``after_s`` seconds and report it."""
+        """Let the running round's collectives hang. Agents report it after ``after_s`` s, in even rounds as learnt."""
         record = self.checks.record
         if record is None or record.phase is not Phase.RUNNING or not isinstance(self.training, SteppingJob):
             return
@@ -269,7 +269,7 @@ class SimWorld:
             agent = launcher.agent
             running = agent is not None and agent.phase is AgentPhase.RUNNING
             if crew.stalled and running and agent is not None and agent.running_round == crew.world.round:
-                launcher.tell_agent(ag.Report(Hanging(crew.world.round, "no progress")))
+                launcher.tell_agent(ag.Report(Hanging(crew.world.round, "no progress", after_s, record.round % 2 == 0)))
                 launcher.after(1.0, notice, launcher)
 
         for launcher in self.alive():

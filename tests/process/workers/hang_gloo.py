@@ -1,11 +1,12 @@
 """A plain torch script in which one rank leaves the others alone in a collective: in the first round only.
 
-Every rank spins while it waits, as NCCL does: CPU time says nothing about it.
+With ``--spins`` they spin while they wait, as with NCCL: CPU time says nothing about it.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import time
@@ -29,26 +30,40 @@ def gone_astray() -> None:
     time.sleep(3600)
 
 
+def evaluate(for_s: float) -> None:
+    """Compute for a while, without a word."""
+    until_s = time.monotonic() + for_s
+    while time.monotonic() < until_s:
+        sum(range(100_000))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--hang-after", type=float, required=True, metavar="SECONDS")
     parser.add_argument("--spins", action="store_true")
+    parser.add_argument(
+        "--evaluate-for", type=float, default=0.0, metavar="SECONDS", help="instead: rank 0 works alone"
+    )
     options = parser.parse_args()
     rank, first = int(os.environ["RANK"]), os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
     dist.init_process_group("gloo")
     began = time.monotonic()
-    agreed = torch.zeros(1)
-    for step in range(1_000_000):
+    agreed, last = torch.zeros(1), 1_000_000 if first else 20
+    for step in itertools.count():
         agreed[0] = float(time.monotonic() - began > options.hang_after)
         dist.all_reduce(agreed)  # all ranks stop in the same step
         with (options.folder / f"{rank}.steps").open("a") as log:
             line = {"t": time.monotonic(), "step": step, "rank": rank, "world": dist.get_world_size()}
             place = {"round": int(os.environ["EDL_ROUND"]), "pid": os.getpid(), "node": os.environ["EDL_NODE_ID"]}
             log.write(json.dumps(line | place) + "\n")
-        if agreed[0] > 0 and first:
+        if agreed[0] > 0 and first and options.evaluate_for:
+            if rank == 0:
+                evaluate(options.evaluate_for)
+            first, last = False, step + 100
+        elif agreed[0] > 0 and first:
             gone_astray() if rank == 1 else left_alone(torch.ones(1024), spins=options.spins)
-        if not first and step > 20:
+        if step == last:
             break
         time.sleep(0.05)
         print("step", step, flush=True)  # by which the launcher sees that it lives

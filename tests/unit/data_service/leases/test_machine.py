@@ -45,6 +45,7 @@ from edl.master.service import (
 from edl.rendezvous.phrases import duration
 from edl.types import Incarnation, NodeId, Rank, Round
 from edl.wire.records import Member, World
+from edl.wire.status import ServiceShare
 from tests.unit.data_service.test_manifest import small
 
 W = TypeVar("W")
@@ -143,6 +144,16 @@ def numbers(granted: LeasesGranted) -> list[int]:
 
 
 class TestSteps:
+    def test_which_nodes_read(self) -> None:
+        rule = Rule()
+        rule.get(messages.FilesRegistered, 0, RegisterFiles, small().encode(), PLAIN)
+        assert rule.machine.report()[0].shares == ()
+        rule.start()
+        rule.lease(0, 5)
+        rule.lease(1, 5)
+        rule.lease(0, 5, finished=((0, 4),))
+        assert rule.machine.report()[0].shares == (ServiceShare("n0", 1, 1, 4), ServiceShare("n1", 1, 1, 0))
+
     def test_an_epoch(self) -> None:
         rule = Rule().start()
         assert numbers(rule.lease(0, 5)) == [0]  # guided: at most a fourth of four

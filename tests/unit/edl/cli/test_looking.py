@@ -32,7 +32,7 @@ MNIST = ServiceView(
 PSERVERS = (
     ServiceView("ps", "pservers", "2 pservers, all copies in sync", (Count("pservers", 2),)),
     ServiceView(
-        *("ps", "ps-0", "ps-0: 2048 buckets, 2048 copies"),
+        *("ps", "servers/ps-0", "servers/ps-0: 2048 buckets, 2048 copies"),
         (
             *(Count("number", 0), Count("owned_buckets", 2048), Count("copied_buckets", 2048), Count("rows", 1000)),
             *(Count("rows_bytes", 1 << 20), Count("most_bytes", 1 << 30), Count("pulls", 7), Count("lag_s", 0.25)),
@@ -142,7 +142,8 @@ class TestPservers:
 
     def test_json(self, monkeypatch: pytest.MonkeyPatch) -> None:
         _, done = run(monkeypatch, ["ps", "--json"], services=(*PSERVERS, MNIST))
-        assert [one["name"] for one in json.loads(done.stdout)["items"]] == ["pservers", "ps-0", "ps-1", "trainers"]
+        names = [one["name"] for one in json.loads(done.stdout)["items"]]
+        assert names == ["pservers", "servers/ps-0", "ps-1", "trainers"]
 
     def test_a_job_without_pservers(self, monkeypatch: pytest.MonkeyPatch) -> None:
         _, done = run(monkeypatch, ["ps"])
