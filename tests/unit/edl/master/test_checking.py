@@ -10,7 +10,7 @@ import pytest
 from edl.config import FaultTolerance, NodeRange
 from edl.job_records import HealthMode, HealthRules, SlowNodes
 from edl.master import events as ev
-from edl.master.checking import MARGIN_S, request
+from edl.master.checking import MARGIN_S, MOST_NOTED, request
 from edl.master.machine import take_over
 from edl.master.policies.health import KEPT, with_suspect, with_verdicts
 from edl.master.state import Phase
@@ -416,6 +416,17 @@ def test_a_defective_slot_is_dropped_and_its_node_takes_part() -> None:
     world = rule.state.record.world
     assert world is not None and world.members[0].used == (0,)
     assert rule.state.record.dropped[0].why == "found defective: wrong numbers"
+
+
+def test_a_network_that_is_broken_for_all_does_not_flood_the_history() -> None:
+    rule = Checked(NodeRange(1, 26))
+    names = "abcdefghijklmnopqrstuvwxyz"
+    rule.join(*names)
+    rule.probe(deaf=names)
+    rule.probe(deaf=names)
+    assert len(rule.notes) == MOST_NOTED + 2
+    assert rule.notes[-2] == "health check 1: 83 more pairs that cannot exchange data"
+    assert rule.members == names, "nobody is blamed"
 
 
 # --- the record ------------------------------------------------------------------------------------------------------
