@@ -83,21 +83,22 @@ def second_round(first: Pairing, results: Results, reserve: Sequence[str], facto
     others = [node for node in reserve if node not in first]
     pairs: dict[str, set[str]] = {node: set() for node in suspects}
     for index, node in enumerate(suspects):
-        rotated = [*_from(witnesses, index * WITNESSES), *_from(others, index * WITNESSES)]
-        among = [other for other in _from(suspects, index + 1) if other not in first[node]] + list(first[node])
-        peers = [one for one in rotated if one != node]
-        if len(peers) < WITNESSES and not witnesses:
-            peers += [one for one in among if one != node and one not in peers and one not in wrong]
-        for other in peers[:WITNESSES]:
+        start = index * WITNESSES
+        peers = [*_circle(witnesses, start, WITNESSES, node), *_circle(others, start, WITNESSES, node)][:WITNESSES]
+        if not witnesses:  # suspects among each other: first those that have not met, then the old pairs
+            new = _circle(suspects, index + 1, WITNESSES + len(first[node]), node)
+            among = [*(one for one in new if one not in first[node]), *(one for one in first[node] if one not in wrong)]
+            peers = [*peers, *among][:WITNESSES]
+        for other in peers:
             pairs[node].add(other)
             pairs.setdefault(other, set()).add(node)
     return {node: tuple(sorted(peers)) for node, peers in pairs.items()}
 
 
-def _from(nodes: Sequence[str], start: int) -> list[str]:
-    """The nodes in a circle, beginning at an index."""
-    begin = start % len(nodes) if nodes else 0
-    return [*nodes[begin:], *nodes[:begin]]
+def _circle(nodes: Sequence[str], start: int, most: int, without: str) -> list[str]:
+    """The next ``most`` nodes in a circle from an index on, without this one."""
+    steps = range(start, start + min(most + 1, len(nodes)))
+    return [node for step in steps if (node := nodes[step % len(nodes)]) != without][:most]
 
 
 def conclude(rounds: Sequence[tuple[Pairing, Results]], factor: float) -> Conclusion:

@@ -12,6 +12,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from edl.health.plan import (
+    BrokenLink,
     Conclusion,
     NodeResult,
     Pairing,
@@ -37,6 +38,8 @@ MARGIN_S = 5.0
 """Seconds after a probe's time limit until its node counts as silent."""
 LONGEST_WHY = 400
 """Most characters of a reason, so that the record stays small."""
+MOST_NOTED = 8
+"""Most nodes, and most pairs, of a check that have an entry in the history each."""
 
 # --- suspicion -------------------------------------------------------------------------------------------------------
 
@@ -58,7 +61,7 @@ def request(turn: MasterTurn, info: NodeInfo, why: str) -> None:
     """Have a node checked before it takes part again, whatever ``--health-check`` is: at once if it is outside the
     world, else when its world ends. What was known about it no longer holds."""
     if turn.record.phase is not Phase.ENDED:
-        turn.write(health=policy.with_suspect(turn.record.health, info, one_line(why)[:LONGEST_WHY]))
+        turn.write(health=policy.with_suspect(turn.record.health, info, _short(why)))
 
 
 # --- the course of a check -------------------------------------------------------------------------------------------
@@ -150,8 +153,7 @@ def holds_up(turn: MasterTurn, waiting: Sequence[NodeEntry], nodes: int) -> bool
 def begin(turn: MasterTurn, waiting: Sequence[NodeEntry]) -> HealthCheck:
     """Begin a check of these nodes. An odd number gets a witness, a single node two, if there are ready ones."""
     due = sorted(waiting, key=lambda entry: entry.joined)
-    spare = [entry for entry in turn.ready() if entry not in due]
-    witnesses = spare[: 2 if len(due) == 1 else len(due) % 2]
+    witnesses = turn.ready()[: 2 if len(due) == 1 else len(due) % 2]
     number = turn.record.health.checks + 1
     turn.write(health=dataclasses.replace(turn.record.health, checks=number))
     names = tuple(entry.info.node for entry in due)
@@ -238,16 +240,16 @@ def _finish(turn: MasterTurn, check: HealthCheck) -> None:
     rounds = [(pairing, _results(turn, answers)) for pairing, answers in check.rounds]
     found = conclude(rounds, turn.spec.health.factor)
     turn.health = dataclasses.replace(turn.health, check=None, checked_s=turn.now_s, due_since_s=None)
+    judge, due = _Judge(turn, check, found), set(check.due)
     verdicts: list[HealthVerdict] = []
     for node, incarnation in check.incarnations.items():
         entry = turn.current(node, incarnation)
         silent = not any(node in answers for _, answers in check.rounds)
         if entry is None or (silent and not entry.attached):
             continue  # lost, or cut off: checked when it is back
-        if node in check.due or node in found.faulty or node in found.slow:
-            verdicts.append(_verdict(turn, check, entry, found))
-    present = set(turn.nodes)
-    turn.write(health=policy.with_verdicts(turn.record.health, verdicts, present))
+        if node in due or node in found.faulty or node in found.slow:
+            verdicts.append(judge.verdict(entry.info))
+    turn.write(health=policy.with_verdicts(turn.record.health, verdicts, set(turn.nodes)))
     times = {**turn.health.verdict_s, **{one.node: turn.now_s for one in verdicts}}
     known = {one.node for one in turn.record.health.verdicts}
     kept = {node: at_s for node, at_s in times.items() if node in known}
@@ -257,24 +259,35 @@ def _finish(turn: MasterTurn, check: HealthCheck) -> None:
     _expire(turn)
 
 
-def _verdict(turn: MasterTurn, check: HealthCheck, entry: NodeEntry, found: Conclusion) -> HealthVerdict:
-    info = entry.info
-    if info.node in found.faulty:
-        why = one_line(found.faulty[info.node])[:LONGEST_WHY]
+class _Judge:
+    """Turns the conclusion of a check into verdicts."""
+
+    def __init__(self, turn: MasterTurn, check: HealthCheck, found: Conclusion) -> None:
+        self._number = check.number
+        self._found = found
+        self._excludes_slow = turn.spec.health.slow is SlowNodes.EXCLUDE and _are_dispensable(turn, found)
+        self._texts: dict[str, list[str]] = {}
+        """What is worth knowing about nodes that may take part."""
+        for link in found.links:
+            for node in link.nodes:
+                self._texts.setdefault(node, []).append(_link_text(link))
+        for node, answer in check.rounds[-1][1].items():
+            self._texts.setdefault(node, []).extend(answer.remarks)
+
+    def verdict(self, info: NodeInfo) -> HealthVerdict:
+        """The verdict about a node."""
+        node, found = info.node, self._found
+        if node not in found.faulty and node not in found.slow:
+            return policy.sound(info, self._number, _short("; ".join(self._texts.get(node, ()))))
+        faulty = node in found.faulty
+        fitness, why = (Fitness.FAULTY, found.faulty[node]) if faulty else (Fitness.SLOW, found.slow[node])
+        out = faulty or self._excludes_slow
         return HealthVerdict(
-            info.node, info.host, info.incarnation, Fitness.FAULTY, why, True, info.devices, check.number
+            node, info.host, info.incarnation, fitness, _short(why), out, info.devices, number=self._number
         )
-    if info.node in found.slow:
-        out = turn.spec.health.slow is SlowNodes.EXCLUDE and _is_dispensable(turn, entry, found)
-        why = found.slow[info.node]
-        return HealthVerdict(info.node, info.host, info.incarnation, Fitness.SLOW, why, out, info.devices, check.number)
-    links = [link for link in found.links if info.node in link.nodes]
-    remarks = [remark for _, answers in check.rounds[-1:] if (one := answers.get(info.node)) for remark in one.remarks]
-    texts = [*(_link_text(link.nodes, link.error, link.blamed) for link in links), *remarks]
-    return policy.sound(info, check.number, one_line("; ".join(texts))[:LONGEST_WHY])
 
 
-def _is_dispensable(turn: MasterTurn, entry: NodeEntry, found: Conclusion) -> bool:
+def _are_dispensable(turn: MasterTurn, found: Conclusion) -> bool:
     """Whether a world can form without the slow nodes."""
     left = [
         one
@@ -293,29 +306,39 @@ def _drop_slots(turn: MasterTurn, check: HealthCheck) -> None:
             continue
         wrong = {one.slot: one.error for _, answers in check.rounds if node in answers for one in answers[node].slots}
         for slot, why in wrong.items():
-            dropping.unfit(turn, Unfit(node, incarnation, slot, f"found defective: {one_line(why)[:LONGEST_WHY]}"))
+            dropping.unfit(turn, Unfit(node, incarnation, slot, f"found defective: {_short(why)}"))
 
 
 def _note(turn: MasterTurn, check: HealthCheck, verdicts: Sequence[HealthVerdict], found: Conclusion) -> None:
+    slow = [one for one in verdicts if one.fitness is Fitness.SLOW]
+    faulty = [one for one in verdicts if one.fitness is Fitness.FAULTY]
     good = [one.node for one in verdicts if one.fitness is Fitness.GOOD]
-    for link in found.links:
-        turn.note(Kind.HEALTH, _link_text(link.nodes, link.error, link.blamed), severity="warning")
-    for one in verdicts:
-        if one.fitness is Fitness.SLOW:
-            then = "it is kept out" if one.excluded else "it takes part"
-            turn.note(Kind.HEALTH, f"node {one.node} is slow ({one.why}): {then}", one.node, "warning")
-    for one in verdicts:
-        if one.fitness is Fitness.FAULTY:
-            turn.note(Kind.HEALTH, f"node {one.node} is kept out: {one.why}", one.node, "warning")
+    for link in found.links[:MOST_NOTED]:
+        turn.note(Kind.HEALTH, _link_text(link), severity="warning")
+    for one in slow[:MOST_NOTED]:
+        then = "it is kept out" if one.excluded else "it takes part"
+        turn.note(Kind.HEALTH, f"node {one.node} is slow ({one.why}): {then}", one.node, "warning")
+    for one in faulty[:MOST_NOTED]:
+        turn.note(Kind.HEALTH, f"node {one.node} is kept out: {one.why}", one.node, "warning")
+    more = {"pairs that cannot exchange data": found.links, "slow nodes": slow, "faulty nodes": faulty}
+    rest = [
+        f"{len(all_of_them) - MOST_NOTED} more {what}" for what, all_of_them in more.items() if all_of_them[MOST_NOTED:]
+    ]
+    if rest:
+        turn.note(Kind.HEALTH, f"health check {check.number}: {', '.join(rest)}", severity="warning")
     if good:
         rounds = count(check.stage, "round")
         turn.note(Kind.HEALTH, f"health check {check.number} ({rounds}): {listed(good)} passed")
 
 
-def _link_text(nodes: tuple[str, str], error: str, blamed: bool) -> str:
-    a, b = nodes
-    what = f"{a} and {b} cannot exchange data ({one_line(error)})"
-    return f"{what}, though both can with others" if blamed else f"{what}; which of them is faulty is unknown"
+def _link_text(link: BrokenLink) -> str:
+    a, b = link.nodes
+    what = f"{a} and {b} cannot exchange data ({one_line(link.error)})"
+    return f"{what}, though both can with others" if link.blamed else f"{what}; which of them is faulty is unknown"
+
+
+def _short(text: str) -> str:
+    return one_line(text)[:LONGEST_WHY]
 
 
 def _expire(turn: MasterTurn) -> None:

@@ -410,8 +410,9 @@ def _ready(turn: MasterTurn, entry: NodeEntry, ready: Ready) -> None:
         stop_world(turn, f"node {entry.info.node} has stopped its workers")
     elif turn.record.sizing.suspended:
         pass  # a suspended job keeps no waiting workers
-    elif turn.record.rejoins and not (ready.parked or entry.prestarted or entry.draining or unchecked):
-        prestart(turn, entry)
+    elif turn.record.rejoins and not (ready.parked or entry.prestarted or entry.draining):
+        if not unchecked:  # otherwise once it has passed its check
+            prestart(turn, entry)
     elif newcomer:
         waits = ", its workers wait" if ready.parked else ""
         text = f"node {entry.info.node} is ready with {count(entry.info.slots, 'slot')}{waits}"

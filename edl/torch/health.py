@@ -1,14 +1,23 @@
-"""The matrix product of a health check with torch, on each GPU or else on the processor; see
-``edl.worker.probe.product``."""
+"""The parts of a health check with torch: the matrix product on each GPU or else on the processor (see
+``edl.worker.probe.product``), and exchanges between GPUs through NCCL (``edl.worker.probe.exchange``).
+
+The lines for GPUs have never run on one; those of the exchange run with gloo in tests.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import datetime
+from collections.abc import Iterator, Sequence
 
 import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 
+from edl.worker.probe.exchange import ExchangeFailed
 from edl.worker.probe.product import SEEDS, WRONG, WrongProduct, largest_sum, timed
 
+ELEMENTS = 4 << 20
+"""Whole numbers of 4 bytes that each device sends."""
 GPU_FACTOR = 4
 """On a GPU the matrices have this many times as many rows."""
 
@@ -66,3 +75,57 @@ def _verify(result: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> 
     if bool(differs.any()):
         rows = torch.nonzero(differs).flatten().tolist()
         raise WrongProduct(f"{WRONG}: {len(rows)} of {len(result)} rows, the first is {rows[0]}")
+
+
+# --- between devices -------------------------------------------------------------------------------------------------
+
+
+def device_links() -> TorchLinks | None:
+    """Exchanges between GPUs; None: this node has none, or torch has no NCCL."""
+    number = torch.cuda.device_count() if dist.is_available() and dist.is_nccl_available() else 0
+    return TorchLinks([torch.device("cuda", index) for index in range(number)], "nccl") if number else None
+
+
+class TorchLinks:
+    """Exchanges between the devices of two nodes: device i of one with device i of the other; ``DeviceLinks``."""
+
+    def __init__(self, devices: Sequence[torch.device], backend: str) -> None:
+        self._devices = devices
+        self._backend = backend
+        self._store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+        self.store_port = self._store.port
+
+    def exchange(self, name: str, rank: int, host: str, port: int, limit_s: float) -> None:
+        """See ``DeviceLinks``."""
+        limit = datetime.timedelta(seconds=limit_s)
+        store = self._store if rank == 0 else TCPStore(host, port, is_master=False, timeout=limit)
+        ours = PrefixStore(name, store)
+        ours.set_timeout(limit)
+        ours.set(f"devices {rank}", str(len(self._devices)))
+        theirs = int(ours.get(f"devices {1 - rank}"))
+        for index, device in enumerate(self._devices[:theirs]):
+            group = PrefixStore(f"{name}/{index}", store)
+            dist.init_process_group(self._backend, store=group, rank=rank, world_size=2, timeout=limit)
+            try:
+                _gather(device, rank, index)
+            finally:
+                dist.destroy_process_group()
+        ours.set(f"done {rank}", "")
+        ours.get(f"done {1 - rank}")  # the store's side must not go on, and perhaps end, before the other is done
+
+
+def _gather(device: torch.device, rank: int, index: int) -> None:
+    """Gather what both devices send, and compare. Raises ``ExchangeFailed``."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    mine = _pattern(rank, device)
+    both = [torch.empty_like(mine) for _ in range(2)]
+    dist.all_gather(both, mine)
+    for sender, arrived in enumerate(both):
+        if not torch.equal(arrived, _pattern(sender, device)):
+            raise ExchangeFailed(f"device {index}: other numbers arrived than were sent")
+
+
+def _pattern(sender: int, device: torch.device) -> torch.Tensor:
+    numbers = torch.arange(ELEMENTS, dtype=torch.int64) * (7919 + sender) % 1_000_003
+    return numbers.to(torch.int32).to(device)

@@ -57,7 +57,7 @@ class HealthRecord:
 NO_HEALTH = HealthRecord()
 
 
-PROBE_VARIABLE = "EDL_HEALTH_PROBE"
+PROBE_VARIABLE = "EDL_PROBE_ORDER"
 """Environment variable of a probe's process with its ``ProbeOrder`` as JSON."""
 
 

@@ -10,6 +10,18 @@ CGROUPS = Path("/sys/fs/cgroup")
 COUNTERS = Path("/proc/vmstat")
 
 
+_KILLED = (-9, 128 + 9)
+"""Exit statuses of a process killed by SIGKILL, and of a shell whose command was."""
+_CHILD_KILLED = re.compile(r"\bkilled by signal: Killed\b|\bsignal: 9\b|\bSIGKILL\b")
+"""How libraries report a killed child process, such as a worker of a data loader."""
+
+
+def was_killed(exit_code: int, exception: str) -> bool:
+    """Whether a worker, or a child process as its exception says, was killed by SIGKILL, as the kernel does for lack of
+    memory."""
+    return exit_code in _KILLED or bool(exit_code and _CHILD_KILLED.search(exception))
+
+
 @dataclass(frozen=True, slots=True)
 class ControlGroup:
     """Files of a control group, version 1 or 2."""

@@ -13,7 +13,7 @@ from edl.agent.machine.events import WorkerEnded
 from edl.agent.workers.environment import LocalPaths, WorkerGroupDeps, ahead_environment, seat, worker_environment
 from edl.agent.workers.hang import Watched
 from edl.agent.workers.log_paths import Attempt, WorkerFiles
-from edl.agent.workers.oom import OutOfMemory
+from edl.agent.workers.oom import OutOfMemory, was_killed
 from edl.agent.workers.outputs import TIMEOUT_S, Output, Outputs
 from edl.config import JobSpec, LogPlan
 from edl.errors import StarterLost, WorkerStartError
@@ -249,12 +249,12 @@ class WorkerGroup:
         tail = output.stderr.tail()
         words = last_words(code, tail, written)
         output.close()
-        starved = self._memory.look() if code == -signal.SIGKILL else ""
+        starved = self._memory.look() if was_killed(code, words.exception) else ""
         return WorkerEnded(
             worker.born,
             worker.slot,
             code,
-            words.exception or starved,
+            "; ".join(text for text in (words.exception, starved) if text),
             words.traceback,
             tail,
             words.peer_loss,

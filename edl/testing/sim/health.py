@@ -59,7 +59,7 @@ class SimHealth(Plugin):
     def start(self, world: SimWorld) -> None:
         """Answer the probes of this world."""
         self._world = world
-        world.deps.health = self
+        world.deps.probe = self.probe
 
     def heal(self) -> None:
         """From now on, no node is faulty."""

@@ -198,7 +198,7 @@ class SimLauncher(SimProcess):
                 log=self.log,
                 switches=SimSwitchFiles(deps.states.directory),
                 decided=self._agent_decided,
-                health=functools.partial(deps.health.probe, self) if deps.health is not None else None,
+                health=functools.partial(deps.probe, self) if deps.probe is not None else None,
             ),
             dataclasses.replace(state, by_device=bool(info.devices)),
         )

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import random  # noqa: TID251 - the simulator draws everything from one seeded generator
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 from edl.config import JobSpec
 from edl.testing.sim.alarming import SimWatchdogs
 from edl.testing.sim.checks import Checks
-from edl.testing.sim.health import SimHealth
 from edl.testing.sim.loop import SimLoop
 from edl.testing.sim.memory_checkpoints import StateNet
 from edl.testing.sim.network import Network
@@ -20,6 +19,7 @@ from edl.testing.sim.plugins import Plugin
 from edl.testing.sim.store import SimStore
 from edl.testing.sim.timeline import ScheduledCall, Timeline
 from edl.testing.sim.workers import Job
+from edl.wire.health import CheckHealth, HealthChecked
 from edl.wire.keys import JobKeys
 
 MOST_REQUESTS = 100
@@ -51,8 +51,8 @@ class SimDeps:
     healed: bool = False
     """Whether all faults have been undone."""
     paces: SimPaces | None = None
-    health: SimHealth | None = None
-    """Answers the nodes' probes; None: there are no health checks."""
+    probe: Callable[[Any, CheckHealth], Awaitable[HealthChecked | None]] | None = None
+    """Probes the node of a launcher; None: there are no health checks."""
 
     @property
     def keys(self) -> JobKeys:

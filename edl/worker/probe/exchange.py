@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 from edl.types import NodeId
 from edl.wire.health import HealthPeer, LinkFinding
@@ -30,6 +31,19 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 0.5
 LONGEST_HELLO = 4096
 _MAGIC = b"edl-probe-1\n"
 _RIGHT, _WRONG = b"\1", b"\0"
+
+
+class DeviceLinks(Protocol):
+    """Exchanges data between the devices of two nodes, through the communicator of the workers' framework."""
+
+    store_port: int
+    """Port on which it serves the framework's store, for exchanges with nodes that call this one."""
+
+    def exchange(self, name: str, rank: int, host: str, port: int, limit_s: float) -> None:
+        """Exchange data with another node. ``name``: of this exchange, the same on both sides. ``rank``: 0 on the side
+        whose store is used, of which the other side (1) needs ``host`` and ``port``. ``limit_s``: most seconds.
+        Raises ``ExchangeFailed``, or whatever the framework raises."""
+        ...
 
 
 class ExchangeFailed(Exception):
@@ -56,6 +70,10 @@ class Exchanges:
         except OSError:
             self._listener.close()
             raise
+        self.store_port = 0
+        """Port of ``DeviceLinks``, which the others learn; 0: this node has none."""
+        self.stores: dict[str, int] = {}
+        """Their ports, by node, as far as they have some."""
         self._found: dict[str, LinkFinding] = {}
         self._changed = threading.Condition()
 
@@ -94,7 +112,7 @@ class Exchanges:
         with self._reported(peer.node):
             connection = _connected(peer, until_s)
             with connection:
-                self._introduce(connection, until_s)
+                self.stores[peer.node] = self._introduce(connection, until_s)
                 self._put(self._exchange(connection, peer.node, own, until_s, first=True))
 
     def _accept(self, callers: set[str], own: bytes, until_s: float) -> None:
@@ -131,16 +149,18 @@ class Exchanges:
 
     # --- the messages ------------------------------------------------------------------------------------------------
 
-    def _introduce(self, connection: socket.socket, until_s: float) -> None:
-        """The caller's side of the introduction."""
+    def _introduce(self, connection: socket.socket, until_s: float) -> int:
+        """The caller's side of the introduction; returns the other's store port."""
         nonce = draw()
-        hello = json.dumps([self._order.number, self._order.stage, self._ordered.node]).encode()
+        hello = json.dumps([self._order.number, self._order.stage, self._ordered.node, self.store_port]).encode()
         _send(connection, _MAGIC + nonce + struct.pack("!I", len(hello)) + hello, until_s)
         answer = _receive(connection, NONCE_BYTES + PROOF_BYTES, until_s)
         other, proof = answer[:NONCE_BYTES], answer[NONCE_BYTES:]
         if not holds(proof, self._ordered.secret, CALLED, nonce, other):
             raise ExchangeFailed("another program listens on its port")
         _send(connection, prove(self._ordered.secret, CALLER, nonce, other), until_s)
+        (store_port,) = struct.unpack("!I", _receive(connection, 4, until_s))
+        return int(store_port)
 
     def _identify(self, connection: socket.socket, until_s: float) -> str:
         """The callee's side; returns the caller's name. Raises ``ExchangeFailed`` for a stranger."""
@@ -151,13 +171,15 @@ class Exchanges:
         (length,) = struct.unpack("!I", _receive(connection, 4, until_s))
         if length > LONGEST_HELLO:
             raise ExchangeFailed("not a probe")
-        number, stage, node = json.loads(_receive(connection, length, until_s))
+        number, stage, node, store_port = json.loads(_receive(connection, length, until_s))
         secret = self._ordered.secret
         _send(connection, nonce + prove(secret, CALLED, theirs, nonce), until_s)
         if not holds(_receive(connection, PROOF_BYTES, until_s), secret, CALLER, theirs, nonce):
             raise ExchangeFailed("a stranger")
         if (number, stage) != (self._order.number, self._order.stage):
             raise ExchangeFailed("a probe of another check")
+        _send(connection, struct.pack("!I", self.store_port), until_s)
+        self.stores[str(node)] = int(store_port)
         return str(node)
 
     def _exchange(

@@ -8,7 +8,7 @@ import importlib.util
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import cast
 
 from edl.health.readings import faults, remarks
@@ -16,12 +16,13 @@ from edl.wire import json_messages
 from edl.wire.health import HealthChecked, LinkFinding, SlotFinding
 from edl.wire.health_records import PROBE_VARIABLE, ProbeOrder
 from edl.worker.probe import nvml
-from edl.worker.probe.exchange import Exchanges
+from edl.worker.probe.exchange import DeviceLinks, Exchanges
 from edl.worker.probe.plugins import run_plugins
 from edl.worker.probe.product import NumpyDevice, PlainDevice, ProbedDevice
 
 FRAMEWORKS = {"torch": "edl.torch.health", "paddle": "edl.paddle.health"}
-"""For each framework a module with ``devices(slots)``: the devices on which it multiplies."""
+"""For each framework a module with ``devices(slots)``, the devices on which it multiplies, and perhaps with
+``device_links()``, the exchanges between them."""
 RESERVED = 0.1
 """Share of the time limit that remains for the answer when the exchanges end."""
 _GPUS = "/proc/driver/nvidia/gpus"
@@ -43,12 +44,62 @@ def run() -> None:
     checked = own_part(ordered, devices_here)
     answer.write(json_messages.encode(checked) + b"\n")
     until_s = began_s + ordered.order.timeout_s * (1 - RESERVED)
-    links = exchanges.run(until_s) if exchanges is not None else ()
+    links: tuple[LinkFinding, ...] = ()
+    if exchanges is not None:
+        between = _device_links()
+        exchanges.store_port = between.store_port if between is not None else 0
+        links = exchanges.run(until_s)
+        if between is not None:
+            unknown = with_unknown_devices(links, exchanges.stores)
+            answer.write(json_messages.encode(dataclasses.replace(checked, links=unknown)) + b"\n")
+            links = between_devices(ordered, links, exchanges.stores, between, until_s)
     if trouble:
         links = tuple(LinkFinding(peer.node, trouble) for peer in ordered.order.peers)
     answer.write(json_messages.encode(dataclasses.replace(checked, links=links)) + b"\n")
     # At once: daemon threads may wait for a peer, and a broken device may not let its library end.
     os._exit(0)
+
+
+def with_unknown_devices(links: Sequence[LinkFinding], stores: Mapping[str, int]) -> tuple[LinkFinding, ...]:
+    """The answer for the case that the exchanges between devices do not end."""
+    late = "the exchange between the devices did not end"
+    return tuple(
+        dataclasses.replace(link, error=late) if stores.get(link.node) and not link.error else link for link in links
+    )
+
+
+def between_devices(
+    ordered: ProbeOrder,
+    links: Sequence[LinkFinding],
+    stores: Mapping[str, int],
+    between: DeviceLinks,
+    until_s: float,
+) -> tuple[LinkFinding, ...]:
+    """Exchange data between the devices, with all peers whose bytes have arrived and that have devices too. One
+    exchange follows the other, on all nodes in the same order, so that none waits for another in a circle."""
+    hosts = {peer.node: peer.host for peer in ordered.order.peers}
+    found = {link.node: link for link in links}
+    for first, second in sorted((min(ordered.node, node), max(ordered.node, node)) for node in found):
+        node = second if first == ordered.node else first
+        if found[node].error or not stores.get(node):
+            continue
+        name = f"{ordered.order.number}/{ordered.order.stage}/{first}/{second}"
+        rank = 0 if first == ordered.node else 1
+        try:
+            between.exchange(name, rank, hosts[node], stores[node], max(1.0, until_s - time.monotonic()))
+        except Exception as error:  # noqa: BLE001 - whatever a broken device makes its library raise
+            text = f"between the devices: {type(error).__name__}: {error}"
+            found[node] = dataclasses.replace(found[node], error=text)
+    return tuple(found.values())
+
+
+def _device_links() -> DeviceLinks | None:
+    """The communicator between devices; None: there are no devices, or no framework that has one."""
+    for framework, module in FRAMEWORKS.items():
+        if framework in sys.modules:
+            create = getattr(importlib.import_module(module), "device_links", None)
+            return cast("DeviceLinks | None", create()) if create is not None else None
+    return None
 
 
 def own_part(ordered: ProbeOrder, devices: Callable[[int], Sequence[ProbedDevice]]) -> HealthChecked:

@@ -149,6 +149,13 @@ def test_speed_is_compared_within_a_kind() -> None:
     assert set(slow_nodes({**results, "b3": NodeResult(kind="new", product_s=2.1)}, FACTOR)) == {"b3"}
 
 
+@pytest.mark.parametrize(("slow", "others"), [(2, 1), (5, 3), (20, 10)])
+def test_many_slow_nodes_are_all_named(slow: int, others: int) -> None:
+    results = {f"s{number}": NodeResult(product_s=3.0) for number in range(slow)}
+    results |= {f"n{number}": NodeResult(product_s=1.0) for number in range(others)}
+    assert set(slow_nodes(results, FACTOR)) == {f"s{number}" for number in range(slow)}
+
+
 def test_one_that_is_too_fast_makes_no_others_slow() -> None:
     results = {f"n{number}": NodeResult(product_s=1.0) for number in range(5)}
     assert not slow_nodes({**results, "fast": NodeResult(product_s=0.1)}, FACTOR)

@@ -10,7 +10,7 @@ import pytest
 from edl.config import FaultTolerance, NodeRange
 from edl.job_records import HealthMode, HealthRules, SlowNodes
 from edl.master import events as ev
-from edl.master.checking import MARGIN_S, request
+from edl.master.checking import MARGIN_S, MOST_NOTED, request
 from edl.master.machine import take_over
 from edl.master.policies.health import KEPT, with_suspect, with_verdicts
 from edl.master.state import Phase
@@ -316,9 +316,11 @@ def test_the_next_master_repeats_a_check_in_progress() -> None:
     orders = after.orders
     assert orders["a"].number > first.number
     after.say("a", HealthChecked(first.number, 1, error="wrong numbers"))
+    after.say("b", HealthChecked(orders["b"].number, 1, "cpu", links=(LinkFinding(NodeId("a")),)))
     assert after.state.health.check is not None, "an answer to the earlier check is ignored"
-    for name, other in ("ab", "ba"):
-        after.say(name, HealthChecked(orders[name].number, 1, "cpu", links=(LinkFinding(NodeId(other)),)))
+    after.say("a", HealthChecked(orders["a"].number, 2))
+    assert after.state.health.check is not None, "and so is one to another stage"
+    after.say("a", HealthChecked(orders["a"].number, 1, "cpu", links=(LinkFinding(NodeId("b")),)))
     assert after.members == "ab"
 
 
@@ -414,6 +416,17 @@ def test_a_defective_slot_is_dropped_and_its_node_takes_part() -> None:
     world = rule.state.record.world
     assert world is not None and world.members[0].used == (0,)
     assert rule.state.record.dropped[0].why == "found defective: wrong numbers"
+
+
+def test_a_network_that_is_broken_for_all_does_not_flood_the_history() -> None:
+    rule = Checked(NodeRange(1, 26))
+    names = "abcdefghijklmnopqrstuvwxyz"
+    rule.join(*names)
+    rule.probe(deaf=names)
+    rule.probe(deaf=names)
+    assert len(rule.notes) == MOST_NOTED + 2
+    assert rule.notes[-2] == "health check 1: 83 more pairs that cannot exchange data"
+    assert rule.members == names, "nobody is blamed"
 
 
 # --- the record ------------------------------------------------------------------------------------------------------

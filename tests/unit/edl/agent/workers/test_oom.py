@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edl.agent.workers.oom import ControlGroup, OutOfMemory, own_group
+from edl.agent.workers.oom import ControlGroup, OutOfMemory, own_group, was_killed
 
 SECOND = "12:pids:/\n4:memory:/jobs/a\n0::/\n"
 
@@ -18,6 +18,22 @@ def files(tmp_path: Path) -> tuple[ControlGroup, Path]:
     group.limit.write_text(f"{2 << 30}\n")
     host.write_text("nr_free_pages 7\noom_kill 4\n")
     return group, host
+
+
+@pytest.mark.parametrize(
+    ("code", "exception", "killed"),
+    [
+        (-9, "", True),
+        (137, "", True),
+        (1, "RuntimeError: DataLoader worker (pid 12) is killed by signal: Killed. ", True),
+        (1, "SystemError: Fatal: DataLoader process 4 run failed, pid 7 exited by SIGKILL", True),
+        (1, "ValueError: bad", False),
+        (-15, "", False),
+        (0, "", False),
+    ],
+)
+def test_who_may_have_been_killed_for_lack_of_memory(code: int, exception: str, killed: bool) -> None:
+    assert was_killed(code, exception) is killed
 
 
 def test_what_was_before_counts_for_nothing(files: tuple[ControlGroup, Path]) -> None:
