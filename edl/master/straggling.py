@@ -108,10 +108,9 @@ def _place(alarm: Alarm) -> Place:
 
 def _alarm(world: World, place: Place, verdict: StragglerVerdict) -> Alarm:
     node, slot = place
-    because = f": {verdict.evidence}" if verdict.evidence else ""
     text = (
         f"the others wait for rank {rank_of(world, place)} for {verdict.excess:.0%} of each step, "
-        f"cause {verdict.cause.value}{because}. See docs/stragglers.md"
+        f"cause {verdict.cause.value}: it {verdict.evidence.text}. See docs/stragglers.md"
     )
     return Alarm(NAME, f"slot {slot}", Severity.WARNING.value, text, str(node))
 

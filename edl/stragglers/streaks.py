@@ -7,11 +7,12 @@ a rank near the limit is not named and cleared again and again.
 from __future__ import annotations
 
 import collections
+import statistics
 from collections.abc import Collection, Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from edl.stragglers.windows import Cause, Excess
+from edl.stragglers.windows import Cause, Excess, TimeSpent
 
 K = TypeVar("K", bound=Hashable)
 
@@ -20,7 +21,7 @@ GOOD = 0.5
 DOUBT = 2
 """Factor on the number of windows if chance may be behind them."""
 _REMEMBERED = 16
-"""Number of causes that are remembered."""
+"""Number of windows whose causes are remembered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +32,8 @@ class Streak:
     count: int
     excess: float = 0.0
     """Sum over the windows."""
-    causes: tuple[Cause, ...] = ()
-    evidence: Mapping[Cause, str] = field(default_factory=dict)
-    """The newest of each cause."""
+    seen: tuple[tuple[Cause, TimeSpent], ...] = ()
+    """The causes of the last windows, with their values."""
     doubtful: bool = False
     """One of the windows is; see ``Excess``."""
 
@@ -49,7 +49,7 @@ class StragglerVerdict:
     excess: float
     """Mean share of the step time that the others waited for it."""
     cause: Cause
-    evidence: str
+    evidence: TimeSpent
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,19 +79,16 @@ def _next(before: Streak | None, one: Excess) -> Streak | None:
         if one.share >= GOOD * one.limit:
             return None
         return Streak(False, 1 + (before.count if before is not None and not before.slow else 0))
+    seen = (one.cause, one.evidence)
     if before is None or not before.slow:
-        return Streak(True, 1, one.share, (one.cause,), {one.cause: one.evidence}, one.doubtful)
-    return Streak(
-        True,
-        before.count + 1,
-        before.excess + one.share,
-        (*before.causes, one.cause)[-_REMEMBERED:],
-        {**before.evidence, one.cause: one.evidence},
-        before.doubtful or one.doubtful,
-    )
+        return Streak(True, 1, one.share, (seen,), one.doubtful)
+    remembered = (*before.seen, seen)[-_REMEMBERED:]
+    return Streak(True, before.count + 1, before.excess + one.share, remembered, before.doubtful or one.doubtful)
 
 
 def verdict(streak: Streak) -> StragglerVerdict:
-    """The verdict on a rank after a streak of slow windows: its most frequent cause."""
-    cause, _ = collections.Counter(streak.causes).most_common(1)[0]
-    return StragglerVerdict(streak.excess / streak.count, cause, streak.evidence[cause])
+    """The verdict on a rank after a streak of slow windows: its most frequent cause, with the mean values."""
+    (cause, what), _ = collections.Counter((cause, spent.what) for cause, spent in streak.seen).most_common(1)[0]
+    found = [spent for other, spent in streak.seen if (other, spent.what) == (cause, what)]
+    mine, others = (statistics.fmean(shares) for shares in zip(*((one.mine, one.others) for one in found), strict=True))
+    return StragglerVerdict(streak.excess / streak.count, cause, TimeSpent(what, mine, others))

@@ -48,6 +48,20 @@ class Cause(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class TimeSpent:
+    """What a rank does more than the others, as shares of time."""
+
+    what: str
+    mine: float
+    others: float
+
+    @property
+    def text(self) -> str:
+        """In words."""
+        return f"{self.what} {self.mine:.0%} of the time, the others {self.others:.0%}"
+
+
+@dataclass(frozen=True, slots=True)
 class Excess:
     """How one rank differs from the others in one window."""
 
@@ -56,8 +70,7 @@ class Excess:
     limit: float
     """The share above which it counts as slow in this window, considering how much the other ranks differ."""
     cause: Cause
-    evidence: str
-    """The values behind the cause, for people."""
+    evidence: TimeSpent
     doubtful: bool = False
     """Chance may be behind it: it takes more windows to believe it."""
 
@@ -148,8 +161,7 @@ class _Compared(Generic[K]):
     def excess(self, key: K, limit: float) -> Excess:
         """The largest excess of a rank, relative to the limit for its kind of evidence."""
         most = max(self._kinds(key, limit), key=lambda one: one.share / one.limit)
-        text = self._text(most.cause, key) if most.share >= most.limit else ""
-        return Excess(most.share, most.limit, most.cause, text, most.doubtful)
+        return Excess(most.share, most.limit, most.cause, self._spent(most.cause, key), most.doubtful)
 
     def _kinds(self, key: K, limit: float) -> list[_Reason]:
         kinds = [_Reason(self.stopped.excess(key), limit, Cause.STOPPED)]  # chance stops no process
@@ -168,17 +180,15 @@ class _Compared(Generic[K]):
             kinds.append(_Reason(starved, max(limit, usual, _LUCK * lack), Cause.STOPPED, doubtful=True))
         return kinds
 
-    def _text(self, cause: Cause, key: K) -> str:
-        def both(shares: _Shares[K]) -> str:
-            return f"{shares.values[key]:.0%} of the time, the others {shares.others[key]:.0%}"
-
+    def _spent(self, cause: Cause, key: K) -> TimeSpent:
+        what, shares = "is stopped", self.stopped
         if cause is Cause.DATA:
-            return f"it waits for data {both(self.data)}"
-        if cause is Cause.STOPPED and self.stopped.excess(key) >= self.starved.excess(key):
-            return f"its process is stopped {both(self.stopped)}"
-        if cause is Cause.STOPPED:
-            return f"its process has no CPU {both(self.starved)}"
-        return f"it computes {both(self.times.own)}" if self.times is not None else ""
+            what, shares = "waits for data", self.data
+        elif cause is Cause.COMPUTE and self.times is not None:
+            what, shares = "computes", self.times.own
+        elif self.stopped.excess(key) < self.starved.excess(key):
+            what, shares = "has no CPU", self.starved
+        return TimeSpent(what, shares.values[key], shares.others[key])
 
 
 def _shares(windows: Mapping[K, RankPace], value: Callable[[RankPace], float]) -> _Shares[K]:

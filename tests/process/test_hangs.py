@@ -20,6 +20,7 @@ def job(
     return Job(folder, [etcd.endpoint], script=SCRIPT, options=options, arguments=named, nnodes=nnodes)
 
 
+@pytest.mark.soak_but("spinning")
 @pytest.mark.parametrize("arguments", [(), ("--spins",)], ids=["waiting", "spinning"])
 def test_a_rank_that_leaves_the_others_alone_is_found(
     etcd: OutsideEtcd, tmp_path: Path, arguments: tuple[str, ...]
@@ -58,6 +59,7 @@ def test_with_a_learnt_limit_the_alarm_comes_first_and_the_dead_round_is_restart
         assert list(kinds).index("alarm") < list(kinds).index("worker-failed")
 
 
+@pytest.mark.soak
 def test_nodes_that_wait_for_one_that_works_are_reported_and_not_restarted(etcd: OutsideEtcd, tmp_path: Path) -> None:
     with job(etcd, tmp_path, "auto:5", 30.0, "--evaluate-for=20", nnodes="2:2") as running:
         running.start("a", "b")

@@ -70,6 +70,7 @@ def check_only(job: Job, rank: int, cause: str) -> None:
 
 
 @pytest.mark.torch
+@pytest.mark.soak_but("2 ranks")
 @pytest.mark.parametrize(("nodes", "nproc"), [("ab", 1), ("ab", 2)], ids=["2 ranks", "4 ranks"])
 def test_a_worker_that_is_stopped_half_of_the_time(tmp_path: Path, etcd: OutsideEtcd, nodes: str, nproc: int) -> None:
     with job_of(tmp_path, etcd) as job:
@@ -85,6 +86,7 @@ def test_a_worker_that_is_stopped_half_of_the_time(tmp_path: Path, etcd: Outside
 
 
 @pytest.mark.torch
+@pytest.mark.soak_but("compute")
 @pytest.mark.parametrize("how", ["compute", "data"])
 def test_a_rank_that_sleeps_in_each_step(tmp_path: Path, etcd: OutsideEtcd, how: str) -> None:
     with job_of(tmp_path, etcd, f"--slow=0:{how}:0.2") as job:

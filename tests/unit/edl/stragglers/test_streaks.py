@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edl.stragglers.streaks import StragglerVerdict, Streak, judge
-from edl.stragglers.windows import Cause, Excess
+from edl.stragglers.windows import Cause, Excess, TimeSpent
 
 NEEDED = 3
 
@@ -18,7 +18,7 @@ class Following:
 
     def window(self, share: float, cause: Cause = Cause.COMPUTE, doubtful: bool = False) -> bool:
         """Returns whether the rank is named after this window."""
-        found = {"r": Excess(share, 0.2, cause, f"{cause.value} {share}", doubtful)}
+        found = {"r": Excess(share, 0.2, cause, TimeSpent(cause.value, share, 0.1), doubtful)}
         judged = judge(self.streaks, found, self.named, NEEDED)
         self.streaks = dict(judged.streaks)
         self.verdicts += judged.named.values()
@@ -51,13 +51,14 @@ def test_doubtful_windows_take_twice_as_long() -> None:
     assert [rank.window(0.3, Cause.STOPPED, doubtful=number == 1) for number in range(6)] == [False] * 5 + [True]
 
 
-def test_the_most_frequent_cause_is_named_with_its_newest_values() -> None:
+def test_the_most_frequent_cause_is_named_with_its_mean_values() -> None:
     rank = Following()
-    rank.window(0.3, Cause.DATA)
-    rank.window(0.6, Cause.COMPUTE)
-    rank.window(0.3, Cause.DATA)
+    rank.window(0.25, Cause.DATA)
+    rank.window(0.9, Cause.COMPUTE)
+    rank.window(0.5, Cause.DATA)
     (verdict,) = rank.verdicts
-    assert verdict == StragglerVerdict((0.3 + 0.6 + 0.3) / 3, Cause.DATA, "data 0.3")
+    assert verdict == StragglerVerdict((0.25 + 0.9 + 0.5) / 3, Cause.DATA, TimeSpent("data", 0.375, 0.1))
+    assert verdict.evidence.text == "data 38% of the time, the others 10%"
 
 
 def test_a_rank_without_a_window_loses_its_streak() -> None:

@@ -46,7 +46,7 @@ def test_the_rank_that_waits_least_is_the_slow_one() -> None:
     assert slow(found) == [0]
     assert found[0].share == pytest.approx(0.4)
     assert found[0].cause is Cause.COMPUTE
-    assert found[0].evidence == "it computes 90% of the time, the others 50%"
+    assert found[0].evidence.text == "computes 90% of the time, the others 50%"
     assert found[1].share == pytest.approx(-0.4) or found[1].share <= 0
 
 
@@ -62,14 +62,14 @@ def test_causes() -> None:
     assert of(window(peers=0.1, stopped=0.3), healthy)[0].cause is Cause.STOPPED
     starved = of(window(peers=0.1, starved=0.4, idle_share=0.4), healthy)[0]
     assert (starved.cause, starved.slow, starved.doubtful) == (Cause.STOPPED, True, True)
-    assert starved.evidence == "its process has no CPU 40% of the time, the others 0%"
+    assert starved.evidence.text == "has no CPU 40% of the time, the others 0%"
 
 
 def test_a_stopped_process_needs_no_other_evidence() -> None:
     """If collectives take most of the time, a stopped rank mostly stops in one, where all ranks wait alike."""
     found = of(window(peers=0.9, stopped=0.6), window(peers=0.9), window(peers=0.9))
     assert slow(found) == [0]
-    assert found[0].evidence == "its process is stopped 60% of the time, the others 0%"
+    assert found[0].evidence.text == "is stopped 60% of the time, the others 0%"
     assert slow(of(window(peers=UNKNOWN, stopped=0.6), window(peers=UNKNOWN))) == [0]
 
 
