@@ -1,7 +1,7 @@
 """Decides what a running job adds to the denylist and removes from it. Pure.
 
-A job adds the devices of the slots that it has dropped for their failures or for a failed health check, and a host
-if it has dropped all of its slots and their devices are unknown. A slot without a known device is not added on its own:
+A job adds the devices of the slots that it has dropped for their failures or for a failed health check. It adds a host
+that its health check has found faulty, or if it has dropped all of its slots and their devices are unknown. A slot without a known device is not added on its own:
 in another job the same number may be another device.
 """
 
@@ -11,7 +11,11 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from edl.wire.denylist import DenylistEntry
+from edl.wire.health_records import Fitness
 from edl.wire.status import DroppedSlot, JobStatus
+
+
+FAULTY = Fitness.FAULTY.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,21 +52,22 @@ def plan(
     if status.phase == "ended":
         return Plan()
     bad = [one for one in status.dropped if one.by == "job"]
+    faulty = [one for one in status.health if one.excluded and one.state == FAULTY and one.host_id]
     there = {one.name for one in entries if not one.expired(wall_s)}
     until_s = wall_s + author.keep_s if author.keep_s else 0.0
     wanted = {
         one.name: one
         for one in (
             DenylistEntry(host, device, why, f"job {author.job}", author.run, wall_s, until_s)
-            for host, device, why in _bad_hardware(status, bad)
+            for host, device, why in (*((one.host_id, "", one.why) for one in faulty), *_bad_hardware(status, bad))
         )
         if one.name not in there and one.name not in added
     }
+    places = [*((slot.host_id, slot.device) for slot in bad), *((one.host_id, "") for one in faulty)]
     outdated = (
         one.name
         for one in entries
-        if one.expired(wall_s)
-        or (one.run == author.run and not any(one.covers(slot.host_id, slot.device) for slot in bad))
+        if one.expired(wall_s) or (one.run == author.run and not any(one.covers(*place) for place in places))
     )
     return Plan(tuple(wanted.values()), tuple(name for name in outdated if name not in wanted))
 

@@ -282,9 +282,10 @@ class _Judge:
         faulty = node in found.faulty
         fitness, why = (Fitness.FAULTY, found.faulty[node]) if faulty else (Fitness.SLOW, found.slow[node])
         out = faulty or self._excludes_slow
-        return HealthVerdict(
-            node, info.host, info.incarnation, fitness, _short(why), out, info.devices, number=self._number
+        verdict = HealthVerdict(
+            node, info.host, info.incarnation, fitness, _short(why), out, info.devices, self._number
         )
+        return dataclasses.replace(verdict, host_id=info.host_id)
 
 
 def _are_dispensable(turn: MasterTurn, found: Conclusion) -> bool:
@@ -374,8 +375,7 @@ def views(state: MasterState, now_s: float) -> tuple[HealthView, ...]:
         if one.node not in busy:
             at_s = state.health.verdict_s.get(one.node, state.began_s)
             left_s = max(0.0, at_s + rules.expiry_s - now_s) if rules.expiry_s else 0.0
-            view = HealthView(
-                one.node, one.host, one.fitness.value, one.why, one.excluded, now_s - at_s, left_s, one.devices
-            )
-            found.append(view)
+            times_s = now_s - at_s, left_s
+            what = one.node, one.host, one.fitness.value, one.why, one.excluded
+            found.append(HealthView(*what, *times_s, one.devices, one.host_id))
     return tuple(sorted(found, key=lambda one: one.node))

@@ -803,7 +803,7 @@ class ServiceView(_message.Message):
     def __init__(self, service: _Optional[str] = ..., name: _Optional[str] = ..., text: _Optional[str] = ..., counts: _Optional[_Iterable[_Union[Count, _Mapping]]] = ..., shares: _Optional[_Iterable[_Union[ServiceShare, _Mapping]]] = ...) -> None: ...
 
 class HealthView(_message.Message):
-    __slots__ = ("node", "host", "state", "why", "excluded", "age_s", "expires_s", "devices")
+    __slots__ = ("node", "host", "state", "why", "excluded", "age_s", "expires_s", "devices", "host_id")
     NODE_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -812,6 +812,7 @@ class HealthView(_message.Message):
     AGE_S_FIELD_NUMBER: _ClassVar[int]
     EXPIRES_S_FIELD_NUMBER: _ClassVar[int]
     DEVICES_FIELD_NUMBER: _ClassVar[int]
+    HOST_ID_FIELD_NUMBER: _ClassVar[int]
     node: str
     host: str
     state: str
@@ -820,7 +821,8 @@ class HealthView(_message.Message):
     age_s: float
     expires_s: float
     devices: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., state: _Optional[str] = ..., why: _Optional[str] = ..., excluded: bool = ..., age_s: _Optional[float] = ..., expires_s: _Optional[float] = ..., devices: _Optional[_Iterable[str]] = ...) -> None: ...
+    host_id: str
+    def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., state: _Optional[str] = ..., why: _Optional[str] = ..., excluded: bool = ..., age_s: _Optional[float] = ..., expires_s: _Optional[float] = ..., devices: _Optional[_Iterable[str]] = ..., host_id: _Optional[str] = ...) -> None: ...
 
 class JobStatus(_message.Message):
     __slots__ = ("job", "phase", "round", "world_size", "reason", "nnodes", "fault_tolerance", "restarts_used", "restarts_allowed", "master", "nodes", "history", "failures", "era", "restored", "saved", "saved_in", "boundary", "kill", "services", "flaws", "settings", "scale", "dropped", "warnings", "goodput", "commit", "alarms", "hang_timeout", "health")

@@ -91,3 +91,5 @@ class HealthView:
     expires_s: float = 0.0
     """Seconds until the verdict expires; 0: never, or there is no verdict."""
     devices: tuple[str, ...] = ()
+    host_id: str = ""
+    """See ``NodeInfo``."""

@@ -33,6 +33,8 @@ class HealthVerdict:
     """Device UUIDs of each slot, as in ``NodeInfo``."""
     number: int = 0
     """Number of the check."""
+    host_id: str = ""
+    """See ``NodeInfo``."""
 
 
 @dataclass(frozen=True, slots=True)

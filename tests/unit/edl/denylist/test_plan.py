@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 from edl.denylist.plan import Author, Plan, counting, plan
 from edl.wire.denylist import DenylistEntry
+from edl.wire.health import HealthView
 from edl.wire.status import DroppedSlot, JobStatus, NodeView
 
 ME = Author("digits", "run1", 100.0)
@@ -53,6 +55,20 @@ def test_a_host_is_added_once_all_its_slots_are_bad() -> None:
     assert plan(status(one, two), (), (), ME, NOW_S) == Plan(), "the number of slots of an absent node is unknown"
     nameless = dropped(host="")
     assert plan(status(nameless, nodes=(node(),)), (), (), ME, NOW_S) == Plan()
+
+
+def test_a_host_that_a_health_check_found_faulty_is_added_until_it_is_good() -> None:
+    view = HealthView("a", "10.0.0.1", "faulty", "wrong numbers", excluded=True, host_id="m1")
+    (one,) = plan(dataclasses.replace(status(), health=(view,)), (), (), ME, NOW_S).add
+    assert (one.name, one.reason) == ("host/m1", "wrong numbers")
+    assert plan(dataclasses.replace(status(), health=(view,)), (one,), {one.name}, ME, NOW_S) == Plan()
+    good = dataclasses.replace(view, state="good", excluded=False)
+    assert names(plan(dataclasses.replace(status(), health=(good,)), (one,), {one.name}, ME, NOW_S)) == (
+        [],
+        ["host/m1"],
+    )
+    slow = dataclasses.replace(view, state="slow")
+    assert plan(dataclasses.replace(status(), health=(slow,)), (), (), ME, NOW_S) == Plan(), "no other job's concern"
 
 
 def test_what_somebody_has_removed_is_not_added_again() -> None:
