@@ -1,8 +1,8 @@
 """Decides what a running job adds to the denylist and removes from it. Pure.
 
 A job adds the devices of the slots that it has dropped for their failures or for a failed health check. It adds a host
-that its health check has found faulty, or if it has dropped all of its slots and their devices are unknown. A slot without a known device is not added on its own:
-in another job the same number may be another device.
+that its health check has found faulty, or if it has dropped all of its slots and their devices are unknown. A slot
+without a known device is not added on its own: in another job the same number may be another device.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from edl.wire.denylist import DenylistEntry
 from edl.wire.health_records import Fitness
 from edl.wire.status import DroppedSlot, JobStatus
-
 
 FAULTY = Fitness.FAULTY.value
 
