@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from edl import __version__
-from edl.cli import data, errors, history, notify, output, size, top, watch
+from edl.cli import data, denylist, errors, history, notify, output, size, top, watch
 from edl.cli.options import job_options, wait_option, where_of
 from edl.errors import EdlError
 from edl.exit_codes import ExitCode
@@ -96,6 +96,7 @@ edl.add_command(history.history)
 edl.add_command(output.logs)
 edl.add_command(output.stacks)
 edl.add_command(notify.notify)
+edl.add_command(denylist.denylist)
 edl.add_command(watch.watch)
 for _command in size.COMMANDS:
     edl.add_command(_command)

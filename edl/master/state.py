@@ -13,6 +13,7 @@ from edl.master.policies.slots import Dropped, Strike
 from edl.master.sizing import NO_SIZING, Departing, SeenRequest, Sizing
 from edl.types import Incarnation, NodeId, Round
 from edl.wire.alarm import Alarm
+from edl.wire.denylist import DenylistEntry
 from edl.wire.health_records import NO_HEALTH, HealthRecord
 from edl.wire.messages import Finish
 from edl.wire.purpose import Purpose
@@ -275,6 +276,8 @@ class MasterState:
     """Time until which the cause of ``held`` is waited for."""
     dropped_s: Mapping[tuple[NodeId, int], float] = field(default_factory=dict)
     """Times at which the cool-downs of automatically dropped slots began, as far as this Master knows."""
+    denylist: tuple[DenylistEntry, ...] = ()
+    """The entries of the denylist that count, as far as this Master knows."""
     settings_failed: bool = False
     """Whether no step boundary could be agreed on for new settings; it is not tried again in this world."""
     resizing: bool = False

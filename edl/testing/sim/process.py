@@ -49,6 +49,8 @@ class SimDeps:
     watchdogs: SimWatchdogs | None = None
     probe: Callable[[Any, CheckHealth], Awaitable[HealthChecked | None]] | None = None
     """Probes the node of a launcher; None: there are no health checks."""
+    healed: bool = False
+    """Whether all faults have been undone."""
 
     @property
     def keys(self) -> JobKeys:
