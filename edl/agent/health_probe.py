@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
@@ -57,8 +58,8 @@ class HealthProbe:
         self._settings = settings
 
     async def probe(self, order: CheckHealth) -> HealthChecked | None:
-        """Carry out an order; returns what was found, or None if no process could be started. A probe that takes too
-        long or fails is a finding. If the call is cancelled, the process is killed."""
+        """Carry out an order; returns what was found, or None if no process could be started, or if it was killed. A
+        probe that takes too long or fails is a finding. If the call is cancelled, the process is killed."""
         settings = self._settings
         ordered = ProbeOrder(order, settings.node, settings.slots, settings.secret(order.number), settings.probes)
         environment = {**settings.environment, PROBE_VARIABLE: json_messages.encode(ordered).decode()}
@@ -85,9 +86,9 @@ class HealthProbe:
         return found_in(order, bytes(stdout.data), bytes(stderr.data), late=late)
 
 
-def found_in(order: CheckHealth, stdout: bytes, stderr: bytes, *, late: bool) -> HealthChecked:
+def found_in(order: CheckHealth, stdout: bytes, stderr: bytes, *, late: bool) -> HealthChecked | None:
     """What a probe has found, according to its output: the last complete line of stdout. ``late``: it was killed
-    because it did not end in time."""
+    because it did not end in time. None: it ended without a word, as one that was killed with its fork server."""
     for line in reversed(stdout.splitlines()):
         try:
             return json_messages.decode(HealthChecked, line)
@@ -97,9 +98,12 @@ def found_in(order: CheckHealth, stdout: bytes, stderr: bytes, *, late: bool) ->
     if late:
         limit = f"{order.timeout_s:g}"
         return replace(nothing, error=f"its own part did not end within {limit} s (--health-check-timeout={limit})")
-    said = [line.strip() for line in stderr.decode(errors="replace").splitlines() if line.strip()]
-    fatal = next((line for line in said if line.startswith("Fatal Python error")), said[-1] if said else "no message")
-    return replace(nothing, error=f"the probe ended without a result: {fatal}")
+    said = [line for line in stderr.decode(errors="replace").splitlines() if _FATAL.match(line)]
+    return replace(nothing, error=f"the probe ended without a result: {said[0].strip()}") if said else None
+
+
+_FATAL = re.compile(r"Fatal Python error|[A-Za-z_][\w.]*(?:Error|Exception|Exit)\b")
+"""Begins the line in which a process says why it ends."""
 
 
 class _Pipe:

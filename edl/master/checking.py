@@ -38,6 +38,8 @@ MARGIN_S = 5.0
 """Seconds after a probe's time limit until its node counts as silent."""
 LONGEST_WHY = 400
 """Most characters of a reason, so that the record stays small."""
+LONGEST_REMARK = 160
+"""The same for a node that takes part, of which there may be a thousand."""
 MOST_NOTED = 8
 """Most nodes, and most pairs, of a check that have an entry in the history each."""
 
@@ -278,7 +280,7 @@ class _Judge:
         """The verdict about a node."""
         node, found = info.node, self._found
         if node not in found.faulty and node not in found.slow:
-            return policy.sound(info, self._number, _short("; ".join(self._texts.get(node, ()))))
+            return policy.sound(info, self._number, _short("; ".join(self._texts.get(node, ())))[:LONGEST_REMARK])
         faulty = node in found.faulty
         fitness, why = (Fitness.FAULTY, found.faulty[node]) if faulty else (Fitness.SLOW, found.slow[node])
         out = faulty or self._excludes_slow

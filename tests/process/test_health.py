@@ -79,3 +79,30 @@ def test_a_python_exception_is_no_reason_for_a_check(etcd: OutsideEtcd, tmp_path
         running.wait_world(2, after=first.round)
         assert not [event for event in running.events() if event["kind"] == "health"]
         assert running.status()["health"] == []
+
+
+@pytest.mark.parametrize("standby", ["spawn", "none"])
+def test_a_node_is_checked_however_its_workers_are_started(etcd: OutsideEtcd, tmp_path: Path, standby: str) -> None:
+    with job(etcd, tmp_path, "--health-check=join", f"--standby={standby}", nnodes="2") as running:
+        running.start("a", "b")
+        running.wait_world(2)
+        health = by_node(running.status())
+        assert {node: (one["state"], one["why"]) for node, one in health.items()} == {
+            "a": ("good", ""),
+            "b": ("good", ""),
+        }
+        (checked,) = [event for event in running.events() if event["kind"] == "health"]
+        assert checked["text"] == "health check 1 (1 round): a, b passed"
+
+
+def test_a_new_node_of_a_job_that_rejoins_is_checked_before_its_workers_wait(etcd: OutsideEtcd, tmp_path: Path) -> None:
+    script = (str(WORKERS / "rejoin_plain.py"),)
+    with job(etcd, tmp_path, "--health-check=both", nnodes="1:2", script=script) as running:
+        running.start("a")
+        one = running.wait_world(1)
+        running.start("b")
+        running.wait_world(2, after=one.round)
+        events = [(event["kind"], event["node"]) for event in running.events()]
+        assert events.count(("node-joined", "b")) == 1
+        texts = [event["text"] for event in running.events() if event["kind"] == "health"]
+        assert texts == ["health check 1 (1 round): a passed", "health check 2 (1 round): b passed"]

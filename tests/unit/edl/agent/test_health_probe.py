@@ -24,11 +24,13 @@ def line(**fields: Any) -> bytes:
 
 
 def test_the_last_line_counts() -> None:
-    assert found_in(ORDER, line() + line(kind="cpu"), b"", late=False).kind == "cpu"
+    found = found_in(ORDER, line() + line(kind="cpu"), b"", late=False)
+    assert found is not None and found.kind == "cpu"
 
 
 def test_half_a_line_does_not() -> None:
-    assert found_in(ORDER, line(kind="cpu") + line(kind="gpu")[:20], b"", late=True).kind == "cpu"
+    found = found_in(ORDER, line(kind="cpu") + line(kind="gpu")[:20], b"", late=True)
+    assert found is not None and found.kind == "cpu"
 
 
 @pytest.mark.parametrize(
@@ -41,11 +43,16 @@ def test_half_a_line_does_not() -> None:
             "Fatal Python error: Segmentation fault",
         ),
         (b"Traceback\nImportError: libcuda.so\n", False, "the probe ended without a result: ImportError: libcuda.so"),
-        (b"", False, "no message"),
     ],
 )
 def test_a_probe_without_a_result_is_a_fault(stderr: bytes, late: bool, error: str) -> None:
-    assert error in found_in(ORDER, b"", stderr, late=late).error
+    found = found_in(ORDER, b"", stderr, late=late)
+    assert found is not None and error in found.error
+
+
+@pytest.mark.parametrize("stderr", [b"", b"UserWarning: old driver\n  warnings.warn()\n"])
+def test_a_probe_that_was_killed_is_no_finding(stderr: bytes) -> None:
+    assert found_in(ORDER, b"", stderr, late=False) is None
 
 
 class Starter:
