@@ -23,6 +23,7 @@
     ├── PsError             a parameter server refused, is unreachable, or lost rows that a trainer needs
     ├── SchedulerError      a scheduler is unreachable or refused
     ├── NotificationError   a notification could not be delivered
+    ├── DenylistError     the directory of the denylist cannot be read or written
     ├── Killed              the kill switch is set
     ├── JobFailed           a job started from Python has failed; names the root cause
     ├── WorkerStartError    a worker process could not be created
@@ -186,6 +187,12 @@ class NotificationError(EdlError):
     def __init__(self, message: str, *, retry: bool) -> None:
         super().__init__(message)
         self.retry = retry
+
+
+class DenylistError(EdlError):
+    """The directory of the denylist cannot be read or written."""
+
+    exit_code = ExitCode.USAGE
 
 
 class Killed(EdlError):

@@ -8,6 +8,7 @@ from typing import Protocol
 from edl.ports import ElectedMaster
 from edl.types import FencingToken
 from edl.wire.alarm import Alarm
+from edl.wire.denylist import DenylistEntry
 from edl.wire.messages import Asked
 from edl.wire.status import Answer, EventsRequest, HistoryEntry
 
@@ -25,6 +26,10 @@ class WatchedMaster(ElectedMaster, Protocol):
     def watched(self, alarms: Sequence[Alarm]) -> None:
         """Report the alarms of the watchdogs for the whole job; these are all of them. They are in the history, and
         ``status`` shows them, as soon as the store has them."""
+        ...
+
+    def denylist(self, entries: Sequence[DenylistEntry]) -> None:
+        """Report the entries of the denylist that count; these are all of them."""
         ...
 
     async def store_trouble(self) -> str:

@@ -107,6 +107,18 @@ async def master_of(where: Where) -> AsyncIterator[JobClient]:
         await client.close()
 
 
+@contextlib.asynccontextmanager
+async def store_of(where: Where) -> AsyncIterator[Store]:
+    """The store itself, whatever jobs it has. Raises ``UsageError`` for a secret that cannot be read."""
+    secret, _ = secret_from(where.secret_file, where.secret, JobId(where.job))
+    tls = where.tls or await _proof(where.endpoints, identity_of(secret) if secret is not None else None)
+    store = EtcdStore(where.endpoints, tls=tls, user=where.user, password=where.password)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
 def located(where: Where) -> Where:
     """Fill in job, store and secret file from the launchers of this host, unless the store is given. A command that
     asks repeatedly does this once, so that it goes on when the launcher of this host has ended. Raises

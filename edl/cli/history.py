@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import sys
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from edl.adapters.clock import wall_clock_s
+from edl.cli.options import duration_s
 from edl.config import environment
 from edl.errors import SettingError
 
@@ -23,7 +23,6 @@ SHOWN = 200
 """Default of ``--last``."""
 _MARGIN = 3
 """Lines of a file that are read for each row: a round has several."""
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 @click.command()
@@ -129,9 +128,9 @@ def _since(text: str) -> float:
     """Seconds since 1970; 0: no limit. Raises ``SettingError``."""
     if not text:
         return 0.0
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
-    if match is not None:
-        return wall_clock_s() - float(match[1]) * _UNITS[match[2]]
+    ago_s = duration_s(text)
+    if ago_s is not None:
+        return wall_clock_s() - ago_s
     try:
         return datetime.fromisoformat(text).timestamp()
     except ValueError:

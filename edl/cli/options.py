@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -26,11 +27,10 @@ def _where_option(name: str, metavar: str, help_text: str) -> Callable[[F], F]:
     )
 
 
-def job_options(function: F) -> F:
-    """Add the options that select the job, and ``--json``."""
+def store_options(function: F) -> F:
+    """Add the options that select the store, and ``--json``."""
     for option in (
         _where_option("endpoint", "HOST:PORT[,…]", "Members of the store. Default: the store of the job on this host."),
-        _where_option("id", "JOB", "Name of the job. Default: the only job in the store."),
         _where_option("conf", "K=V[,…]", "Credentials for the store: ca, cert, key, user, password."),
         click.option(
             "--secret-file",
@@ -45,12 +45,27 @@ def job_options(function: F) -> F:
     return function
 
 
+def job_options(function: F) -> F:
+    """Add the options that select the job, and ``--json``."""
+    return _where_option("id", "JOB", "Name of the job. Default: the only job in the store.")(store_options(function))
+
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def duration_s(text: str) -> float | None:
+    """Parse ``90s``, ``15m``, ``2h`` or ``3d``, in seconds; None: it is something else."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
+    return float(match[1]) * _UNITS[match[2]] if match is not None else None
+
+
 wait_option = click.option("--wait/--no-wait", default=True, help="Whether to wait for the outcome. Default: wait.")
 reason_option = click.option("--reason", default="", metavar="TEXT", help="The reason, recorded in the history.")
 
 
 def where_of(options: dict[str, str]) -> Where:
-    """Parse the options that ``job_options`` adds; reports unknown keys of ``--rdzv-conf``. Raises ``UsageError``."""
+    """Parse the options that ``job_options`` or ``store_options`` adds; reports unknown keys of ``--rdzv-conf``. Raises
+    ``UsageError``."""
     from edl.adapters.etcd_plan import parse_endpoints
     from edl.adapters.etcd_rpc import EtcdTls
     from edl.cli.find import Where
@@ -64,5 +79,5 @@ def where_of(options: dict[str, str]) -> Where:
     endpoints = parse_endpoints(options["rdzv_endpoint"])
     login = conf.get("user"), conf.get("password")
     return Where(
-        options["rdzv_id"], endpoints, tls, *login, options["secret_file"], environment().get("EDL_SECRET", "")
+        options.get("rdzv_id", ""), endpoints, tls, *login, options["secret_file"], environment().get("EDL_SECRET", "")
     )

@@ -121,7 +121,8 @@ def hang_lines(status: JobStatus) -> list[str]:
 def _dropped(one: DroppedSlot) -> str:
     """One dropped slot: why it is not used, and how to use it again."""
     what = f"slot {one.slot} of {one.node}" + (f" ({one.device})" if one.device else "")
-    again = f"edl uncordon {one.node} --device={one.slot}"
+    denied = one.by == "denylist"
+    again = "edl denylist" if denied else f"edl uncordon {one.node} --device={one.slot}"
     return f"Dropped: {what} after round {one.round}: {one.why}. To use it again: {again}"
 
 

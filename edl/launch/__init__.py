@@ -5,16 +5,16 @@ The main path: ``__main__`` (entry point), ``resolved_options`` and ``cli`` (opt
 launcher) and ``launcher`` (runs them).
 
 - Options: the table ``options``; ``effective_options`` (for ``edl config``); the subjects ``data_option``,
-  ``history_options``, ``http_options``, ``leave_options``, ``log_options``, ``notify_options``, ``ps_options``,
-  ``replica_options``, ``scale_options``, ``slot_options``, ``store_options`` and ``sync_options``; ``spelling`` and
-  ``naming``.
+  ``denylist_options``, ``history_options``, ``http_options``, ``leave_options``, ``log_options``, ``notify_options``,
+  ``ps_options``, ``replica_options``, ``scale_options``, ``slot_options``, ``store_options`` and ``sync_options``;
+  ``spelling`` and ``naming``.
 - Command lines of other launchers: ``dropin_table``; ``torch``, ``torchrun_options``, ``torchrun_store``,
   ``torchrun_table``; ``paddle``, ``paddle_devices``, ``paddle_options``, ``paddle_table``, ``script_servers``;
   ``cluster_env`` for the variables of schedulers.
 - Jobs from Python: ``api``, ``api_options``, ``function_launch``.
 - Helper processes: ``helpers``, ``helper_process``, ``readers``, ``pservers``. The Master's companions: ``scaling``
-  for the scheduler, ``watching`` for watchdogs and notifications; ``disk_watch`` and ``hang_sources`` in
-  every launcher.
+  for the scheduler, ``watching`` for watchdogs and notifications, ``denylist_companion``; ``disk_watch`` and
+  ``hang_sources`` in every launcher.
 - Directories of the script that are kept alike on all nodes: ``synced_dirs``.
 - This host: ``accelerators``, ``addresses``, ``descriptors``, ``numa_binding`` (binds workers to cores),
   ``preemption_notices``.

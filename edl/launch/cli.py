@@ -27,6 +27,7 @@ from edl.config import (
 from edl.errors import SettingError
 from edl.job_records import DataFiles, SchedulerChoice
 from edl.launch.data_option import data_sets, functions_from
+from edl.launch.denylist_options import denylist_from, host_id_from
 from edl.launch.effective_options import effective
 from edl.launch.history_options import history_from
 from edl.launch.http_options import http_from
@@ -123,6 +124,7 @@ def _launch_settings(resolved: ResolvedOptions, sizes: Sizes, invocation: Invoca
         state=state,
         sync=sync,
         history=history_from(options, state.checkpoint_dir, sync.roots),
+        denylist=denylist_from(options, store),
         readers=_readers(options, spec.data),
         servers=sizes.servers,
         http=http,
@@ -263,7 +265,8 @@ def _node(
         allowed = f"must be from 0 to {nodes.maximum - 1}, below the maximum of --nnodes={nodes}"
         raise SettingError("--node-rank", rank, allowed, "Or omit it: nodes get ranks in the order they join")
     name = _node_name(options, node_name(scheduler, env))
-    return record(NodeSettings, options, name=name, index=node_index(options, scheduler, env))
+    host_id = host_id_from(options["host_id"], env)
+    return record(NodeSettings, options, name=name, index=node_index(options, scheduler, env), host_id=host_id)
 
 
 def _node_name(options: Mapping[str, Any], scheduled: str = "") -> NodeId:

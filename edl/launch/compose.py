@@ -48,7 +48,7 @@ from edl.agent.workers.workers import WorkerGroup
 from edl.checkpoint.manager import CheckpointManager
 from edl.config import JobSpec, LogPlan, changed, environment
 from edl.errors import EdlError
-from edl.launch import log_options, pservers, readers, scaling, watching
+from edl.launch import denylist_companion, log_options, pservers, readers, scaling, watching
 from edl.launch.accelerators import paddle_devices, slot_identities, visible_devices
 from edl.launch.addresses import address_towards, etcd_leases, identity_for
 from edl.launch.console import console, listen_to_modules
@@ -238,6 +238,7 @@ async def _join(
             spare_slots=settings.spare_slots,
             devices=slot_identities(visible_devices(), settings.slots + settings.spare_slots),
             role=settings.workers.role,
+            host_id=settings.node.host_id,
         )
         deps.info = await retried(lambda: registration.join(info), settings)
     except EdlError:
@@ -369,10 +370,14 @@ def _begin_beside(settings: LaunchSettings, deps: _NodeDeps, wired: Wired) -> No
 
 
 def _companions(settings: LaunchSettings, deps: _NodeDeps, log: Callable[[str], None]) -> scaling.Companions:
-    """What runs beside the Master: the scheduler's reconciler, watchdogs and notifications."""
-    scaled = scaling.companions(settings, deps.opened.store, deps.opened.endpoints, log)
-    watch = watching.companions(settings, deps.registration.token, log)
-    return lambda master: (*scaled(master), *watch(master))
+    """What runs beside the Master: the scheduler's reconciler, watchdogs and notifications, the denylist."""
+    store, token = deps.opened.store, deps.registration.token
+    parts = (
+        scaling.companions(settings, store, deps.opened.endpoints, log),
+        watching.companions(settings, token, log),
+        denylist_companion.companions(settings, store, token, log),
+    )
+    return lambda master: tuple(work for part in parts for work in part(master))
 
 
 def _begin_disk_watch(settings: LaunchSettings, deps: _NodeDeps, agent: AgentShell) -> None:

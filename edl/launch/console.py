@@ -13,10 +13,12 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 WAITING_BYTES = 8 << 20
 """Limit in bytes on output that is queued while the console does not accept it."""
+LAST_WORDS_S = 1.0
+"""Seconds that a process which exits at once waits for the console to accept what is queued."""
 FORMED = re.compile(r"round \d+: ")
 """Matches the log line about a new world."""
 
@@ -129,6 +131,10 @@ class _Queued(io.BufferedIOBase):
     def name(self) -> int:
         return self._descriptor
 
+    def drain(self, limit_s: float) -> None:
+        """Wait until everything queued has been written, at most ``limit_s`` seconds."""
+        self._writer.drain(limit_s)
+
     def write(self, data: Any) -> int:
         self._writer.put(self._descriptor, bytes(data))
         return len(data)
@@ -170,13 +176,18 @@ class _Writer:
                 other, lost = self._waiting.popleft()
                 self._bytes -= len(lost)
                 self._dropped[other] += lost.count(b"\n")
-            self._changed.notify()
+            self._changed.notify_all()
+
+    def drain(self, limit_s: float) -> None:
+        """Wait until all queued data has been written, at most ``limit_s`` seconds."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._bytes, limit_s)
 
     def close(self) -> None:
         """Wait until all queued data has been written."""
         with self._changed:
             self._closing = True
-            self._changed.notify()
+            self._changed.notify_all()
         self._thread.join()
 
     def _run(self) -> None:
@@ -195,6 +206,7 @@ class _Writer:
                     self._failed[descriptor] = error
             with self._changed:
                 self._bytes -= len(data)
+                self._changed.notify_all()
 
 
 def _write_all(descriptor: int, data: bytes) -> None:
@@ -203,6 +215,16 @@ def _write_all(descriptor: int, data: bytes) -> None:
             data = data[os.write(descriptor, data) :]
         except BlockingIOError:  # another process has made the shared terminal non-blocking
             select.select([], [descriptor], [])
+
+
+def exit_at_once(status: int) -> NoReturn:
+    """Exit with this status, whatever is still running in this process. What has been printed is written first, unless
+    the console does not accept it within ``LAST_WORDS_S`` seconds."""
+    for stream in (sys.stdout, sys.stderr):
+        queue = getattr(stream, "buffer", None)
+        if isinstance(queue, _Queued):
+            queue.drain(LAST_WORDS_S)
+    os._exit(status)
 
 
 def close_console() -> None:

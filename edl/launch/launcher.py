@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from edl.agent.machine.state import Outcome
 from edl.agent.shell import AgentShell
 from edl.errors import StoreError
 from edl.exit_codes import ExitCode
+from edl.launch.console import exit_at_once
 from edl.launch.preemption_notices import Poller
 from edl.launch.registration import JobEnded, Registration
 from edl.launch.settings import LeaveSettings
@@ -135,7 +135,7 @@ class LauncherDeps:
     """Whether the launcher of a failed job exits with the status of the worker that failed first."""
     kill_workers: Callable[[], None] = lambda: None
     """Sends SIGKILL to every worker and to the fork server, without waiting."""
-    exit_now: Callable[[int], object] = os._exit
+    exit_now: Callable[[int], object] = exit_at_once
     """Exits this process with a status at once, whatever is still running in it."""
 
 

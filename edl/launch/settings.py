@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from edl.agent.workers import torch_environment
 from edl.agent.workers.paddle_environment import NOWHERE, ScriptPlaces
 from edl.checkpoint.memory.copy_policy import Copying
 from edl.config import JobSpec, LogPlan, NodeRange, ScriptServers, Standby
+from edl.errors import SettingError
 from edl.job_records import Training
 from edl.notify.settings import NO_NOTIFICATIONS, NotifySettings
 from edl.ports import WorkerCommand
@@ -101,6 +103,23 @@ class HistorySettings:
     """Absolute path of the history directory; empty: none."""
     most_bytes: int = 64 << 20
     """Limit on the files of one job in it; 0: no limit."""
+
+
+WEEK_S = 7 * 24 * 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class DenylistSettings:
+    """The list of bad devices and machines that jobs share."""
+
+    where: str = ""
+    """``store``: the job's etcd; else a path or URL; empty: there is none."""
+    keep_s: float = WEEK_S
+    """Seconds until an entry that this job adds expires; 0: never."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.keep_s < math.inf:
+            raise SettingError("--denylist-for", self.keep_s, "must be a number of seconds, 0 or more")
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +256,8 @@ class NodeSettings:
     """Address other nodes reach this one at; empty: the one that leads to the store."""
     rack: str = ""
     """Where it stands: copies of its commits prefer another rack."""
+    host_id: str = ""
+    """Name of the host in the denylist."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +273,7 @@ class LaunchSettings:
     state: StateSettings
     sync: SyncSettings = SyncSettings()
     history: HistorySettings = HistorySettings()
+    denylist: DenylistSettings = DenylistSettings()
     readers: ReaderPool = ReaderPool()
     """Remote readers that run beside the workers."""
     servers: ServerSettings = ServerSettings()

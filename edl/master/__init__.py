@@ -2,8 +2,8 @@
 
 - Its pure machine: ``machine`` handles each of the ``events`` in a ``turn`` on the ``state``. What a handler decides is
   in ``forming`` (the next world), ``incidents`` (workers that fail or hang), ``planning`` (step boundaries),
-  ``restoring`` (the commit to begin from), ``dropping`` (slots), ``alarms`` (of watchdogs), ``away`` (nodes that
-  return), ``hyper`` (batch and learning rate), ``sizing``, ``resizing`` and ``autoscaling`` (the number of
+  ``restoring`` (the commit to begin from), ``dropping`` (slots), ``denylist``, ``alarms`` (of watchdogs), ``away``
+  (nodes that return), ``hyper`` (batch and learning rate), ``sizing``, ``resizing`` and ``autoscaling`` (the number of
   nodes), and ``policies``.
   ``invariants`` lists what holds after every step.
 - Its shell: ``shell``, with ``companions``, ``guarded`` (writes under the fencing token), ``history``, ``chronicle``

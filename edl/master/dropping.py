@@ -56,10 +56,14 @@ def judge(turn: MasterTurn) -> None:
     if failure is None or entry is None or turn.member(entry) is None:
         return
     slot = rules.slot_in(failure)
-    strikes, strike = rules.struck(turn.record.strikes, entry.info, slot)
+    strikes, strike = rules.struck(turn.record.strikes, entry.info, slot, failure.rank)
     turn.write(strikes=strikes)
-    if strike.count >= limit:
-        _drop_by_itself(turn, entry, slot, rules.because(strike, failure))
+    known = rules.counted(strikes, turn.record.dropped)
+    for one in turn.record.dropped:
+        if one.by_itself and one.strike is not None and rules.against(one.strike, known) < limit:
+            _take_back(turn, one, rules.excused(failure))
+    if rules.against(strike, known) >= limit:
+        _drop_by_itself(turn, entry, slot, rules.because(strike, failure), strike)
 
 
 def unfit(turn: MasterTurn, event: Unfit) -> None:
@@ -69,15 +73,15 @@ def unfit(turn: MasterTurn, event: Unfit) -> None:
         _drop_by_itself(turn, entry, event.slot, event.why)
 
 
-def _drop_by_itself(turn: MasterTurn, entry: NodeEntry, slot: int, why: str) -> None:
-    """Drop a slot if the job can do without it."""
+def _drop_by_itself(turn: MasterTurn, entry: NodeEntry, slot: int, why: str, strike: Strike | None = None) -> None:
+    """Drop a slot if the job can do without it. ``strike``: its failures, if they are the reason."""
     missed = _missed(turn, entry, slot)
     name = f"slot {slot} of {entry.info.node}"
     if missed:
         if rules.slots_of(entry.info) > 1 or len(turn.nodes) > 1:  # otherwise there was no choice
             turn.note(Kind.SLOT, f"{name} {why}; it stays: {missed}", entry.info.node)
         return
-    _drop(turn, entry.info, slot, why, by_hand=False)
+    _drop(turn, entry.info, slot, why, strike=strike)
     turn.dropped_s = {**turn.dropped_s, (entry.info.node, slot): turn.now_s}
     if turn.spec.slots.cooldown_s:
         turn.wake_at(turn.now_s + turn.spec.slots.cooldown_s)
@@ -108,18 +112,28 @@ def _others(turn: MasterTurn, entry: NodeEntry) -> int:
     )
 
 
-def _drop(turn: MasterTurn, info: NodeInfo, slot: int, why: str, *, by_hand: bool) -> None:
-    device = rules.device_of(info, slot)
-    one = Dropped(info.node, info.host, slot, device, why, turn.record.round, by_hand)
+def _drop(
+    turn: MasterTurn, info: NodeInfo, slot: int, why: str, *, by_hand: bool = False, strike: Strike | None = None
+) -> None:
+    one = rules.drop_of(info, slot, why, turn.record.round, by_hand=by_hand, strike=strike)
     others = tuple(other for other in turn.record.dropped if not rules.is_same(other, info, slot))
-    turn.write(dropped=(*others, one)[-rules.KEPT :], strikes=rules.without(turn.record.strikes, info, slot))
+    turn.write(dropped=rules.newest((*others, one)), strikes=rules.without(turn.record.strikes, info, slot))
+
+
+def _take_back(turn: MasterTurn, one: Dropped, why: str) -> None:
+    """Let a slot take part again that was dropped for its failures. The next one drops it again."""
+    _forget(turn, (one,))
+    ranks = one.strike.ranks if one.strike is not None else ()
+    again = Strike(one.node, one.slot, one.device, max(1, turn.spec.slots.strikes - 1), ranks=ranks)
+    turn.write(strikes=(*turn.record.strikes, again)[-rules.KEPT :])
+    turn.note(Kind.SLOT, f"slot {one.slot} of {one.node} may take part again: {why}", one.node)
 
 
 def come_back(turn: MasterTurn) -> None:
     """Let dropped slots take part again after their cool-down, with one strike left, as long as the restart budget
     would bear a failure."""
     limits = turn.spec.slots
-    cooling = [one for one in turn.record.dropped if not one.by_hand]
+    cooling = [one for one in turn.record.dropped if one.by_itself]
     if not limits.cooldown_s or not cooling or turn.record.restarts >= turn.spec.max_restarts:
         return
     for one in cooling:
@@ -130,12 +144,7 @@ def come_back(turn: MasterTurn) -> None:
         if turn.now_s < due_s:
             turn.wake_at(due_s)
             continue
-        _forget(turn, (one,))
-        if limits.strikes > 1:
-            again = Strike(one.node, one.slot, one.device, limits.strikes - 1)
-            turn.write(strikes=(*turn.record.strikes, again)[-rules.KEPT :])
-        cooled = f"cool-down of {limits.cooldown_s:g} s is over (--slot-cooldown)"
-        turn.note(Kind.SLOT, f"slot {one.slot} of {one.node} may take part again: the {cooled}", one.node)
+        _take_back(turn, one, f"the cool-down of {limits.cooldown_s:g} s is over (--slot-cooldown)")
 
 
 def _forget(turn: MasterTurn, back: Sequence[Dropped]) -> None:
@@ -170,7 +179,7 @@ def drops_since_last_world(turn: MasterTurn) -> list[str]:
 
 def left_out(turn: MasterTurn) -> list[str]:
     """The slots that were dropped automatically and still are: a successful job may have hidden a bug in this way."""
-    return [f"slot {one.slot} of {one.node} was dropped: {one.why}" for one in turn.record.dropped if not one.by_hand]
+    return [f"slot {one.slot} of {one.node} was dropped: {one.why}" for one in turn.record.dropped if one.by_itself]
 
 
 # --- from there to the world -----------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from edl.machine import WakeAt as WakeAt
 from edl.master.state import MasterState
 from edl.types import Incarnation, NodeId
 from edl.wire.alarm import Alarm
+from edl.wire.denylist import DenylistEntry
 from edl.wire.messages import AgentMessage, Asked, Attach, MasterMessage
 from edl.wire.records import NodeInfo
 from edl.wire.scale_requests import ScaleRequest, Verdict
@@ -115,6 +116,13 @@ class JobAlarms:
     alarms: tuple[Alarm, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class DenylistChanged:
+    """Other entries of the denylist count now; these are all of them, without those of this run of the job."""
+
+    entries: tuple[DenylistEntry, ...]
+
+
 Event = (
     NodeRegistered
     | NodeExpired
@@ -128,6 +136,7 @@ Event = (
     | Flawed
     | Failed
     | JobAlarms
+    | DenylistChanged
     | Tick
 )
 

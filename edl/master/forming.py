@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from edl.config import FaultTolerance
 from edl.exit_codes import ExitCode
-from edl.master import away, dropping, hyper
+from edl.master import away, denylist, dropping, hyper
 from edl.master.events import Kind
 from edl.master.restoring import Load, Restore, Unusable, choose, newest_in_memory
 from edl.master.state import NodeEntry, NodeStatus, Phase
@@ -131,6 +131,8 @@ def try_to_form(turn: MasterTurn) -> None:
         dismiss(turn, "too few nodes are left for a world without this one", needed=True)
         kept_out = [entry for entry in turn.free() if turn.record.sizing.excludes(entry.info.node)]
         also = f", {names(kept_out)} cordoned (edl uncordon)" if kept_out else ""
+        isolated = [entry for entry in turn.free() if denylist.isolated(turn, entry.info)]
+        also += f", {names(isolated)} on the denylist (edl denylist)" if isolated else ""
         _wait_for_nodes(turn, size.reason + also)
     elif turn.now_s < turn.forming_since_s + pause_s(turn):
         turn.reason = f"{turn.record.reason}; the last {turn.quick} worlds failed at once: pausing before the next one"

@@ -8,13 +8,14 @@ brought up to date, so the Master never depends on a message that was sent only 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any
 
 from edl.config import JobSpec
-from edl.master import alarms, autoscaling, away, dropping, incidents, planning, resizing
+from edl.master import alarms, autoscaling, away, denylist, dropping, incidents, planning, resizing
 from edl.master.events import (
     Decision,
+    DenylistChanged,
     Event,
     Failed,
     Flawed,
@@ -46,7 +47,7 @@ from edl.master.forming import (
 from edl.master.state import Flaw, MasterState, NodeEntry, NodeStatus, Phase, Record
 from edl.master.turn import MasterTurn
 from edl.rendezvous.phrases import count
-from edl.types import NodeId, Round
+from edl.types import Incarnation, NodeId, Round
 from edl.wire.messages import (
     Alarms,
     Asked,
@@ -132,10 +133,15 @@ def step_all(state: MasterState, events: Iterable[Event], now_s: float) -> Decis
     return turn.decision()
 
 
-def absent(state: MasterState) -> tuple[NodeId, ...]:
+def absent(state: MasterState, streams: Container[tuple[NodeId, Incarnation]]) -> tuple[NodeId, ...]:
     """Nodes that have a lease, as far as the store has reported, and are not attached. A Master without the store may
-    continue only while there are none, because they may already follow another Master."""
-    return tuple(node for node, entry in state.nodes.items() if entry.registered and not entry.attached)
+    continue only while there are none, because they may already follow another Master. ``streams``: the agents whose
+    streams are open. They count as well, because the state does not change while a decision waits for the store."""
+    return tuple(
+        node
+        for node, entry in state.nodes.items()
+        if entry.registered and not (entry.attached and (node, entry.info.incarnation) in streams)
+    )
 
 
 def _apply_rules(turn: MasterTurn) -> None:
@@ -176,6 +182,7 @@ def _add_node(turn: MasterTurn, info: NodeInfo, *, registered: bool) -> NodeEntr
     entry = NodeEntry(info, turn.arrivals, NodeStatus.WARMING, registered, due_s=turn.now_s + turn.absence_s)
     turn.arrivals += 1
     turn.nodes[info.node] = entry
+    denylist.apply(turn, (info,))
     return entry
 
 
@@ -490,6 +497,7 @@ EVENT_HANDLERS: dict[type, Callable[[MasterTurn, Any], None]] = {
     Flawed: _flawed,
     Failed: _failed,
     JobAlarms: alarms.watched,
+    DenylistChanged: denylist.changed,
     Tick: _tick,
 }
 """What handles each event. ``CONTRIBUTING.md`` lists it, with what has happened."""

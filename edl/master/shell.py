@@ -57,6 +57,7 @@ from edl.types import FencingToken, Incarnation, NodeId
 from edl.watched_master import WatchedMaster
 from edl.wire import plain
 from edl.wire.alarm import Alarm
+from edl.wire.denylist import DenylistEntry
 from edl.wire.keys import JobKeys
 from edl.wire.messages import AgentMessage, Asked, Finish, MasterMessage, ServiceToWorker
 from edl.wire.records import NodeInfo
@@ -473,6 +474,10 @@ class MasterShell:
         """Queue the alarms of the watchdogs for the whole job; see ``WatchedMaster``."""
         self._events.put_nowait(ev.JobAlarms(tuple(alarms)))
 
+    def denylist(self, entries: Sequence[DenylistEntry]) -> None:
+        """Queue the entries of the denylist; see ``WatchedMaster``."""
+        self._events.put_nowait(ev.DenylistChanged(tuple(entries)))
+
     async def store_trouble(self) -> str:
         """Why the store does not answer or takes no writes; see ``WatchedMaster``."""
         if self._store.trouble():
@@ -531,7 +536,7 @@ class MasterShell:
     @property
     def misses_nodes(self) -> bool:
         """Whether a node that has a lease is not attached."""
-        return self._state is not None and bool(absent(self._state))
+        return self._state is not None and bool(absent(self._state, self._streams))
 
     @property
     def serving(self) -> bool:

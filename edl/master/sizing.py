@@ -364,9 +364,15 @@ def _cordon_slot(sizing: Sizing, request: Cordon, facts: Facts) -> Judged:
     return _accepted(sizing, f"{name} dropped")
 
 
+LIFT = "To lift it for all jobs: edl denylist remove"
+
+
 def _uncordon_slots(sizing: Sizing, request: Cordon, facts: Facts) -> Judged:
     info = facts.infos.get(NodeId(request.node))
     back = slots.meant(facts.dropped, info, request.node, request.device)
+    kept_out = next((one for one in back if one.denied), None)
+    if kept_out is not None:
+        return _refused(sizing, f"{kept_out.why}. {LIFT}")
     if back:
         numbers = ", ".join(str(one.slot) for one in back)
         return _accepted(sizing, f"slot{'s' if len(back) > 1 else ''} {numbers} of {request.node} may take part again")

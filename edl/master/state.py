@@ -12,6 +12,7 @@ from edl.master.policies.slots import Dropped, Strike
 from edl.master.sizing import NO_SIZING, Departing, SeenRequest, Sizing
 from edl.types import Incarnation, NodeId, Round
 from edl.wire.alarm import Alarm
+from edl.wire.denylist import DenylistEntry
 from edl.wire.messages import Finish, Hanging, HangLimit
 from edl.wire.purpose import Purpose
 from edl.wire.records import NO_SETTINGS, NO_STATE, Failure, Holding, NodeInfo, Settings, Version, World
@@ -277,6 +278,8 @@ class MasterState:
     """Time until which the cause of ``held`` is waited for."""
     dropped_s: Mapping[tuple[NodeId, int], float] = field(default_factory=dict)
     """Times at which the cool-downs of automatically dropped slots began, as far as this Master knows."""
+    denylist: tuple[DenylistEntry, ...] = ()
+    """The entries of the denylist that count, as far as this Master knows."""
     settings_failed: bool = False
     """Whether no step boundary could be agreed on for new settings; it is not tried again in this world."""
     resizing: bool = False

@@ -44,7 +44,7 @@ class AgentStreams:
         self._newest: dict[tuple[NodeId, Incarnation], _AgentStream] = {}
         self._closed = False
 
-    def __contains__(self, agent: tuple[NodeId, Incarnation]) -> bool:
+    def __contains__(self, agent: object) -> bool:
         return agent in self._newest
 
     def decided(self, events: Iterable[ev.Event]) -> None:

@@ -42,6 +42,7 @@ class MasterTurn:
         self.held = state.held
         self.held_until_s = state.held_until_s
         self.dropped_s = state.dropped_s
+        self.denylist = state.denylist
         self.settings_failed = state.settings_failed
         self.resizing = state.resizing
         self.cooling_until_s = state.cooling_until_s
@@ -77,6 +78,7 @@ class MasterTurn:
             held=self.held,
             held_until_s=self.held_until_s,
             dropped_s=self.dropped_s,
+            denylist=self.denylist,
             settings_failed=self.settings_failed,
             resizing=self.resizing,
             cooling_until_s=self.cooling_until_s,

@@ -64,7 +64,12 @@ def job_status(
         settings=record.settings,
         scale=_scale(state, revision, now_s),
         dropped=tuple(
-            DroppedSlot(one.node, one.host, one.slot, one.device, one.why, one.round) for one in record.dropped
+            DroppedSlot(
+                *(one.node, one.host, one.slot, one.device, one.why, one.round),
+                host_id=one.host_id,
+                by="hand" if one.by_hand else "denylist" if one.denied else "job",
+            )
+            for one in record.dropped
         ),
         commit=max((entry.commit for entry in state.nodes.values() if entry.paced_round == record.round), default=0),
     )

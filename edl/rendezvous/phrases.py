@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
 
 
 def count(number: int, noun: str = "node") -> str:
@@ -50,6 +51,11 @@ def goodput(slot_seconds: Mapping[str, float]) -> str:
     rest = {name.replace("_", " "): part_s for name, part_s in slot_seconds.items() if name != "useful"}
     share = slot_seconds.get("useful", 0.0) / whole_s
     return f"{share:.1%} of {measured(whole_s)} of slot time{largest(rest)}"
+
+
+def day(wall_s: float) -> str:
+    """A time in seconds since 1970, in UTC: ``2026-05-04 13:20 UTC``."""
+    return datetime.fromtimestamp(wall_s, timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def one_line(text: str) -> str:

@@ -129,6 +129,8 @@ class DroppedSlotDocument(Document):
     device: str
     reason: str
     round: Count
+    host_id: str
+    by: str
 
 
 class JobSpecDocument(Document):
@@ -282,7 +284,14 @@ def _job_status(status: JobStatus, history: Sequence[HistoryEntry]) -> JobStatus
 
 def _dropped(one: DroppedSlot) -> DroppedSlotDocument:
     return DroppedSlotDocument(
-        node=one.node, host=one.host, slot=one.slot, device=one.device, reason=one.why, round=one.round
+        node=one.node,
+        host=one.host,
+        slot=one.slot,
+        device=one.device,
+        reason=one.why,
+        round=one.round,
+        host_id=one.host_id,
+        by=one.by,
     )
 
 

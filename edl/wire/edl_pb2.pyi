@@ -37,7 +37,7 @@ class Source(_message.Message):
     def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., port: _Optional[int] = ..., shard: _Optional[int] = ...) -> None: ...
 
 class NodeInfo(_message.Message):
-    __slots__ = ("node", "incarnation", "host", "port", "slots", "node_rank", "state_port", "rack", "index", "members", "spare_slots", "devices", "role")
+    __slots__ = ("node", "incarnation", "host", "port", "slots", "node_rank", "state_port", "rack", "index", "members", "spare_slots", "devices", "role", "host_id")
     NODE_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
@@ -51,6 +51,7 @@ class NodeInfo(_message.Message):
     SPARE_SLOTS_FIELD_NUMBER: _ClassVar[int]
     DEVICES_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
+    HOST_ID_FIELD_NUMBER: _ClassVar[int]
     node: str
     incarnation: int
     host: str
@@ -64,7 +65,8 @@ class NodeInfo(_message.Message):
     spare_slots: int
     devices: _containers.RepeatedScalarFieldContainer[str]
     role: str
-    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[int] = ..., host: _Optional[str] = ..., port: _Optional[int] = ..., slots: _Optional[int] = ..., node_rank: _Optional[int] = ..., state_port: _Optional[int] = ..., rack: _Optional[str] = ..., index: _Optional[int] = ..., members: _Optional[int] = ..., spare_slots: _Optional[int] = ..., devices: _Optional[_Iterable[str]] = ..., role: _Optional[str] = ...) -> None: ...
+    host_id: str
+    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[int] = ..., host: _Optional[str] = ..., port: _Optional[int] = ..., slots: _Optional[int] = ..., node_rank: _Optional[int] = ..., state_port: _Optional[int] = ..., rack: _Optional[str] = ..., index: _Optional[int] = ..., members: _Optional[int] = ..., spare_slots: _Optional[int] = ..., devices: _Optional[_Iterable[str]] = ..., role: _Optional[str] = ..., host_id: _Optional[str] = ...) -> None: ...
 
 class Member(_message.Message):
     __slots__ = ("node", "incarnation", "host", "slots", "first_rank", "ports", "places", "role")
@@ -647,20 +649,24 @@ class NodeView(_message.Message):
     def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., slots: _Optional[int] = ..., state: _Optional[str] = ..., attached: bool = ..., position: _Optional[int] = ..., first_rank: _Optional[int] = ..., underway: bool = ..., how: _Optional[str] = ..., draining: bool = ..., index: _Optional[int] = ..., places: _Optional[_Iterable[int]] = ..., spare_slots: _Optional[int] = ..., step_s: _Optional[float] = ..., members: _Optional[int] = ..., hang_limit_s: _Optional[float] = ..., hang_pauses: _Optional[int] = ..., hang_needed: _Optional[int] = ...) -> None: ...
 
 class DroppedSlot(_message.Message):
-    __slots__ = ("node", "host", "slot", "device", "why", "round")
+    __slots__ = ("node", "host", "slot", "device", "why", "round", "host_id", "by")
     NODE_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     SLOT_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     WHY_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
+    HOST_ID_FIELD_NUMBER: _ClassVar[int]
+    BY_FIELD_NUMBER: _ClassVar[int]
     node: str
     host: str
     slot: int
     device: str
     why: str
     round: int
-    def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., slot: _Optional[int] = ..., device: _Optional[str] = ..., why: _Optional[str] = ..., round: _Optional[int] = ...) -> None: ...
+    host_id: str
+    by: str
+    def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., slot: _Optional[int] = ..., device: _Optional[str] = ..., why: _Optional[str] = ..., round: _Optional[int] = ..., host_id: _Optional[str] = ..., by: _Optional[str] = ...) -> None: ...
 
 class Count(_message.Message):
     __slots__ = ("name", "value")

@@ -78,6 +78,8 @@ class NodeInfo:
     """Device UUIDs of each slot, separated by commas; empty if unknown."""
     role: str = ""
     """Role of its workers, as in torchrun (``ROLE_NAME``); empty: default."""
+    host_id: str = ""
+    """Name of the host in the denylist, the same in every job; empty: unknown."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,6 +102,10 @@ class DroppedSlot:
     why: str
     round: int
     """Last round before the slot was dropped."""
+    host_id: str = ""
+    """``NodeInfo.host_id``; empty: unknown."""
+    by: str = "job"
+    """Who dropped it: ``job``, ``hand`` (a request) or ``denylist``."""
 
 
 @dataclass(frozen=True, slots=True)

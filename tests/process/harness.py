@@ -351,7 +351,11 @@ class Job:
     def cli(self, *words: str, limit_s: float = DEADLINE_S) -> subprocess.CompletedProcess[str]:
         """Run ``edl WORDS…`` for this job."""
         where = [f"--rdzv-endpoint={','.join(self.endpoints)}", f"--rdzv-id={self.name}"]
-        command = [*self.prefix, sys.executable, "-m", "edl.cli", *words, *where]
+        return self.edl(*words, *where, limit_s=limit_s)
+
+    def edl(self, *words: str, limit_s: float = DEADLINE_S) -> subprocess.CompletedProcess[str]:
+        """Run ``edl WORDS…`` in this job's environment."""
+        command = [*self.prefix, sys.executable, "-m", "edl.cli", *words]
         return forking.run(command, self.base_environment(), self.folder, limit_s)
 
     def status(self) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,18 +58,24 @@ def test_a_host_that_is_cut_off_stops_its_workers_and_comes_back(tmp_path: Path,
         assert job.status()["restarts_used"] == 0
 
 
-def test_without_a_majority_everybody_stops_and_goes_on_when_it_is_back(tmp_path: Path, hosts: Network) -> None:
+@pytest.mark.parametrize("writing", [False, True])
+def test_without_a_majority_everybody_stops_and_goes_on_when_it_is_back(
+    tmp_path: Path, hosts: Network, *, writing: bool
+) -> None:
     endpoints = [f"{address}:2379" for address in hosts.hosts.values()]
     options = (f"--lease-ttl={LEASE_S:g}",)
-    with Job(tmp_path, endpoints, "etcd-embedded", options=options) as job:
+    with Job(tmp_path, endpoints, "etcd-embedded", options=options, arguments=("--free",)) as job:
         for host in hosts.hosts:
-            job.start(host, command=[*hosts.on(host), *job.command(host)])
+            job.start(host, command=[*hosts.on(host), *job.command(host, nproc=2)])
         job.prefix = hosts.on("a")
-        before = job.wait_world(3)
+        before = job.wait_world(6)
+        master = job.status()["master"]
         for host in hosts.hosts:
             hosts.pull(host)
+        if writing:  # the Master has to write this down, and cannot: it must notice the others' silence all the same
+            os.kill(before.pids_of(master)[0], signal.SIGKILL)
         until(lambda: not any(alive(pid) for pid in before.pids.values()), "the end of all workers")
         for host in hosts.hosts:
             hosts.plug(host)
-        after = job.wait_world(3, after=before.round)
+        after = job.wait_world(6, after=before.round)
         assert set(after.nodes.values()) == {"a", "b", "c"}

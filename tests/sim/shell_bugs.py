@@ -198,6 +198,16 @@ def old_lease_is_renewed() -> contextlib.AbstractContextManager[Any]:
     return mock.patch.object(launcher.Launcher, "_keep_lease", deaf)
 
 
+def nodes_that_broke_off_are_not_missed() -> contextlib.AbstractContextManager[Any]:
+    """While a write waits for the store, the Master does not notice that nodes break off."""
+
+    def misses(self: Any) -> bool:
+        nodes = self._state.nodes.values() if self._state is not None else ()
+        return any(entry.registered and not entry.attached for entry in nodes)
+
+    return mock.patch.object(MasterShell, "misses_nodes", property(misses))
+
+
 BUGS: dict[str, Planted] = {
     plant.__name__: Planted(plant, within, known)
     for plant, within, known in (
@@ -214,6 +224,7 @@ BUGS: dict[str, Planted] = {
         (answer_of_the_store_is_believed_to_be_no, 1000, 53),
         (write_is_done_again_after_a_fence, 1000, 79),
         (old_lease_is_renewed, 300, 79),
+        (nodes_that_broke_off_are_not_missed, 2000, 529),
     )
 }
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from edl.config import JobSpec, SlotRules, Timeouts
 from edl.launch.options.option import Option, Section, Setting
 from edl.launch.options.parsing import between, hang_timeout
-from edl.launch.settings import LeaveSettings
+from edl.launch.settings import DenylistSettings, LeaveSettings
 
 MOST_STATUS = 125
 """Highest exit status without a special meaning in a shell."""
+NO_DENYLIST = "off"
+IN_STORE = "store"
 
 FAULTS = (
     Option(
@@ -33,6 +35,29 @@ FAULTS = (
         setting=Setting(SlotRules, "cooldown_s"),
         metavar="SECONDS",
         help=("Seconds after which an automatically dropped slot is used again. 0: never automatically."),
+    ),
+    Option(
+        "--denylist",
+        written_default=NO_DENYLIST,
+        metavar="off|store|DIR|URL",
+        help=(
+            "Where the [denylist](denylist.md) is kept, the list of bad devices and hosts that jobs share: the "
+            "job's etcd (`store`), a shared directory, or an object store."
+        ),
+    ),
+    Option(
+        "--denylist-for",
+        setting=Setting(DenylistSettings, "keep_s"),
+        metavar="SECONDS",
+        help="Seconds until an entry that this job adds to the denylist expires. 0: never.",
+    ),
+    Option(
+        "--host-id",
+        written_default="",
+        help=(
+            "Name of this host in the denylist, the same in every job. Default: `NODE_NAME` (Kubernetes), "
+            "`SLURMD_NODENAME`, or the host name."
+        ),
     ),
     Option(
         "--fault-tolerance",

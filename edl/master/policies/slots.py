@@ -6,6 +6,8 @@ that has trained ``AFRESH_S`` seconds since its last strike starts afresh.
 
 If its UUID is known, it is the device that is dropped: it is recognised under another node name or in another slot, and
 a new device in the old place starts clean. Otherwise the slot of that node is dropped.
+
+A rank that fails in several slots exonerates them: the fault follows the rank, so its script or its data are to blame.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from dataclasses import dataclass
 
 from edl.config import Replicas
 from edl.rendezvous.phrases import count, listed, one_line
-from edl.types import NodeId, Round
+from edl.types import NodeId, Rank, Round
 from edl.wire.records import Failure, NodeInfo
 
 AFRESH_S = 3600.0
@@ -38,6 +40,8 @@ class Strike:
     count: int
     trained_s: float = 0.0
     """Seconds of training since the last strike."""
+    ranks: tuple[Rank, ...] = ()
+    """The ranks with which it failed, each once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,17 @@ class Dropped:
     """The last round before the drop."""
     by_hand: bool = False
     """Dropped by request: it does not come back by itself."""
+    strike: Strike | None = None
+    """The failures for which it was dropped; None: for another reason."""
+    denied: bool = False
+    """Dropped because it is on the denylist: it comes back when it no longer is."""
+    host_id: str = ""
+    """``NodeInfo.host_id``."""
+
+    @property
+    def by_itself(self) -> bool:
+        """Whether this job dropped it without a request."""
+        return not self.by_hand and not self.denied
 
 
 def slots_of(info: NodeInfo) -> int:
@@ -71,6 +86,37 @@ def is_same(one: Strike | Dropped, info: NodeInfo, slot: int) -> bool:
     if one.device and device:
         return one.device == device
     return one.node == info.node and one.slot == slot
+
+
+def drop_of(
+    info: NodeInfo,
+    slot: int,
+    why: str,
+    round: Round,
+    *,
+    by_hand: bool = False,
+    strike: Strike | None = None,
+    denied: bool = False,
+) -> Dropped:
+    """The entry with which a slot of that node is dropped."""
+    return Dropped(
+        info.node,
+        info.host,
+        slot,
+        device_of(info, slot),
+        why,
+        round,
+        by_hand,
+        strike=strike,
+        denied=denied,
+        host_id=info.host_id,
+    )
+
+
+def newest(dropped: Sequence[Dropped]) -> tuple[Dropped, ...]:
+    """The newest drops that may be kept, and all that are on the denylist: these are not this job's to forget."""
+    forgotten = {id(one) for one in [one for one in dropped if not one.denied][:-KEPT]}
+    return tuple(one for one in dropped if id(one) not in forgotten)
 
 
 def dropped_here(dropped: Sequence[Dropped], info: NodeInfo, slot: int) -> Dropped | None:
@@ -115,13 +161,33 @@ def culprit(failures: Sequence[Failure]) -> Failure | None:
     return own[0]
 
 
-def struck(strikes: Sequence[Strike], info: NodeInfo, slot: int) -> tuple[tuple[Strike, ...], Strike]:
-    """Add a strike to a slot; returns all strikes, and the new one."""
+def struck(strikes: Sequence[Strike], info: NodeInfo, slot: int, rank: Rank) -> tuple[tuple[Strike, ...], Strike]:
+    """Add a strike to a slot in which the worker with this rank failed; returns all strikes, and the new one."""
     before = next((one for one in strikes if is_same(one, info, slot)), None)
-    fresh = before is None or before.trained_s >= AFRESH_S
-    number = 1 if before is None or fresh else before.count + 1
-    now = Strike(info.node, slot, device_of(info, slot), number)
+    if before is None or before.trained_s >= AFRESH_S:
+        before = Strike(info.node, slot, device_of(info, slot), 0)
+    ranks = before.ranks if rank in before.ranks else (*before.ranks, rank)
+    now = Strike(info.node, slot, before.device, before.count + 1, ranks=ranks)
     return (*without(strikes, info, slot), now)[-KEPT:], now
+
+
+def against(strike: Strike, others: Sequence[Strike]) -> int:
+    """How many failures speak against a slot: each failure in another slot with one of the same ranks excuses one."""
+    excused = sum(
+        one.count for one in others if _place(one) != _place(strike) and not set(strike.ranks).isdisjoint(one.ranks)
+    )
+    return max(0, strike.count - excused)
+
+
+def counted(strikes: Sequence[Strike], dropped: Sequence[Dropped]) -> list[Strike]:
+    """The strikes of all slots that count, also those of the dropped ones."""
+    known = [*strikes, *(one.strike for one in dropped if one.by_itself and one.strike is not None)]
+    return [one for one in known if one.trained_s < AFRESH_S]
+
+
+def _place(one: Strike) -> tuple[str, int]:
+    """Tells slots apart, by their devices if these are known."""
+    return (one.device, -1) if one.device else (one.node, one.slot)
 
 
 def trained(
@@ -183,3 +249,9 @@ def because(strike: Strike, failure: Failure) -> str:
     cause = f": {cause[:LONGEST_CAUSE]}{'…' if len(cause) > LONGEST_CAUSE else ''}" if cause else ""
     what = f"{failure.what}{cause}"
     return f"failed by itself {count(strike.count, 'time')}, last: {what}"
+
+
+def excused(failure: Failure) -> str:
+    """The reason why a slot that was dropped for its failures comes back, after this failure elsewhere."""
+    also = f"slot {slot_in(failure)} of {failure.node}"
+    return f"rank {failure.rank}, which failed there, has failed in {also} too: suspect the script or its data"

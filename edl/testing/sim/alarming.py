@@ -1,4 +1,5 @@
-"""Watchdogs of simulated launchers and Masters, which find something now and then. Only some seeds have them."""
+"""Watchdogs and the denylist of simulated launchers and Masters, in which something is found now and then. Only some
+seeds have them."""
 
 from __future__ import annotations
 
@@ -6,6 +7,8 @@ import random  # noqa: TID251 - a generator of its own, so that schedules withou
 from collections.abc import Sequence
 
 from edl.wire.alarm import Alarm
+from edl.wire.denylist import DenylistEntry
+from edl.wire.records import NodeInfo
 
 ALARM_SEEDS = 5
 """Every eighth seed, those with this remainder, has watchdogs."""
@@ -20,7 +23,7 @@ _OF_JOBS = (Alarm("restarts-left", "", "warning", "1 left"), Alarm("no-progress"
 
 
 class SimWatchdogs:
-    """Draws what the watchdogs of all launchers find."""
+    """Draws what the watchdogs of all launchers find, and what is on the denylist."""
 
     def __init__(self, seed: int) -> None:
         self._drawn = random.Random(seed)  # noqa: S311 - not for secrets
@@ -38,6 +41,14 @@ class SimWatchdogs:
     def of_job(self) -> Sequence[Alarm]:
         """All alarms of the job."""
         return tuple(alarm for alarm in _OF_JOBS if self._drawn.random() < 0.4)
+
+    def denylist(self, infos: Sequence[NodeInfo]) -> Sequence[DenylistEntry]:
+        """All entries that count for these nodes: now and then one of the hosts, or one of the devices."""
+        if not infos or self._drawn.random() < 0.6:
+            return ()
+        info = self._drawn.choice(infos)
+        devices = [""] + [one for text in info.devices for one in text.split(",")]
+        return (DenylistEntry(info.host_id, self._drawn.choice(devices), "too hot", "another job", "another run"),)
 
     def pause_s(self) -> float:
         """Seconds until the next report."""

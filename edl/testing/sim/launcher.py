@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from edl.agent.deps import AgentDeps
 from edl.agent.machine import events as ag
-from edl.agent.machine.state import AgentState, Outcome
+from edl.agent.machine.state import AgentPhase, AgentState, Outcome
 from edl.agent.shell import AgentShell
 from edl.errors import EdlError, StoreUnavailable
 from edl.exit_codes import ExitCode
@@ -104,10 +104,12 @@ class SimLauncher(SimProcess):
         await launcher.run()
 
     def _look_at_disks(self, watchdogs: SimWatchdogs) -> None:
-        """Report what the watchdogs of this node find, and those of the job if the Master is here."""
+        """Report what the watchdogs of this node find, and what those of the job find if the Master is here."""
         self.tell_agent(ag.AlarmsChanged(tuple(watchdogs.of_node())))
         if self.master_shell is not None and self.master_shell.serving:
             self.master_shell.watched(watchdogs.of_job())
+            nodes = self._decision.state.nodes if self._decision is not None and not self.deps.healed else {}
+            self.master_shell.denylist(watchdogs.denylist([nodes[node].info for node in sorted(nodes)]))
         self.after(watchdogs.pause_s(), self._look_at_disks, watchdogs)
 
     async def _retried(self, action: Callable[[], Awaitable[T]]) -> T:
@@ -301,6 +303,20 @@ class SimLauncher(SimProcess):
     def master_shell(self) -> MasterShell | None:
         """The shell of the Master in this process, if there is one."""
         return self.candidate.shell if self.candidate is not None and self.alive else None
+
+    @property
+    def lets_train(self) -> bool:
+        """Whether its agent has not stopped the workers of its round."""
+        return not self.paused and self.shell is not None and self.shell.state.phase is AgentPhase.RUNNING
+
+    @property
+    def trains(self) -> bool:
+        """Whether workers of a round run on its node."""
+        return any(worker.alive and worker.round for worker in self.workers)
+
+    def clients(self) -> set[NodeId]:
+        """The nodes whose streams to this launcher are open."""
+        return {one.node for one in self.server.clients() if isinstance(one, SimLauncher)}
 
     def connected_to(self) -> SimProcess | None:
         """The process at the other end of the agent's open connection."""

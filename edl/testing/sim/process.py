@@ -46,6 +46,8 @@ class SimDeps:
     trace: Callable[[str], None] | None = None
     plugin: Plugin = field(default_factory=Plugin)
     watchdogs: SimWatchdogs | None = None
+    healed: bool = False
+    """Whether all faults have been undone."""
 
     @property
     def keys(self) -> JobKeys:

@@ -15,7 +15,6 @@ from edl.checkpoint.memory.copy_policy import Copying
 from edl.config import FaultTolerance, JobSpec
 from edl.errors import FencedOut
 from edl.exit_codes import ExitCode
-from edl.master.machine import absent
 from edl.master.policies.slots import places
 from edl.master.restoring import newest_in_memory
 from edl.master.sizing import NO_SIZING, Sizing
@@ -135,8 +134,8 @@ class SimWorld:
             assert not before.alive, f"{name} runs already"  # noqa: S101 - a mistake in the scenario
             self.retired.append(before)
         port = before.port if before is not None and self.rng.random() < 0.5 else 1000 + len(self.retired)
-        place = node_rank, port + 5000, rack, index
-        info = NodeInfo(node, Incarnation(0), name, port, slots, *place, spare_slots=spare_slots, devices=devices)
+        place = node_rank, port + 5000, rack, index, 0, spare_slots, devices, "", name
+        info = NodeInfo(node, Incarnation(0), name, port, slots, *place)
         launcher = SimLauncher(self.deps, info, self.warm_s)
         self.launchers[node] = launcher
         return launcher
@@ -330,20 +329,18 @@ class SimWorld:
             self.checks.fail(f"not within {within_s:g} s: {what}\n{self.picture()}")
 
     def _look_around(self) -> None:
-        """Run the periodic checks; among them that isolated or frozen launchers have no running workers (B11)."""
-        spec = self.spec.timeouts
-        limit_s = 3 * spec.lease_ttl_s + KEEPALIVE_S + spec.shutdown_s + 2 * LOOK_EVERY_S
-        master = self.master
+        """Run the periodic checks; among them that isolated or frozen launchers have no running workers (B11). An agent
+        stops its workers a lease after it has noticed that it is cut off; they may take their time to end."""
+        notice_s, master = self.spec.timeouts.lease_ttl_s + KEEPALIVE_S + 2 * LOOK_EVERY_S, self.master
+        limit_s = 3 * self.spec.timeouts.lease_ttl_s + KEEPALIVE_S + self.spec.timeouts.shutdown_s + 2 * LOOK_EVERY_S
         for launcher in self.alive():
             self._note_contact(launcher, master)
             self._look_at_spare(launcher, limit_s)
             self._look_at_frozen(launcher)
             self._look_at_streams(launcher)
-            since_s = launcher.isolated_s
-            if since_s is None or self.timeline.now_s - since_s <= limit_s:
-                continue
-            if any(worker.alive and worker.round for worker in launcher.workers):
-                self.checks.fail(f"{launcher.node} has been isolated for {limit_s:g} s and its workers still run")
+            alone_s = self.timeline.now_s - launcher.isolated_s if launcher.isolated_s is not None else 0.0
+            if alone_s > (notice_s if launcher.lets_train else limit_s) and launcher.trains:
+                self.checks.fail(f"{launcher.node} has been isolated for {alone_s:g} s and its workers still run")
         self.plugin.check()
         if self._healed:
             self._replenish()
@@ -355,7 +352,7 @@ class SimWorld:
         attached: set[NodeId] = set()
         writes = not self.store.away and not launcher.paused and self.network.both(launcher.host, STORE)
         if writes and shell is not None and shell.serving and shell.state is not None:
-            clients = {one.node for one in launcher.server.clients() if isinstance(one, SimLauncher)}
+            clients = launcher.clients()
             attached = {node for node, entry in shell.state.nodes.items() if entry.attached and node not in clients}
         since_s = {node: self._deaf_s.get((launcher.node, node), self.timeline.now_s) for node in attached}
         self._deaf_s = {key: at_s for key, at_s in self._deaf_s.items() if key[0] != launcher.node}
@@ -406,8 +403,9 @@ class SimWorld:
         leader = launcher.connected_to()
         if leader is None or not isinstance(leader, SimLauncher) or leader.master_shell is None:
             return False
-        state = leader.master_shell.state
-        return leader is master or (state is not None and not absent(state))
+        nodes = leader.master_shell.state.nodes if leader.master_shell.state is not None else {}
+        missed = [entry for entry in nodes.values() if entry.registered and entry.info.node not in leader.clients()]
+        return leader is master or (bool(nodes) and not missed)
 
     # --- whole schedules ----------------------------------------------------------------------------------------------
 
@@ -424,7 +422,7 @@ class SimWorld:
             launcher.resume()
         self.training.heal()
         self.plugin.heal()
-        self._healed = True
+        self._healed = self.deps.healed = True
         self._replenish()
 
     def _replenish(self) -> None:

@@ -26,6 +26,15 @@ with open("file", "w+") as file:
 close_console()
 """
 
+LEAVER = """
+import sys
+from edl.launch.console import exit_at_once, unblocked_console
+with unblocked_console():
+    sys.stderr.buffer.write(b"x" * 1_000_000)
+    print("the last words", file=sys.stderr, flush=True)
+    exit_at_once(7)
+"""
+
 
 class Terminal:
     """A pipe that takes the test's stdout and stderr; it fills up unless the test reads it."""
@@ -116,6 +125,17 @@ def test_a_terminal_that_somebody_does_not_want_to_wait_for_gets_all(
     with unblocked(terminal.writer, terminal.writer):
         sys.stderr.buffer.write(text)
     assert b"".join([*read, terminal.read()]) == text
+
+
+def test_who_exits_at_once_is_still_heard() -> None:
+    done = subprocess.run([sys.executable, "-c", LEAVER], stderr=subprocess.PIPE)
+    assert done.returncode == 7
+    assert done.stderr == b"x" * 1_000_000 + b"the last words\n"
+
+
+def test_a_stopped_terminal_keeps_nobody_from_exiting_at_once(terminal: Terminal) -> None:
+    with subprocess.Popen([sys.executable, "-c", LEAVER], stderr=terminal.writer) as leaving:
+        assert leaving.wait(60) == 7
 
 
 def test_one_that_has_gone_away_is_told_of_with_a_later_write() -> None:

@@ -480,3 +480,73 @@ class TestAgent:
         assert not node.said() and {worker.status for worker in node.state.workers} == {WorkerStatus.ALIVE}
         node.feed(ag.WorkerEnded(Round(1), 0, 0), ag.WorkerEnded(Round(1), 2, 0))
         assert len(node.said()) == 1, "the others are all that have to be done"
+
+
+class TestBlame:
+    """A fault that follows the rank is not the slot's."""
+
+    @staticmethod
+    def at(name: str, slot: int, rank: int) -> Failure:
+        return dataclasses.replace(failure(name, slot), rank=Rank(rank))
+
+    def test_a_rank_that_fails_elsewhere_too_clears_the_slot(self) -> None:
+        rule = Slotted()
+        rule.come(node_info())
+        rule.breaks(self.at("a", 1, 1))
+        rule.breaks(self.at("a", 1, 1))
+        assert rule.places == {"a": (0, 2, 3)}
+        rule.breaks(self.at("a", 2, 1))
+        assert rule.places == {"a": ALL}
+        notes = [one.text for one in rule.effects if isinstance(one, ev.HistoryNote)]
+        assert not rule.state.record.dropped, notes
+        rule.breaks(self.at("a", 2, 1))
+        assert rule.places == {"a": ALL}, "its second failure is excused by those of slot 1"
+
+    def test_the_reason_names_the_rank(self) -> None:
+        rule = Slotted(strikes=1)
+        rule.come(node_info())
+        rule.breaks(self.at("a", 1, 1))
+        number = rule.state.record.round
+        rule.feed(
+            ev.NodeSaid(
+                NodeId("a"), Incarnation(1), WorkerFailed(dataclasses.replace(self.at("a", 2, 1), round=number))
+            )
+        )
+        rule.free(node_info(), number)
+        (text,) = [one.text for one in rule.effects if isinstance(one, ev.HistoryNote) and one.kind is ev.Kind.SLOT]
+        assert text.startswith("slot 1 of a may take part again: rank 1, which failed there, has failed in slot 2 of a")
+
+    def test_another_rank_clears_nothing(self) -> None:
+        rule = Slotted()
+        rule.come(node_info())
+        for _ in range(2):
+            rule.breaks(self.at("a", 1, 1))
+        for _ in range(2):
+            rule.breaks(self.at("a", 3, 2))
+        assert rule.places == {"a": (0, 2)}
+
+    def test_a_bad_slot_is_found_beside_a_failure_by_chance(self) -> None:
+        rule = Slotted()
+        rule.come(node_info())
+        rule.breaks(self.at("a", 2, 1))
+        for _ in range(2):
+            rule.breaks(self.at("a", 1, 1))
+            assert rule.places == {"a": ALL}
+        rule.breaks(self.at("a", 1, 1))
+        assert rule.places == {"a": (0, 2, 3)}
+
+    def test_a_device_that_was_moved_does_not_excuse_itself(self) -> None:
+        here, there = (
+            slots.Strike(NodeId("a"), 0, "GPU-1", 2, ranks=(Rank(0),)),
+            slots.Strike(NodeId("b"), 3, "GPU-1", 1, ranks=(Rank(0),)),
+        )
+        assert slots.against(here, [here, there]) == 2
+
+    def test_what_a_check_found_is_not_cleared(self) -> None:
+        rule = Slotted()
+        rule.come(node_info())
+        rule.feed(ev.Unfit(NodeId("a"), Incarnation(1), 1, "fails its memory test"))
+        rule.free(node_info(), 1)
+        for _ in range(2):
+            rule.breaks(self.at("a", 2, 1))
+        assert rule.places == {"a": (0, 3)}

@@ -403,9 +403,15 @@ def test_next_master_counts_out_who_died_meanwhile() -> None:
 
 def test_absent_nodes_are_those_that_live_and_are_not_attached() -> None:
     rule = pair()
-    assert absent(rule.state) == ()
+    streams = {(entry.info.node, entry.info.incarnation) for entry in rule.state.nodes.values()}
+    assert absent(rule.state, streams) == ()
     rule.feed(ev.NodeDetached(NodeId("b"), info("b").incarnation))
-    assert absent(rule.state) == ("b",)
+    assert absent(rule.state, streams) == ("b",)
+
+
+def test_a_node_whose_stream_has_ended_is_absent_before_the_machine_knows() -> None:
+    rule = pair()
+    assert absent(rule.state, {(NodeId("a"), info("a").incarnation)}) == ("b",)
 
 
 class TestWorkersThatFailAtOnce:

@@ -93,6 +93,22 @@ class TestStoreFirst:
 
         play(scenario)
 
+    def test_while_a_decision_waits_a_node_that_breaks_off_is_missed(self) -> None:
+        """It may follow another Master by now, so this one must not go on as if it had all nodes."""
+
+        async def scenario(bench: Bench) -> None:
+            shell, _, agent = await running(bench)
+            assert not shell.misses_nodes
+            bench.store.available = False
+            agent.say(failure())
+            await turns(200)
+            assert not shell.misses_nodes, "its stream is open"
+            agent.say(None)
+            await until(lambda: shell.misses_nodes)
+            bench.store.available = True
+
+        play(scenario)
+
     def test_what_is_recorded_is_in_the_store(self) -> None:
         async def scenario(bench: Bench) -> None:
             written: list[WrittenStep] = []

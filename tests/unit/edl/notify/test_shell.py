@@ -21,6 +21,7 @@ from edl.notify.notification import Notification, Sender
 from edl.notify.shell import Notifier
 from edl.types import FencingToken
 from edl.wire.alarm import Alarm
+from edl.wire.denylist import DenylistEntry
 from edl.wire.messages import Asked
 from edl.wire.purpose import Purpose
 from edl.wire.scale_requests import Granted, ScaleRequest
@@ -74,6 +75,9 @@ class MemoryMaster:
         if self.store_error is not None:
             raise self.store_error
         self.left[name] = value
+
+    def denylist(self, entries: Sequence[DenylistEntry]) -> None:
+        pass  # not a notifier's
 
     def answer_with(self, name: str, answer: Callable[[Asked], Awaitable[Answer]]) -> None:
         self.answers[name] = answer

@@ -1,0 +1,78 @@
+"""Decides what a running job adds to the denylist and removes from it. Pure.
+
+A job adds the devices of the slots that it has dropped for their failures or for a failed health check, and a host
+if it has dropped all of its slots and their devices are unknown. A slot without a known device is not added on its own:
+in another job the same number may be another device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from edl.wire.denylist import DenylistEntry
+from edl.wire.status import DroppedSlot, JobStatus
+
+
+@dataclass(frozen=True, slots=True)
+class Author:
+    """The run of a job that adds entries."""
+
+    job: str
+    run: str
+    """Differs from that of every other run of the job."""
+    keep_s: float
+    """Seconds until an entry expires; 0: never."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to change."""
+
+    add: tuple[DenylistEntry, ...] = ()
+    remove: tuple[str, ...] = ()
+    """Names of entries that have expired, or whose slots this run uses again."""
+
+
+def counting(entries: Sequence[DenylistEntry], author: Author, wall_s: float) -> tuple[DenylistEntry, ...]:
+    """The entries that keep slots out of this run. Its own ones do not: it has dropped these slots already, and its own
+    rules decide when it uses them again."""
+    return tuple(one for one in entries if one.run != author.run and not one.expired(wall_s))
+
+
+def plan(
+    status: JobStatus, entries: Sequence[DenylistEntry], added: Collection[str], author: Author, wall_s: float
+) -> Plan:
+    """What to change. ``added``: names of the entries that this run has added before; if one of them is gone, somebody
+    has removed it, and it is not added again. ``wall_s``: now, in seconds since 1970."""
+    if status.phase == "ended":
+        return Plan()
+    bad = [one for one in status.dropped if one.by == "job"]
+    there = {one.name for one in entries if not one.expired(wall_s)}
+    until_s = wall_s + author.keep_s if author.keep_s else 0.0
+    wanted = {
+        one.name: one
+        for one in (
+            DenylistEntry(host, device, why, f"job {author.job}", author.run, wall_s, until_s)
+            for host, device, why in _bad_hardware(status, bad)
+        )
+        if one.name not in there and one.name not in added
+    }
+    outdated = (
+        one.name
+        for one in entries
+        if one.expired(wall_s)
+        or (one.run == author.run and not any(one.covers(slot.host_id, slot.device) for slot in bad))
+    )
+    return Plan(tuple(wanted.values()), tuple(name for name in outdated if name not in wanted))
+
+
+def _bad_hardware(status: JobStatus, bad: Sequence[DroppedSlot]) -> Iterator[tuple[str, str, str]]:
+    """Host, device (empty: the whole host) and reason of all that the job has found bad."""
+    slots = {node.node: node.slots + node.spare_slots for node in status.nodes}
+    for one in bad:
+        for device in filter(None, one.device.split(",")):
+            yield one.host_id, device, one.why
+        unknown = [other for other in bad if other.node == one.node and not other.device]
+        if not one.device and one.host_id and len(unknown) == slots.get(one.node):
+            yield one.host_id, "", one.why

@@ -1,0 +1,78 @@
+"""Runs the denylist beside the elected Master."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from edl.denylist.places import DenylistPlace
+from edl.denylist.plan import Author, counting, plan
+from edl.errors import EdlError, FencedOut
+from edl.watched_master import WatchedMaster
+from edl.wire.denylist import DenylistEntry
+
+ADDED = "denylist"
+"""Name of the value in the store that lists what this run has added, one name a line."""
+
+
+class DenylistCompanion:
+    """Tells the Master what is on the denylist, and adds what the job has found bad. ``wall_s``: the time in seconds
+    since 1970."""
+
+    def __init__(
+        self,
+        master: WatchedMaster,
+        place: DenylistPlace,
+        author: Author,
+        wall_s: Callable[[], float],
+        log: Callable[[str], None],
+    ) -> None:
+        self._master = master
+        self._place = place
+        self._author = author
+        self._wall_s = wall_s
+        self._log = log
+        self._reported: tuple[DenylistEntry, ...] | None = None
+        self._trouble = ""
+
+    async def run(self) -> None:
+        """Look from time to time until the job has ended, or until cancelled. While the place does not answer, what it
+        contained before still counts."""
+        while self._master.status().phase != "ended":
+            try:
+                await self.look()
+                self._note("")
+            except FencedOut:
+                return
+            except EdlError as error:
+                self._note(str(error))
+            await asyncio.sleep(self._place.look_s)
+
+    async def look(self) -> None:
+        """Read the entries, tell the Master, and change what the job's dropped slots require. Raises ``StoreError`` or
+        ``DenylistError``."""
+        entries, wall_s = await self._place.entries(), self._wall_s()
+        others = counting(entries, self._author, wall_s)
+        if others != self._reported:
+            self._reported = others
+            self._master.denylist(others)
+        own = {one.name for one in entries if one.run == self._author.run}
+        added = own.union(self._master.kept(ADDED).split("\n")) - {""}
+        todo = plan(self._master.status(), entries, added, self._author, wall_s)
+        for entry in todo.add:
+            await self._place.put(entry)
+            self._log(f"added to the denylist in {self._place.where}: {entry.name}: {entry.reason}")
+        for name in todo.remove:
+            await self._place.remove(name)
+            self._log(f"removed from the denylist in {self._place.where}: {name}")
+        await self._remember(added, [entry.name for entry in todo.add])
+
+    async def _remember(self, added: set[str], new: Sequence[str]) -> None:
+        text = "\n".join(sorted(added.union(new)))
+        if text != self._master.kept(ADDED):
+            await self._master.keep(ADDED, text)
+
+    def _note(self, trouble: str) -> None:
+        if trouble != self._trouble:
+            self._trouble = trouble
+            self._log(trouble or f"the denylist in {self._place.where} can be used again")

@@ -1,0 +1,117 @@
+"""What a job adds to the denylist, and what it takes back."""
+
+from __future__ import annotations
+
+import random
+
+from edl.denylist.plan import Author, Plan, counting, plan
+from edl.wire.denylist import DenylistEntry
+from edl.wire.status import DroppedSlot, JobStatus, NodeView
+
+ME = Author("digits", "run1", 100.0)
+NOW_S = 1000.0
+
+
+def dropped(node: str = "a", slot: int = 0, device: str = "", by: str = "job", host: str = "m1") -> DroppedSlot:
+    return DroppedSlot(node, node, slot, device, "failed by itself 2 times", 3, host, by)
+
+
+def entry(host: str = "m1", device: str = "", run: str = "run1", until_s: float = 0.0) -> DenylistEntry:
+    return DenylistEntry(host, device, "why", "job digits", run, 1.0, until_s)
+
+
+def node(name: str = "a", slots: int = 1, spare: int = 0) -> NodeView:
+    return NodeView(name, name, slots, "running", True, 0, 0, spare_slots=spare)
+
+
+def status(*slots: DroppedSlot, nodes: tuple[NodeView, ...] = (), phase: str = "running") -> JobStatus:
+    return JobStatus("digits", phase, 1, 1, "", "1:1", "elastic", 0, 1, "a", nodes, (), (), dropped=slots)
+
+
+def names(found: Plan) -> tuple[list[str], list[str]]:
+    return [one.name for one in found.add], list(found.remove)
+
+
+def test_a_device_is_added_until_it_expires() -> None:
+    (one,) = plan(status(dropped(device="G7,G8")), (), (), ME, NOW_S).add[:1]
+    assert one == DenylistEntry("m1", "G7", "failed by itself 2 times", "job digits", "run1", NOW_S, NOW_S + 100)
+    assert names(plan(status(dropped(device="G7,G8")), (), (), ME, NOW_S))[0] == ["device/G7", "device/G8"]
+    forever = Author("digits", "run1", 0.0)
+    assert plan(status(dropped(device="G7")), (), (), forever, NOW_S).add[0].until_s == 0.0
+
+
+def test_what_was_dropped_for_another_reason_is_not_added() -> None:
+    for by in ("hand", "denylist"):
+        assert plan(status(dropped(device="G7", by=by)), (), (), ME, NOW_S) == Plan()
+
+
+def test_a_host_is_added_once_all_its_slots_are_bad() -> None:
+    one, two = dropped(slot=0), dropped(slot=1)
+    assert plan(status(one, nodes=(node(slots=2),)), (), (), ME, NOW_S) == Plan()
+    assert names(plan(status(one, two, nodes=(node(slots=2),)), (), (), ME, NOW_S)) == (["host/m1"], [])
+    assert plan(status(one, two, nodes=(node(slots=2, spare=1),)), (), (), ME, NOW_S) == Plan()
+    assert plan(status(one, two), (), (), ME, NOW_S) == Plan(), "the number of slots of an absent node is unknown"
+    nameless = dropped(host="")
+    assert plan(status(nameless, nodes=(node(),)), (), (), ME, NOW_S) == Plan()
+
+
+def test_what_somebody_has_removed_is_not_added_again() -> None:
+    assert plan(status(dropped(device="G7")), (), {"device/G7"}, ME, NOW_S) == Plan()
+
+
+def test_an_own_entry_goes_when_its_slot_is_used_again() -> None:
+    mine, foreign = entry(device="G7"), entry(device="G8", run="run2")
+    assert names(plan(status(), (mine, foreign), (), ME, NOW_S)) == ([], ["device/G7"])
+    assert plan(status(dropped(device="G7")), (mine, foreign), (), ME, NOW_S) == Plan()
+    assert plan(status(phase="ended"), (mine,), (), ME, NOW_S) == Plan(), "an ended job uses nothing again"
+
+
+def test_an_own_host_stays_while_one_of_its_slots_is_bad() -> None:
+    """Also when its node is gone, and it is not known how many slots it had."""
+    assert plan(status(dropped()), (entry(),), {"host/m1"}, ME, NOW_S) == Plan()
+
+
+def test_expired_entries_go_and_do_not_count() -> None:
+    old, new = entry(device="G1", run="run2", until_s=999.0), entry(device="G2", run="run2", until_s=1001.0)
+    assert names(plan(status(), (old, new), (), ME, NOW_S)) == ([], ["device/G1"])
+    assert counting((old, new), ME, NOW_S) == (new,)
+    again = plan(status(dropped(device="G1")), (old,), (), ME, NOW_S)
+    assert names(again) == (["device/G1"], []), "it is replaced"
+
+
+def test_own_entries_do_not_keep_slots_out() -> None:
+    assert counting((entry(), entry("m2", run=""), entry("m3", run="run2")), ME, NOW_S) == (
+        entry("m2", run=""),
+        entry("m3", run="run2"),
+    )
+
+
+def test_it_settles() -> None:
+    """Applying the plan leaves nothing to do, whatever the slots and entries are."""
+    for seed in range(2000):
+        drawn = random.Random(seed)
+        devices = ["", "G1", "G2", "G1,G2"]
+        slots = [
+            dropped(name, slot, drawn.choice(devices), drawn.choice(["job", "hand", "denylist"]), f"m-{name}")
+            for name in "ab"
+            for slot in range(2)
+            if drawn.random() < 0.5
+        ]
+        nodes = tuple(node(name, drawn.randint(1, 2)) for name in "ab" if drawn.random() < 0.8)
+        now = status(*slots, nodes=nodes)
+        before = {
+            one.name: one
+            for one in (
+                entry(drawn.choice(["m-a", "m-b"]), drawn.choice(["", "G1", "G3"]), drawn.choice(["run1", "run2"]),
+                      drawn.choice([0.0, 1.0, 2000.0]))
+                for _ in range(drawn.randint(0, 4))
+            )
+        }  # fmt: skip
+        todo = plan(now, tuple(before.values()), (), ME, NOW_S)
+        after = {name: one for name, one in before.items() if name not in todo.remove}
+        after |= {one.name: one for one in todo.add}
+        added = {one.name for one in todo.add}
+        assert plan(now, tuple(after.values()), added, ME, NOW_S) == Plan(), seed
+        assert not any(one.expired(NOW_S) for one in after.values()), seed
+        bad = {device for slot in slots if slot.by == "job" for device in slot.device.split(",") if device}
+        assert bad <= {one.device for one in after.values()}, seed

@@ -1,0 +1,126 @@
+"""The denylist beside the Master: what it is told, and what is written when."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, cast
+
+from edl.denylist.plan import Author
+from edl.denylist.shell import DenylistCompanion
+from edl.errors import DenylistError
+from edl.watched_master import WatchedMaster
+from edl.wire.denylist import DenylistEntry
+from edl.wire.status import JobStatus
+from tests.support.master_fixture import turns, until
+from tests.unit.edl.denylist.test_plan import dropped, entry, status
+
+
+class MemoryPlace:
+    """A place in memory, which may be out of order."""
+
+    where, look_s = "the place", 0.0
+
+    def __init__(self, *entries: DenylistEntry) -> None:
+        self.held = {one.name: one for one in entries}
+        self.broken = False
+
+    async def entries(self) -> Sequence[DenylistEntry]:
+        if self.broken:
+            raise DenylistError("the denylist in the place cannot be used: No such device")
+        return [self.held[name] for name in sorted(self.held)]
+
+    async def put(self, one: DenylistEntry) -> None:
+        self.held[one.name] = one
+
+    async def remove(self, name: str) -> None:
+        self.held.pop(name, None)
+
+
+class Boss:
+    """An elected Master, as far as this companion uses it."""
+
+    def __init__(self, *statuses: JobStatus) -> None:
+        self.statuses = list(statuses)
+        self.told: list[tuple[DenylistEntry, ...]] = []
+        self.values: dict[str, str] = {}
+
+    def status(self) -> JobStatus:
+        return self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
+
+    def denylist(self, entries: Sequence[DenylistEntry]) -> None:
+        self.told.append(tuple(entries))
+
+    def kept(self, name: str) -> str:
+        return self.values.get(name, "")
+
+    async def keep(self, name: str, value: str) -> None:
+        self.values[name] = value
+
+
+def companion(master: Boss, place: MemoryPlace, log: list[str]) -> DenylistCompanion:
+    author = Author("digits", "run1", 100.0)
+    return DenylistCompanion(cast(WatchedMaster, master), cast(Any, place), author, lambda: 1000.0, log.append)
+
+
+def test_the_master_is_told_once() -> None:
+    async def body() -> None:
+        foreign = entry("m9", run="run9")
+        master, place = Boss(status()), MemoryPlace(foreign, entry(device="G1", run="run9", until_s=1.0))
+        one = companion(master, place, [])
+        await one.look()
+        await one.look()
+        assert master.told == [(foreign,)]
+        assert list(place.held) == ["host/m9"], "what has expired is tidied up"
+
+    asyncio.run(body())
+
+
+def test_a_bad_device_is_added_once_even_if_somebody_removes_it() -> None:
+    async def body() -> None:
+        log: list[str] = []
+        master, place = Boss(status(dropped(device="G7"))), MemoryPlace()
+        one = companion(master, place, log)
+        await one.look()
+        assert list(place.held) == ["device/G7"]
+        assert log == ["added to the denylist in the place: device/G7: failed by itself 2 times"]
+        place.held.clear()
+        await one.look()
+        assert not place.held
+        await companion(master, place, log).look()  # the next Master's
+        assert not place.held
+        assert master.told == [(), ()], "each Master learns that nothing else is on the denylist"
+
+    asyncio.run(body())
+
+
+def test_a_master_that_dies_between_adding_and_noting() -> None:
+    async def body() -> None:
+        master, place = Boss(status(dropped(device="G7"))), MemoryPlace(entry(device="G7"))
+        await companion(master, place, []).look()
+        place.held.clear()
+        await companion(master, place, []).look()
+        assert not place.held
+
+    asyncio.run(body())
+
+
+def test_a_place_out_of_order_is_reported_once_and_what_was_there_still_counts() -> None:
+    async def body() -> None:
+        log: list[str] = []
+        foreign = entry("m9", run="run9")
+        master, place = Boss(status()), MemoryPlace(foreign)
+        working = asyncio.create_task(companion(master, place, log).run())
+        await until(lambda: bool(master.told))
+        place.broken = True
+        await until(lambda: bool(log))
+        await turns()
+        assert log == ["the denylist in the place cannot be used: No such device"]
+        assert master.told == [(foreign,)]
+        place.broken = False
+        await until(lambda: len(log) > 1)
+        assert log[1] == "the denylist in the place can be used again"
+        master.statuses = [status(phase="ended")]
+        await working
+
+    asyncio.run(body())

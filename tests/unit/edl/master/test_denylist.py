@@ -1,0 +1,109 @@
+"""Slots on the denylist: dropped while an entry counts, whatever the job would prefer."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from edl.config import NodeRange
+from edl.master import events as ev
+from edl.master.view import job_status
+from edl.types import NodeId
+from edl.wire.denylist import DenylistEntry
+from edl.wire.json_messages import from_plain, to_plain
+from edl.wire.records import NodeInfo
+from edl.wire.scale_requests import Verdict
+from tests.unit.edl.master.test_dropping import ALL, Slotted, failure, node_info
+
+GPUS = ("G0", "G1", "G2", "G3")
+
+
+def on(host: str, name: str, devices: tuple[str, ...] = (), life: int = 0) -> NodeInfo:
+    return dataclasses.replace(node_info(name, devices=devices, life=life), host_id=host)
+
+
+def entry(host: str = "", device: str = "", until_s: float = 0.0) -> DenylistEntry:
+    return DenylistEntry(host, device, "ECC errors", "job other", "r1", 1.0, until_s)
+
+
+def notes(rule: Slotted) -> list[str]:
+    return [one.text for one in rule.effects if isinstance(one, ev.HistoryNote) and one.kind is ev.Kind.SLOT]
+
+
+def test_a_device_is_not_used_and_comes_back() -> None:
+    rule = Slotted()
+    rule.feed(ev.DenylistChanged((entry("m9", "G2", 86400.0),)))
+    rule.come(on("m1", "a", GPUS))
+    assert rule.places == {"a": (0, 1, 3)}
+    (one,) = job_status(rule.state, NodeId("a"), ()).dropped
+    assert (one.by, one.host_id, one.device) == ("denylist", "m1", "G2")
+    assert one.why == "device G2 is on the denylist until 1970-01-02 00:00 UTC, added by job other: ECC errors"
+    rule.feed(ev.DenylistChanged(()))
+    assert not rule.state.record.dropped
+    assert any("slot 2 of a may take part again: it is no longer on the denylist" in text for text in notes(rule))
+
+
+def test_a_host_is_not_used_even_if_the_job_then_waits() -> None:
+    rule = Slotted(NodeRange(1, 2))
+    rule.feed(ev.DenylistChanged((entry("m1"),)))
+    rule.feed(ev.NodeRegistered(on("m1", "a")))
+    assert notes(rule) == ["a takes no part: host m1 is on the denylist, added by job other: ECC errors"]
+    rule.come(on("m1", "a"))
+    assert rule.state.record.world is None
+    assert "a on the denylist (edl denylist)" in rule.state.reason
+    rule.come(on("m2", "b"))
+    assert rule.places == {"b": ALL}
+
+
+def test_a_running_world_gives_it_up() -> None:
+    rule = Slotted()
+    rule.come(on("m1", "a"), on("m2", "b"))
+    assert set(rule.places) == {"a", "b"}
+    rule.feed(ev.DenylistChanged((entry("m2"),)))
+    for name in "ab":
+        rule.free(on(f"m{'ab'.index(name) + 1}", name), 1)
+    assert rule.places == {"a": ALL}
+
+
+def test_uncordon_says_how_to_lift_it() -> None:
+    rule = Slotted()
+    rule.feed(ev.DenylistChanged((entry(device="G1"),)))
+    rule.come(on("m1", "a", GPUS))
+    verdict, text = rule.cordon("a", "1", cordoned=False)
+    assert verdict is Verdict.REFUSED
+    assert text.endswith("To lift it for all jobs: edl denylist remove")
+    assert rule.places == {"a": (0, 2, 3)}
+
+
+def test_the_next_master_knows_before_its_companion_does() -> None:
+    rule = Slotted()
+    rule.feed(ev.DenylistChanged((entry(device="G1"),)))
+    rule.come(on("m1", "a", GPUS))
+    record = rule.state.record
+    assert from_plain(type(record), to_plain(record)) == record
+    assert [one.denied for one in record.dropped] == [True]
+
+
+def test_the_cooldown_is_not_for_it() -> None:
+    rule = Slotted(cooldown_s=10.0)
+    rule.feed(ev.DenylistChanged((entry(device="G1"),)))
+    rule.come(on("m1", "a", GPUS))
+    rule.wait(100.0)
+    assert rule.places == {"a": (0, 2, 3)}
+
+
+def test_what_the_job_has_dropped_itself_stays_its_own() -> None:
+    rule = Slotted(strikes=1)
+    rule.come(on("m1", "a", GPUS))
+    rule.breaks(failure())
+    rule.feed(ev.DenylistChanged((entry(device="G1"),)))
+    (one,) = job_status(rule.state, NodeId("a"), ()).dropped
+    assert one.by == "job"
+
+
+def test_a_device_is_known_in_another_node() -> None:
+    rule = Slotted(NodeRange(1, 1))
+    rule.feed(ev.DenylistChanged((entry(device="G3"),)))
+    rule.come(on("m1", "a", GPUS))
+    rule.lose("a")
+    rule.come(on("m2", "b", ("G3", "G4", "G5", "G6")))
+    assert rule.places == {"b": (1, 2, 3)}
