@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edl.cli.node_text import kind_of
+from edl.cli.show import dropped_line
 from edl.master.alarms import described
 from edl.wire.alarm import Alarm
 from edl.wire.records import NodeInfo
@@ -58,8 +59,5 @@ def problem_lines(status: JobStatus, nodes: Sequence[NodeHealth]) -> list[str]:
     """The alarms, dropped slots and warnings, in full. Those of the whole job are included."""
     alarms = [one for one in status.alarms if not one.node] + [alarm for one in nodes for alarm in one.alarms]
     lines = [f"Alarm ({one.severity}): {described(one, one.text)}" for one in alarms]
-    for one in nodes:
-        for slot in one.dropped:
-            device = f" ({slot.device})" if slot.device else ""
-            lines.append(f"Dropped: slot {slot.slot} of {slot.node}{device} after round {slot.round}: {slot.why}")
+    lines += [dropped_line(slot) for one in nodes for slot in one.dropped]
     return lines + [f"Warning: {text}" for text in status.warnings]

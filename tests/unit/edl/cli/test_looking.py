@@ -193,7 +193,8 @@ class TestHealth:
         assert lines[5:] == [
             "Alarm (warning): waiting: for 400 s",
             "Alarm (critical): disk-space (log directory /logs) on node-b: 1 GiB is free",
-            "Dropped: slot 1 of node-a (GPU-2) after round 3: it failed twice",
+            "Dropped: slot 1 of node-a (GPU-2) after round 3: it failed twice. "
+            "To use it again: edl uncordon node-a --device=1",
             "Warning: no",
         ]
 
