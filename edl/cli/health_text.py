@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edl.cli.node_text import kind_of
+from edl.cli.show import dropped_line, health_line
 from edl.master.alarms import described
 from edl.wire.alarm import Alarm
+from edl.wire.health import HealthView
 from edl.wire.records import NodeInfo
 from edl.wire.status import DroppedSlot, JobStatus, NodeView
 
@@ -26,8 +28,8 @@ class NodeHealth:
     """UUIDs of the devices of each slot, separated by commas; empty if unknown."""
     dropped: tuple[DroppedSlot, ...] = ()
     alarms: tuple[Alarm, ...] = ()
-    check: str = ""
-    """What the node's health check has found; empty if there was none, or if the Master does not say."""
+    check: HealthView | None = None
+    """What is known from health checks; None: nothing."""
 
 
 def health_of(status: JobStatus, launchers: Sequence[NodeInfo]) -> list[NodeHealth]:
@@ -42,7 +44,7 @@ def _health(view: NodeView, status: JobStatus, info: NodeInfo | None) -> NodeHea
         info.devices if info is not None else (),
         tuple(one for one in status.dropped if one.node == view.node),
         tuple(one for one in status.alarms if one.node == view.node),
-        str(getattr(view, "health", "")),  # a newer Master's verdicts
+        next((one for one in status.health if one.node == view.node), None),
     )
 
 
@@ -51,15 +53,13 @@ def health_row(one: NodeHealth) -> list[str]:
     known = [device for device in one.devices if device]
     devices = f"{len(known)} of {one.slots}" if known else "unknown"
     counted = [str(len(part)) if part else "-" for part in (one.dropped, one.alarms)]
-    return [one.node, one.host, one.state, devices, *counted, one.check or "-"]
+    return [one.node, one.host, one.state, devices, *counted, one.check.state if one.check is not None else "-"]
 
 
 def problem_lines(status: JobStatus, nodes: Sequence[NodeHealth]) -> list[str]:
     """The alarms, dropped slots and warnings, in full. Those of the whole job are included."""
     alarms = [one for one in status.alarms if not one.node] + [alarm for one in nodes for alarm in one.alarms]
     lines = [f"Alarm ({one.severity}): {described(one, one.text)}" for one in alarms]
-    for one in nodes:
-        for slot in one.dropped:
-            device = f" ({slot.device})" if slot.device else ""
-            lines.append(f"Dropped: slot {slot.slot} of {slot.node}{device} after round {slot.round}: {slot.why}")
+    lines += [dropped_line(slot) for one in nodes for slot in one.dropped]
+    lines += [health_line(one.check) for one in nodes if one.check is not None and one.check.why]
     return lines + [f"Warning: {text}" for text in status.warnings]

@@ -86,7 +86,7 @@ def _lines(status: JobStatus) -> list[str]:
     if status.boundary:
         lines.append(f"Agreeing on a step boundary to {status.boundary}")
     lines += [f"{one.service}: {one.text}" for one in status.services]
-    lines += [_dropped(one) for one in status.dropped]
+    lines += [dropped_line(one) for one in status.dropped]
     lines += [f"Incomplete: {text}" for text in status.flaws]
     if status.kill:
         lines.append(f"Ending: stop requested by {status.kill}")
@@ -134,7 +134,7 @@ def health_line(one: HealthView) -> str:
     return f"Health of {one.node}: {out}{one.state}{why}{until}"
 
 
-def _dropped(one: DroppedSlot) -> str:
+def dropped_line(one: DroppedSlot) -> str:
     """One dropped slot: why it is not used, and how to use it again."""
     what = f"slot {one.slot} of {one.node}" + (f" ({one.device})" if one.device else "")
     denied = one.by == "denylist"

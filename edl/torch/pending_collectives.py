@@ -41,8 +41,11 @@ _CALLS = "2000"
 """Recorded calls; the default of torch 2.13."""
 
 Recorded = Mapping[str, Any]
-Dump = Callable[[bool], Recorded]
-"""The flight recorder's content, with or without the calls."""
+Dump = Callable[[bool, bool], Recorded]
+"""The flight recorder's content. Arguments: with the calls, and of these only such as are not complete, as far as torch
+knows (gloo's: all)."""
+LASTS = 4
+"""Looks without a change after which the calls are read: they are many, and a step may well take seconds."""
 
 
 def set_up(environment: MutableMapping[str, str]) -> None:
@@ -86,8 +89,8 @@ def _c10d() -> Any:
 
 
 def _dump_with(function: Callable[..., bytes | str]) -> Dump:
-    def dump(calls: bool) -> Recorded:
-        found = json.loads(function(includeCollectives=calls))
+    def dump(calls: bool, active: bool) -> Recorded:
+        found = json.loads(function(includeCollectives=calls, onlyActive=active))
         return found if isinstance(found, dict) else {}
 
     return dump
@@ -132,24 +135,25 @@ class WaitReporter:
 
     def __init__(self, dumps: tuple[Dump, ...]) -> None:
         self._dumps = dumps
-        self._before = ""
+        self._before, self._lasted = "", 0
         self._known: tuple[str, tuple[PendingCollective, ...]] = ("", ())
 
     def look(self) -> CollectiveWait:
         """What this process waits for at the moment."""
-        state = "|".join(filter(None, (counters(dump(False)) for dump in self._dumps)))
-        before, self._before = self._before, state
-        if not state or state != before:
+        state = "|".join(filter(None, (counters(dump(False, False)) for dump in self._dumps)))
+        self._lasted = self._lasted + 1 if state == self._before else 0
+        self._before = state
+        if not state or self._lasted < LASTS:
             return CollectiveWait()
         if self._known[0] != state:
-            self._known = (state, next(filter(None, (pending(dump(True)) for dump in self._dumps)), ()))
+            self._known = (state, next(filter(None, (pending(dump(True, True)) for dump in self._dumps)), ()))
         waits = self._known[1]
         return CollectiveWait(hashlib.sha256(state.encode()).hexdigest()[:16], waits) if waits else CollectiveWait()
 
     def write(self, path: str) -> None:
         """Write everything that is recorded. Raises ``OSError``."""
         with open(path, "w") as file:
-            json.dump([dump(True) for dump in self._dumps], file)
+            json.dump([dump(True, False) for dump in self._dumps], file)
 
 
 def _run(reporter: WaitReporter, line: socket.socket) -> None:
@@ -160,8 +164,8 @@ def _run(reporter: WaitReporter, line: socket.socket) -> None:
                 line.send(encode(reporter.look()), socket.MSG_DONTWAIT)
             except ConnectionRefusedError:
                 return
-            except (OSError, ValueError):
-                pass  # its queue is full, or torch's text is not JSON: no diagnosis is worth the worker
+            except (OSError, ValueError, TypeError, RuntimeError):
+                pass  # its queue is full, or torch's function is another one: no diagnosis is worth the worker
             if select.select([line], [], [], EVERY_S)[0]:
-                with contextlib.suppress(OSError, ValueError, ProtocolError):
+                with contextlib.suppress(OSError, ValueError, TypeError, RuntimeError, ProtocolError):
                     reporter.write(decode(DumpRequest, line.recv(LARGEST_BYTES)).path)

@@ -30,10 +30,9 @@ def gone_astray() -> None:
     time.sleep(3600)
 
 
-def evaluate(for_s: float) -> None:
+def evaluate(file: Path) -> None:
     """Compute for a while, without a word."""
-    until_s = time.monotonic() + for_s
-    while time.monotonic() < until_s:
+    while not file.exists():
         sum(range(100_000))
 
 
@@ -42,9 +41,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--hang-after", type=float, required=True, metavar="SECONDS")
     parser.add_argument("--spins", action="store_true")
-    parser.add_argument(
-        "--evaluate-for", type=float, default=0.0, metavar="SECONDS", help="instead: rank 0 works alone"
-    )
+    parser.add_argument("--evaluate", action="store_true", help="rank 0 works alone until FOLDER/evaluated exists")
     options = parser.parse_args()
     rank, first = int(os.environ["RANK"]), os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
     dist.init_process_group("gloo")
@@ -57,9 +54,9 @@ def main() -> None:
             line = {"t": time.monotonic(), "step": step, "rank": rank, "world": dist.get_world_size()}
             place = {"round": int(os.environ["EDL_ROUND"]), "pid": os.getpid(), "node": os.environ["EDL_NODE_ID"]}
             log.write(json.dumps(line | place) + "\n")
-        if agreed[0] > 0 and first and options.evaluate_for:
+        if agreed[0] > 0 and first and options.evaluate:
             if rank == 0:
-                evaluate(options.evaluate_for)
+                evaluate(options.folder / "evaluated")
             first, last = False, step + 100
         elif agreed[0] > 0 and first:
             gone_astray() if rank == 1 else left_alone(torch.ones(1024), spins=options.spins)

@@ -10,14 +10,15 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 from click.testing import CliRunner, Result
 
-from edl.cli import confirm, find, health_text
+from edl.cli import confirm, find
 from edl.cli.__main__ import edl
 from edl.types import Incarnation, NodeId
 from edl.wire.alarm import Alarm
+from edl.wire.health import HealthView
 from edl.wire.node_requests import OptionValue, OptionValues
 from edl.wire.records import NO_SETTINGS, NodeInfo
 from edl.wire.scale_requests import Drain, Granted, Resize, ScaleRequest, ScaleView, Suspend, Verdict
-from edl.wire.status import Count, DroppedSlot, JobStatus, NodeView, ServiceShare, ServiceView
+from edl.wire.status import Count, DroppedSlot, JobStatus, ServiceShare, ServiceView
 from tests.support.fake_master import FakeMaster
 
 MNIST = ServiceView(
@@ -193,7 +194,8 @@ class TestHealth:
         assert lines[5:] == [
             "Alarm (warning): waiting: for 400 s",
             "Alarm (critical): disk-space (log directory /logs) on node-b: 1 GiB is free",
-            "Dropped: slot 1 of node-a (GPU-2) after round 3: it failed twice",
+            "Dropped: slot 1 of node-a (GPU-2) after round 3: it failed twice. "
+            "To use it again: edl uncordon node-a --device=1",
             "Warning: no",
         ]
 
@@ -208,14 +210,11 @@ class TestHealth:
         _, done = run(monkeypatch, ["health"])
         assert done.stdout.splitlines()[-1] == "No alarms, no dropped slots, no warnings."
 
-    def test_verdicts_of_checks_are_shown_if_the_status_has_any(self) -> None:
-        @dataclasses.dataclass(frozen=True)
-        class Checked(NodeView):
-            health: str = "slow: 3 times the median"
-
-        status = dataclasses.replace(FakeMaster().status(), nodes=(Checked("n", "h", 1, "running", True, 0, 0),))
-        (found,) = health_text.health_of(status, ())
-        assert health_text.health_row(found)[-1] == "slow: 3 times the median"
+    def test_verdicts_of_checks_are_shown(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        view = HealthView("node-a", "h", "slow", "3 times the median", excluded=True, expires_s=3600.0)
+        _, done = run(monkeypatch, ["health"], health=(view,))
+        assert [line.split()[-1] for line in done.stdout.splitlines() if line.startswith("node-")][:2] == ["slow", "-"]
+        assert "Health of node-a: kept out, slow: 3 times the median (checked again in " in done.stdout
 
 
 class TestConfirmation:

@@ -44,7 +44,7 @@ class Recorder:
         self.groups["0"] = called, complete + 1
         self.calls[complete]["retired"] = True
 
-    def __call__(self, calls: bool) -> pc.Recorded:
+    def __call__(self, calls: bool, active: bool) -> pc.Recorded:
         self.dumps.append(calls)
         names = [f"last_{what}_collective" for what in ("enqueued", "started", "completed")]
         status = {
@@ -54,17 +54,21 @@ class Recorder:
         return {"pg_status": status, **({"entries": self.calls[::-1]} if calls else {})}
 
 
+def looks(reporter: pc.WaitReporter, count: int) -> list[CollectiveWait]:
+    return [reporter.look() for _ in range(count)]
+
+
 def test_a_call_that_stays_is_reported_with_its_place() -> None:
     recorder = Recorder()
     reporter = pc.WaitReporter((recorder,))
     assert reporter.look() == CollectiveWait()
     recorder.call()
-    assert reporter.look() == CollectiveWait(), "it may complete at once"
-    found = reporter.look()
+    assert looks(reporter, pc.LASTS) == [CollectiveWait()] * pc.LASTS, "it may complete soon"
+    found = looks(reporter, 2)[-1]
     assert found.state
     assert found.pending == (PendingCollective("nccl:all_reduce", 1, "default_pg", "4x256, a scalar"),)
     assert found.pending[0].text == "nccl:all_reduce of 4x256, a scalar, number 1 of group default_pg"
-    assert [reporter.look() for _ in range(5)] == [found] * 5
+    assert looks(reporter, 5) == [found] * 5
     assert recorder.dumps.count(True) == 1, "the calls are read once for each state"
     recorder.complete()
     assert reporter.look() == CollectiveWait()
@@ -75,7 +79,7 @@ def test_calls_that_come_and_go_are_not() -> None:
     reporter = pc.WaitReporter((recorder,))
     for _ in range(20):
         recorder.call()
-        assert reporter.look() == CollectiveWait()
+        assert looks(reporter, pc.LASTS) == [CollectiveWait()] * pc.LASTS
         recorder.complete()
     assert True not in recorder.dumps
 
@@ -84,11 +88,10 @@ def test_progress_of_another_group_is_progress() -> None:
     recorder = Recorder()
     reporter = pc.WaitReporter((recorder,))
     recorder.call()
-    reporter.look()
-    first = reporter.look()
+    first = looks(reporter, 10)[-1]
     recorder.groups["1"] = (5, 4)
-    assert reporter.look() == CollectiveWait()
-    assert reporter.look().state not in ("", first.state)
+    assert looks(reporter, pc.LASTS) == [CollectiveWait()] * pc.LASTS
+    assert looks(reporter, 1)[0].state not in ("", first.state)
 
 
 def test_counters_that_lag_behind_are_no_wait() -> None:
@@ -99,7 +102,7 @@ def test_counters_that_lag_behind_are_no_wait() -> None:
         recorder.complete()
     recorder.groups["0"] = (3, 2)
     reporter = pc.WaitReporter((recorder,))
-    assert [reporter.look() for _ in range(4)] == [CollectiveWait()] * 4
+    assert looks(reporter, 20) == [CollectiveWait()] * 20
     assert recorder.dumps.count(True) == 1
 
 
@@ -107,15 +110,14 @@ def test_sends_and_receives_are_no_collectives() -> None:
     recorder = Recorder()
     recorder.call("nccl:recv", p2p=True)
     reporter = pc.WaitReporter((recorder,))
-    assert [reporter.look() for _ in range(3)] == [CollectiveWait()] * 3
+    assert looks(reporter, 20) == [CollectiveWait()] * 20
 
 
 def test_both_recorders_of_a_torch_with_nccl_are_read() -> None:
     nccl, others = Recorder(), Recorder()
     others.call("gloo:barrier")
     reporter = pc.WaitReporter((nccl, others))
-    reporter.look()
-    assert [one.name for one in reporter.look().pending] == ["gloo:barrier"]
+    assert [one.name for one in looks(reporter, 10)[-1].pending] == ["gloo:barrier"]
 
 
 @pytest.mark.parametrize(
@@ -138,7 +140,7 @@ def test_the_buffers_size_is_the_users() -> None:
 
 def test_this_torch_has_a_recorder() -> None:
     (dump,) = pc.recorders()
-    assert "pg_status" in dump(False)
+    assert "pg_status" in dump(False, False)
 
 
 def test_the_thread_reports_to_the_agent_and_writes_what_it_is_asked_for(
