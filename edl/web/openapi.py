@@ -69,6 +69,20 @@ PARAMETERS: dict[str, dict[str, Any]] = {
         "description": "Only entries with a higher number.",
         "schema": {"type": "integer", "minimum": 0, "maximum": MOST_AFTER, "default": 0},
     },
+    "before": {
+        "name": "before",
+        "in": "query",
+        "required": False,
+        "description": "Only entries with a lower number; 0: no limit. Not with follow.",
+        "schema": {"type": "integer", "minimum": 0, "maximum": MOST_AFTER, "default": 0},
+    },
+    "last": {
+        "name": "last",
+        "in": "query",
+        "required": False,
+        "description": "Only this many of the entries, the newest; 0: all. Not with follow.",
+        "schema": {"type": "integer", "minimum": 0, "maximum": MOST_AFTER, "default": 0},
+    },
     "follow": {
         "name": "follow",
         "in": "query",

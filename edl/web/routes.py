@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edl.web.bodies import AskBody, BoundsBody, CordonBody, DataBody, DrainBody, ScaleBody, ScalePatchBody
-from edl.web.documents import Document, JobDocument, ScaleDocument, StatusDocument
+from edl.web.documents import Document, JobDocument, JobsDocument, ScaleDocument, StatusDocument
 
 JSON = ("application/json",)
 PATCHES = ("application/merge-patch+json", "application/json")
@@ -111,6 +111,14 @@ ROUTES: tuple[Route, ...] = (
         codes=(501,),
         local=True,
     ),
+    Route(
+        "GET",
+        "/v1/jobs",
+        "jobs",
+        "The job of this launcher, what the token may do, and where the Master serves HTTP.",
+        answers=((200, JobsDocument),),
+        local=True,
+    ),
     Route("GET", _JOB, "job", "The job: settings, conditions, nodes.", answers=((200, JobDocument),)),
     Route("GET", f"{_JOB}/scale", "scale", "The size of the job.", answers=((200, ScaleDocument),)),
     _change(
@@ -144,7 +152,15 @@ ROUTES: tuple[Route, ...] = (
         f"{_JOB}/events",
         "events",
         "The history; with follow, also new entries as they are added.",
-        query=("after", "follow"),
+        query=("after", "before", "last", "follow"),
         answers=((200, "application/x-ndjson"), (200, "text/event-stream")),
+        codes=(422,),
+    ),
+    Route(
+        "GET",
+        f"{_JOB}/status",
+        "status",
+        "The status, as of `edl status --json`; as text/event-stream also each change of it, at most once a second.",
+        answers=((200, None), (200, "text/event-stream")),
     ),
 )
