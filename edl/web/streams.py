@@ -54,11 +54,13 @@ async def stream(
 async def page_of(entries: AsyncIterator[HistoryEntry], before: int, last: int) -> AsyncIterator[HistoryEntry]:
     """The newest ``last`` entries with numbers below ``before``, oldest first; 0: no limit."""
     kept: collections.deque[HistoryEntry] = collections.deque(maxlen=last or None)
-    async for entry in entries:
-        if before and entry.number >= before:
-            break
-        kept.append(entry)
-    await close(entries)
+    try:
+        async for entry in entries:
+            if before and entry.number >= before:
+                break
+            kept.append(entry)
+    finally:
+        await close(entries)
     for entry in kept:
         yield entry
 

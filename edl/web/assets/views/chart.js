@@ -1,0 +1,84 @@
+// A line over time, drawn by uPlot in the colours of the page.
+import { useEffect, useRef } from "../vendor/hooks.js";
+import uPlot from "../vendor/uplot.js";
+import { html } from "../html.js";
+
+const HEIGHT = 148;
+
+const colour = (name) => () => getComputedStyle(document.documentElement).getPropertyValue(name);
+
+function optionsOf({ format, stepped }, width) {
+  const axis = {
+    stroke: colour("--quiet"),
+    grid: { stroke: colour("--grid"), width: 1 },
+    ticks: { show: false },
+    font: "12px system-ui, sans-serif",
+  };
+  return {
+    width,
+    height: HEIGHT,
+    legend: { show: false },
+    cursor: { y: false, drag: { x: false, y: false }, points: { size: 6 } },
+    scales: { y: { range: (_, low, high) => [0, high > 0 ? 1.15 * high : 1] } },
+    axes: [
+      { ...axis, space: 70, size: 26 },
+      { ...axis, size: 46, space: 34, values: (_, values) => values.map(format) },
+    ],
+    series: [
+      {},
+      {
+        stroke: colour("--accent"),
+        fill: colour("--accent-soft"),
+        width: 1.75,
+        points: { show: false },
+        paths: stepped ? uPlot.paths.stepped({ align: 1 }) : undefined,
+      },
+    ],
+  };
+}
+
+/** `data`: times and values. `summary`: the same in words, for those who do not see it. */
+export function Chart({ title, data, summary, format, stepped }) {
+  const place = useRef(null);
+  const plot = useRef(null);
+  const readout = useRef(null);
+  useEffect(() => {
+    const made = new uPlot(
+      {
+        ...optionsOf({ format, stepped }, place.current.clientWidth),
+        hooks: {
+          setCursor: [
+            (chart) => {
+              const at = chart.cursor.idx;
+              const value = at === null || at === undefined ? null : chart.data[1][at];
+              const when = value === null ? "" : new Date(1000 * chart.data[0][at]).toLocaleTimeString();
+              readout.current.textContent = value === null || value === undefined ? "" : `${format(value)} at ${when}`;
+            },
+          ],
+        },
+      },
+      data,
+      place.current,
+    );
+    plot.current = made;
+    const fit = new ResizeObserver(() => made.setSize({ width: place.current.clientWidth, height: HEIGHT }));
+    fit.observe(place.current);
+    const redraw = () => made.redraw();
+    const scheme = matchMedia("(prefers-color-scheme: dark)");
+    addEventListener("theme", redraw);
+    scheme.addEventListener("change", redraw);
+    return () => {
+      fit.disconnect();
+      removeEventListener("theme", redraw);
+      scheme.removeEventListener("change", redraw);
+      made.destroy();
+    };
+  }, []);
+  const last = data[0].length ? data[0][data[0].length - 1] : 0;
+  useEffect(() => plot.current.setData(data), [data[0].length, last, data[1][data[1].length - 1]]);
+  return html`
+    <figure class="chart">
+      <figcaption>${title} <span class="readout" ref=${readout} aria-hidden="true"></span></figcaption>
+      <div ref=${place} role="img" aria-label=${`${title}: ${summary}`}></div>
+    </figure>`;
+}
