@@ -10,6 +10,8 @@ const COST = new RegExp(
 );
 const WORKERS = /([\d,]+) workers?\b/;
 const MOST_CAUSES = 6;
+/** Part of the whole time. */
+const THINNEST = 1 / 300;
 
 const number = (text) => Number(text.replaceAll(",", ""));
 
@@ -56,13 +58,21 @@ export function worldChanges(entries) {
   return found.reverse();
 }
 
-/** The size of the world over time: times in seconds, and numbers of workers; null while no world runs. */
+/** The size of the world over time: times in seconds, and numbers of workers. Pauses that would be thinner than a line
+ * are left out. */
 export function sizes(entries) {
+  const span = entries.length ? entries[entries.length - 1].at_s - entries[0].at_s : 0;
   const times = [];
   const workers = [];
   for (const entry of entries) {
     const value = entry.kind === "world-formed" ? workersOf(entry.text) : entry.kind === "world-stopped" ? 0 : null;
     if (value === null) continue;
+    const last = times.length - 1;
+    if (value > 0 && workers[last] === 0 && entry.at_s - times[last] < span * THINNEST) {
+      times.pop();
+      workers.pop();
+    }
+    if (value === workers[workers.length - 1]) continue;
     times.push(times.length ? Math.max(entry.at_s, times[times.length - 1]) : entry.at_s);
     workers.push(value);
   }

@@ -18,7 +18,8 @@ export function digits(value) {
 /** A step time: `81 ms`, `1.25 s`; a dash if there is none. */
 export function step(seconds) {
   if (!(seconds > 0)) return "–";
-  return seconds >= 0.9995 ? `${digits(seconds)} s` : `${digits(1000 * seconds)} ms`;
+  const three = (value) => (value >= 99.95 ? count(value) : value.toPrecision(3)); // of equal length below each other
+  return seconds >= 0.9995 ? `${three(seconds)} s` : `${three(1000 * seconds)} ms`;
 }
 
 /** A duration: `40 s`, `3 min`, `2 h 5 min`, `4 d 2 h`. */

@@ -19,7 +19,7 @@ export function Changes({ model, show }) {
     { name: "round", head: "Round", className: "number tight", cell: (change) => count(change.round) },
     { name: "time", head: "Time", className: "time tight", cell: (change) => clock(change.formed.at_s, now) },
     { name: "cause", head: "Cause", className: "grow", cell: (change) => html`
-      <button type="button" class="plain text" onClick=${() => show([...change.causes, change.formed, change.underway].filter(Boolean))}>${causesOf(change)}</button>` },
+      <button type="button" class=${`plain text dot ${change.failure ? "bad" : "calm"}`} onClick=${() => show([...change.causes, change.formed, change.underway].filter(Boolean))}>${causesOf(change)}</button>` },
     { name: "took", head: "Took", className: "number tight", cell: (change) => (change.cost ? duration(change.cost.tookS) : "–") },
     !narrow && { name: "cost", head: "Slot time", className: "number tight", cell: (change) => (change.cost ? duration(change.cost.slotS) : "–") },
     !narrow && { name: "redone", head: "Redone", className: "number tight", cell: (change) => (change.cost ? duration(change.cost.redoneS) : "–") },
@@ -28,7 +28,7 @@ export function Changes({ model, show }) {
     <${Panel} id="changes" title="Rounds and incidents" wide="two-thirds"
       note=${html`<label><input type="checkbox" checked=${onlyFailures} onChange=${(event) => setOnlyFailures(event.target.checked)} /> only failures</label>`}>
       <${VirtualTable} label="Rounds and incidents" columns=${columns} rows=${rows} keyOf=${(change) => change.round}
-        rowHeight=${narrow ? 44 : 30} height=${330} toneOf=${(change) => (change.failure ? "bad" : "")}
+        rowHeight=${narrow ? 44 : 30} height=${330}
         empty=${onlyFailures ? "No failure is in the history." : "No world has been formed yet."} />
     <//>`;
 }

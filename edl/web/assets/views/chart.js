@@ -3,9 +3,25 @@ import { useEffect, useRef } from "../vendor/hooks.js";
 import uPlot from "../vendor/uplot.js";
 import { html } from "../html.js";
 
-const HEIGHT = 148;
+const HEIGHT = 212;
+const DAY_S = 86_400;
 
 const colour = (name) => () => getComputedStyle(document.documentElement).getPropertyValue(name);
+
+const two = (value) => String(value).padStart(2, "0");
+
+/** Labels of points in time, as short as their distance allows. */
+function labels(plot, times, _axis, _space, distanceS) {
+  const days = plot.scales.x.max - plot.scales.x.min > DAY_S;
+  return times.map((time) => {
+    const at = new Date(1000 * time);
+    const day = `${two(at.getMonth() + 1)}-${two(at.getDate())}`;
+    const minute = `${two(at.getHours())}:${two(at.getMinutes())}`;
+    if (distanceS >= DAY_S) return day;
+    if (days) return `${day} ${minute}`;
+    return distanceS >= 60 ? minute : `${minute}:${two(at.getSeconds())}`;
+  });
+}
 
 function optionsOf({ format, stepped }, width) {
   const axis = {
@@ -21,7 +37,7 @@ function optionsOf({ format, stepped }, width) {
     cursor: { y: false, drag: { x: false, y: false }, points: { size: 6 } },
     scales: { y: { range: (_, low, high) => [0, high > 0 ? 1.15 * high : 1] } },
     axes: [
-      { ...axis, space: 70, size: 26 },
+      { ...axis, space: 90, size: 26, values: labels },
       { ...axis, size: 46, space: 34, values: (_, values) => values.map(format) },
     ],
     series: [

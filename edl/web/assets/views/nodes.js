@@ -36,9 +36,11 @@ export function Nodes({ model, act }) {
   });
   const columns = [
     { name: "node", head: "Node", className: "grow name", cell: (node) => html`
-      ${node.node}${node.node === status.master && html` <span class="tag">Master</span>`}`, ...sortable("node") },
-    { name: "state", head: "State", cell: (node) => html`<span class=${`dot ${toneOf(node)}`}>${stateOf(node)}</span>`, ...sortable("state") },
-    { name: "rank", head: "Ranks", className: "number tight", cell: ranks, ...sortable("rank") },
+      ${node.node}${node.node === status.master && html` <span class="tag">Master</span>`}
+      ${narrow && html`<span class="below quiet">${node.first_rank >= 0 ? `ranks ${ranks(node)}` : "no rank"}</span>`}`, ...sortable("node") },
+    { name: "state", head: "State", className: "state", cell: (node) => html`
+      <span class=${`dot ${toneOf(node)}`}><span class="word">${stateOf(node)}</span></span>`, ...sortable("state") },
+    !narrow && { name: "rank", head: "Ranks", className: "number tight", cell: ranks, ...sortable("rank") },
     { name: "step", head: "Step", className: "number step", cell: (node) => html`<${StepTime} node=${node} longest=${longest} medianS=${speed.stepS} />`, ...sortable("step") },
     !narrow && { name: "host", head: "Host", className: "quiet", cell: (node) => node.host },
     !narrow && { name: "how", head: "Entered the round", className: "quiet how", cell: (node) => (node.underway ? node.how || "yes" : "–") },
@@ -53,7 +55,7 @@ export function Nodes({ model, act }) {
           ${statesOf(status.nodes).map(([name, many]) => html`<option key=${name} value=${name}>${name} (${count(many)})</option>`)}
         </select>
       </div>`}>
-      <${VirtualTable} label="Nodes" columns=${columns} rows=${rows} keyOf=${(node) => node.node} rowHeight=${34} height=${440}
+      <${VirtualTable} label="Nodes" columns=${columns} rows=${rows} keyOf=${(node) => node.node} rowHeight=${narrow ? 46 : 34} height=${440}
         empty=${status.nodes.length ? "No node matches." : "No node has registered."} />
     <//>`;
 }

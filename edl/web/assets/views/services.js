@@ -1,5 +1,5 @@
 // Progress of the data sets, and the load of the parameter servers.
-import { bytes, count, digits, duration, percent } from "../format.js";
+import { bytes, count, counted, digits, duration, percent } from "../format.js";
 import { html } from "../html.js";
 import { countsOf } from "../status.js";
 import { Panel } from "./panel.js";
@@ -7,11 +7,12 @@ import { Panel } from "./panel.js";
 const ALL = "pservers";
 
 export function DataSets({ status }) {
+  const alone = !status.services.some((one) => one.service === "ps");
   const sets = status.services.filter((one) => one.service === "data");
   if (!sets.length) return null;
   return html`
-    <${Panel} id="data" title="Data" wide="half">
-      ${sets.map((one) => html`<${DataSet} key=${one.name} one=${one} />`)}
+    <${Panel} id="data" title="Data" wide=${alone ? "full" : "half"}>
+      <div class="sets">${sets.map((one) => html`<${DataSet} key=${one.name} one=${one} />`)}</div>
     <//>`;
 }
 
@@ -26,8 +27,8 @@ function DataSet({ one }) {
       <p><strong>${one.name}</strong>${counts.epoch !== undefined && html` <span class="quiet">epoch ${count(counts.epoch)}</span>`}
         <span class="right">${percent(done / all)}</span></p>
       <progress max=${all} value=${done} aria-label=${`Progress of data set ${one.name}`}></progress>
-      <p class="quiet small">${count(done)} of ${count(all)} ${noun}${counts.records_per_s > 0 ? `, ${digits(counts.records_per_s)} records/s` : ""}${counts.left_s > 0 ? `, ${duration(counts.left_s)} left` : ""}${counts.leased_shards > 0 ? `, ${count(counts.leased_shards)} shards leased` : ""}</p>
-      ${counts.quarantined_shards > 0 && html`<p class="small tone-warn">${count(counts.quarantined_shards)} shards are quarantined</p>`}
+      <p class="quiet small">${count(done)} of ${count(all)} ${noun}${counts.records_per_s > 0 ? `, ${digits(counts.records_per_s)} records/s` : ""}${counts.left_s > 0 ? `, ${duration(counts.left_s)} left` : ""}${counts.leased_shards > 0 ? `, ${counted(counts.leased_shards, "shard")} leased` : ""}</p>
+      ${counts.quarantined_shards > 0 && html`<p class="small tone-warn">${counted(counts.quarantined_shards, "shard")} quarantined</p>`}
     </div>`;
 }
 
