@@ -20,7 +20,7 @@ import aiohttp
 from edl.tasks import end
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
-WAIT_S = 120.0
+WAIT_S = 15.0
 FLAGS = (
     "--headless",
     "--no-sandbox",
@@ -66,12 +66,12 @@ class Tab:
         return found["result"].get("value")
 
     async def until(self, expression: str, limit_s: float = WAIT_S) -> Any:
-        """Wait until an expression is true, and return its value. While a page loads, exceptions count as false."""
+        """Wait until an expression is true, and return its value; True for an element. While a page loads, exceptions count as false."""
         loop = asyncio.get_running_loop()
         give_up_s = loop.time() + limit_s
         while True:
             with contextlib.suppress(AssertionError):
-                if found := await self.js(expression):
+                if found := await self.js(f"(it => it instanceof Node ? true : it)({expression})"):
                     return found
             assert loop.time() < give_up_s, f"{expression}; the page: {await self.js('document.body.innerText')}"
             await asyncio.sleep(0.05)
@@ -94,9 +94,7 @@ class Tab:
         """Press and release a key."""
         for kind in ("keyDown", "keyUp"):
             extra = {"text": text} if text and kind == "keyDown" else {}
-            await self.call(
-                "Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, **extra
-            )
+            await self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, **extra)
 
     async def write(self, text: str) -> None:
         """Type into the focused element."""

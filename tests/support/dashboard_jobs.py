@@ -63,17 +63,41 @@ def rounds(many: int) -> list[HistoryEntry]:
         ago_s, node = 700.0 * (many - number) + 90.0, f"gpu-{number * 37 % 1000:04d}"
         size = 24 - number % 3
         if number > 1 and number % 3:
-            note("worker-failed", f"worker {number} on {node} was killed by SIGKILL; restart charged", node, number, ago_s=ago_s + 1)
+            note(
+                "worker-failed",
+                f"worker {number} on {node} was killed by SIGKILL; restart charged",
+                node,
+                number,
+                ago_s=ago_s + 1,
+            )
         elif number > 1:
             note("node-lost", f"node {node} is lost: its launcher refuses connections", node, number, ago_s=ago_s + 1)
         note("world-stopped", f"round {number}: a failure", "", number, ago_s=ago_s + 0.9)
-        note("world-formed", f"round {number}: {size} nodes, {8 * size} workers ({size} nodes ready)", "", number, ago_s=ago_s)
+        note(
+            "world-formed",
+            f"round {number}: {size} nodes, {8 * size} workers ({size} nodes ready)",
+            "",
+            number,
+            ago_s=ago_s,
+        )
         cost = (
             f"; the change took {0.1 * (number % 9 + 1):.3f} s and cost {19.5 * (number % 5 + 1):.1f} s of slot time "
             f"(rendezvous {11.5 * (number % 5 + 1):.1f} s, restore 4.2 s), 0.0{number % 9 + 1} s of training redone"
         )
-        note("world-underway", f"round {number} is underway: in process{cost if number > 1 else ''}", "", number, ago_s=ago_s - 0.4)
-        note("state", f"commit {100 * number} is complete in /checkpoints/commit-{100 * number}", "", number, ago_s=ago_s - 60)
+        note(
+            "world-underway",
+            f"round {number} is underway: in process{cost if number > 1 else ''}",
+            "",
+            number,
+            ago_s=ago_s - 0.4,
+        )
+        note(
+            "state",
+            f"commit {100 * number} is complete in /checkpoints/commit-{100 * number}",
+            "",
+            number,
+            ago_s=ago_s - 60,
+        )
     return found
 
 
@@ -170,7 +194,14 @@ def after_a_loss() -> DashboardMaster:
     )
     consequence = dataclasses.replace(
         cause,
-        **{"node": NodeId("gpu-0004"), "rank": Rank(32), "local_rank": 0, "traceback": "", "tail": "", "peer_loss": True},
+        **{
+            "node": NodeId("gpu-0004"),
+            "rank": Rank(32),
+            "local_rank": 0,
+            "traceback": "",
+            "tail": "",
+            "peer_loss": True,
+        },
         what="exit status 1",
         exception="RuntimeError: Connection closed by peer [10.0.0.4]:31337",
     )
@@ -178,7 +209,14 @@ def after_a_loss() -> DashboardMaster:
         failures=(consequence, cause),
         restarts_used=30,
         alarms=(
-            Alarm("disk-full", "/checkpoints", "critical", "full in about 40 min at the present rate: 31 GiB are left. Delete old checkpoints", "", True),
+            Alarm(
+                "disk-full",
+                "/checkpoints",
+                "critical",
+                "full in about 40 min at the present rate: 31 GiB are left. Delete old checkpoints",
+                "",
+                True,
+            ),
             Alarm("disk-space", "/var/log/edl", "warning", "9 % of the space is left", "gpu-0011"),
         ),
         warnings=("commits of node gpu-0009 are not kept in memory: /dev/shm is full",),

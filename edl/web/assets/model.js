@@ -46,8 +46,7 @@ export class Model {
   enter(token) {
     this.token = token;
     keepToken(token);
-    this.locked = null;
-    this.live.start(token);
+    this.live.start(token); // the form stays until a launcher has accepted it
     this.changed();
   }
 

@@ -50,7 +50,7 @@ function Locked({ model }) {
       <div class="card">
         <img src="assets/icon.svg" alt="" width="36" height="36" />
         <h1>edl dashboard</h1>
-        <${TokenForm} label="Token of the job" why=${model.locked} enter=${(token) => model.enter(token)} />
+        <${TokenForm} label="Token of the job" why=${model.locked || model.lost} enter=${(token) => model.enter(token)} />
       </div>
     </main>`;
 }

@@ -42,7 +42,7 @@ export function ParameterServers({ status }) {
     <${Panel} id="ps" title="Parameter servers" wide="half">
       ${lines.map((one) => html`<p key=${one.name} class="line"><strong>${one.name === ALL ? "All" : one.name}</strong> ${one.text}</p>`)}
       ${servers.length > 0 && html`
-        <div class="scroller" role="region" aria-label="Load of the parameter servers" tabindex="0">
+        <div class="scroller" role="region" aria-label="Table: load of the parameter servers" tabindex="0">
         <table>
           <thead><tr><th scope="col">Pserver</th><th scope="col" class="number">Buckets</th><th scope="col" class="number">Copies</th>
             <th scope="col" class="number">Rows</th><th scope="col" class="number step">Memory</th><th scope="col" class="number">Lag</th></tr></thead>

@@ -1,5 +1,5 @@
 // Asks for a token.
-import { useState } from "../vendor/hooks.js";
+import { useEffect, useRef, useState } from "../vendor/hooks.js";
 import { html } from "../html.js";
 
 /** `enter(token)` returns, or promises, what is wrong with it. */
@@ -15,10 +15,12 @@ export function TokenForm({ label, why, enter, cancel }) {
     setBusy(false);
   };
   const said = problem || why;
+  const input = useRef(null);
+  useEffect(() => said && input.current.select(), [said]);
   return html`
     <form class="token" onSubmit=${submit}>
       <label for="token">${label}</label>
-      <input id="token" name="token" type="password" autocomplete="off" spellcheck=${false} autofocus
+      <input ref=${input} id="token" name="token" type="password" autocomplete="off" spellcheck=${false} autofocus
         aria-describedby="token-help" aria-invalid=${said ? "true" : "false"} />
       <p id="token-help" class="hint">
         <code>edl token</code> prints the job's own; <code>--http-read-token-file</code> has those that can only read.

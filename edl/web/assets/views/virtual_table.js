@@ -33,7 +33,7 @@ export function VirtualTable({ label, columns, rows, keyOf, rowHeight, height, t
   const space = (count) => count > 0 && html`
     <tr class="space" aria-hidden="true"><td colspan=${columns.length} style=${{ height: `${count * rowHeight}px` }}></td></tr>`;
   return html`
-    <div class="scroller" ref=${scroller} role="region" aria-label=${label} tabindex="0" style=${{ maxHeight: `${height}px` }}
+    <div class="scroller" ref=${scroller} role="region" aria-label=${`Table: ${label}`} tabindex="0" style=${{ maxHeight: `${height}px` }}
       onScroll=${(event) => setScrollTop(event.currentTarget.scrollTop)}>
       <table aria-rowcount=${rows.length + 1}>
         <thead><tr aria-rowindex="1">${columns.map((column) => html`<${Head} key=${column.name} column=${column} />`)}</tr></thead>

@@ -126,6 +126,7 @@ def test_what_does_not_change_is_not_sent() -> None:
         reader = feed.follow()
         await anext(reader)
         waiting = asyncio.ensure_future(anext(reader))
+        await turns()
         for _ in range(3):
             tick()
             await turns()
@@ -171,6 +172,23 @@ def test_the_streams_end_with_the_master() -> None:
         again = feed.follow()
         assert parsed(await anext(again))[0] == "status", "and begin anew with the next one"
         await again.aclose()  # type: ignore[attr-defined]
+
+    with_clock(scenario)
+
+
+def test_a_reader_that_comes_as_the_last_one_goes() -> None:
+    async def scenario(feed: StatusFeed, master: DashboardMaster, tick: Callable[[], None]) -> None:
+        for _ in range(20):
+            first, second = feed.follow(), feed.follow()
+            await anext(first)
+            _, event = await asyncio.gather(first.aclose(), anext(second))  # type: ignore[attr-defined]
+            assert parsed(event)[0] == "status"
+            waiting = asyncio.ensure_future(anext(second))
+            await turns()
+            master.show(commit=master.shown.commit + 1)
+            tick()
+            assert parsed(await waiting)[0] == "change"
+            await second.aclose()  # type: ignore[attr-defined]
 
     with_clock(scenario)
 
