@@ -20,7 +20,7 @@ import aiohttp
 from edl.tasks import end
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
-WAIT_S = 15.0
+WAIT_S = 120.0
 FLAGS = (
     "--headless",
     "--no-sandbox",
@@ -66,7 +66,8 @@ class Tab:
         return found["result"].get("value")
 
     async def until(self, expression: str, limit_s: float = WAIT_S) -> Any:
-        """Wait until an expression is true, and return its value; True for an element. While a page loads, exceptions count as false."""
+        """Wait until an expression is true, and return its value; True for an element. Exceptions count as false: the
+        page may be loading."""
         loop = asyncio.get_running_loop()
         give_up_s = loop.time() + limit_s
         while True:

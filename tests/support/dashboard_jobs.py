@@ -62,16 +62,14 @@ def rounds(many: int) -> list[HistoryEntry]:
     for number in range(1, many + 1):
         ago_s, node = 700.0 * (many - number) + 90.0, f"gpu-{number * 37 % 1000:04d}"
         size = 24 - number % 3
-        if number > 1 and number % 3:
-            note(
-                "worker-failed",
-                f"worker {number} on {node} was killed by SIGKILL; restart charged",
-                node,
-                number,
-                ago_s=ago_s + 1,
-            )
+        if number > 1 and number % 4 == 1:
+            note("node-joined", f"node {node} is ready with 8 slots", node, number, ago_s=ago_s + 1)
+        elif number > 1 and number % 3:
+            text = f"worker {number} on {node} was killed by SIGKILL; restart {number // 2} of 30"
+            note("worker-failed", text, node, number, ago_s=ago_s + 1)
         elif number > 1:
-            note("node-lost", f"node {node} is lost: its launcher refuses connections", node, number, ago_s=ago_s + 1)
+            text = f"node {node} is lost: its launcher refuses connections"
+            note("node-lost", text, node, number, ago_s=ago_s + 1)
         note("world-stopped", f"round {number}: a failure", "", number, ago_s=ago_s + 0.9)
         note(
             "world-formed",
@@ -235,7 +233,7 @@ def parameter_servers() -> DashboardMaster:
             f"ps-{at}",
             f"ps-{at}: 16 buckets, 16 copies, {1_200_000 * (at + 1):,} rows",
             counts(number=at, owned_buckets=16, copied_buckets=16, rows=1_200_000 * (at + 1),
-                   rows_bytes=3.1e8 * (at + 1), most_bytes=2e9, lag_s=2.4 if at == 2 else 0.0, pulls=5e6, pushes=5e6, keys=9e8),
+                   rows_bytes=3.1e8 * (at + 1), most_bytes=2e9, lag_s=2.4 if at == 2 else 0.0, pulls=5e6, keys=9e8),
         )
         for at in range(4)
     )  # fmt: skip

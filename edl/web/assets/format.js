@@ -15,10 +15,12 @@ export function digits(value) {
   return String(Number(value.toPrecision(3)));
 }
 
+/** Exactly three significant digits, or all that stand before the point: of equal length below each other. */
+export const three = (value) => (Math.abs(value) >= 99.95 ? count(value) : value.toPrecision(3));
+
 /** A step time: `81 ms`, `1.25 s`; a dash if there is none. */
 export function step(seconds) {
   if (!(seconds > 0)) return "–";
-  const three = (value) => (value >= 99.95 ? count(value) : value.toPrecision(3)); // of equal length below each other
   return seconds >= 0.9995 ? `${three(seconds)} s` : `${three(1000 * seconds)} ms`;
 }
 

@@ -59,9 +59,10 @@ export function Chart({ title, data, summary, format, stepped }) {
   const plot = useRef(null);
   const readout = useRef(null);
   useEffect(() => {
+    const element = place.current;
     const made = new uPlot(
       {
-        ...optionsOf({ format, stepped }, place.current.clientWidth),
+        ...optionsOf({ format, stepped }, element.clientWidth),
         hooks: {
           setCursor: [
             (chart) => {
@@ -74,11 +75,11 @@ export function Chart({ title, data, summary, format, stepped }) {
         },
       },
       data,
-      place.current,
+      element,
     );
     plot.current = made;
-    const fit = new ResizeObserver(() => made.setSize({ width: place.current.clientWidth, height: HEIGHT }));
-    fit.observe(place.current);
+    const fit = new ResizeObserver(() => made.setSize({ width: element.clientWidth, height: HEIGHT }));
+    fit.observe(element);
     const redraw = () => made.redraw();
     const scheme = matchMedia("(prefers-color-scheme: dark)");
     addEventListener("theme", redraw);

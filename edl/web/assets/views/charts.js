@@ -1,7 +1,7 @@
 // The pace since the page was opened, and the size since the beginning of the history.
 import { useMemo } from "../vendor/hooks.js";
 import { sizes } from "../changes.js";
-import { count, digits } from "../format.js";
+import { count, digits, three } from "../format.js";
 import { html } from "../html.js";
 import { pace } from "../status.js";
 import { Chart } from "./chart.js";
@@ -17,7 +17,7 @@ export function Charts({ model }) {
   return html`
     <${Panel} id="charts" title="Over time" wide="two-thirds">
       <${Chart} title="Steps per second, since this page was opened" data=${[rates.times, rates.values]} format=${digits}
-        summary=${rate ? `${digits(rate)} now` : "none reported"} />
+        summary=${rate ? `${three(rate)} now` : "none reported"} />
       <${Chart} title="Workers, as far as the history goes" data=${size} format=${count} stepped=${true}
         summary=${`${count(status.world_size)} now, in ${count(times.length)} changes`} />
     <//>`;

@@ -1,6 +1,6 @@
 // The job in a few numbers.
 import { checkpointOf } from "../checkpoint.js";
-import { count, counted, digits, duration, percent, step } from "../format.js";
+import { count, counted, duration, percent, step, three } from "../format.js";
 import { html } from "../html.js";
 import { goodput, pace, ranks } from "../status.js";
 
@@ -27,7 +27,7 @@ export function Tiles({ model }) {
       <${Tile} name="Workers" value=${count(status.world_size)} tone=${short ? "warn" : ""}>
         on ${counted(scale.nodes, "node")}${short ? ` of ${scale.desired} wanted` : ""}, ${scale.minimum} to ${scale.maximum} allowed
       <//>
-      <${Tile} name="Pace" value=${speed.rate ? digits(speed.rate) : "–"} unit=${speed.rate ? "steps/s" : ""}>
+      <${Tile} name="Pace" value=${speed.rate ? three(speed.rate) : "–"} unit=${speed.rate ? "steps/s" : ""}>
         ${speed.rate ? `a step takes ${step(speed.stepS)}` : "no step times reported"}
       <//>
       <${Tile} name="Slowest node" value=${speed.slowest ? step(speed.slowest.step_s) : "none"} tone=${speed.slowest ? "warn" : ""}>
