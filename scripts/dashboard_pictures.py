@@ -9,9 +9,9 @@ import asyncio
 import dataclasses
 import math
 import tempfile
-import time
 from pathlib import Path
 
+from edl.adapters.clock import wall_clock_s
 from edl.web.settings import HttpLimits
 from tests.support import dashboard_jobs as jobs
 from tests.support.browser import Tab, browsing
@@ -27,7 +27,7 @@ PICTURES = (("dashboard", 1280, 1010, False), ("dashboard-phone", 360, 800, True
 
 async def main(on: Setup) -> None:
     """Open the page, watch the job for a while, write the pictures."""
-    jobs.NOW_S = time.time()
+    jobs.NOW_S = wall_clock_s()
     master = jobs.training()
     on.web.use_master(master)
     with tempfile.TemporaryDirectory() as folder:
@@ -58,7 +58,7 @@ async def picture(tab: Tab, path: Path, width: int, height: int, *, dark: bool) 
     await tab.js("scrollTo(0, 0)")
     await asyncio.sleep(1.0)  # a new size is drawn in the next frames
     await tab.picture(path, format="webp", quality=72)
-    print(f"{path.name}: {path.stat().st_size:,} bytes")
+    print(path.name)
 
 
 if __name__ == "__main__":

@@ -74,7 +74,7 @@ def fetched(library: Library) -> dict[str, bytes]:
 def _content(archive: tarfile.TarFile, path: str) -> str:
     file = archive.extractfile(f"package/{path}")
     if file is None:
-        raise FileNotFoundError(f"{archive.name} has no file {path}")
+        raise FileNotFoundError(f"the package has no file {path}")
     return file.read().decode()
 
 

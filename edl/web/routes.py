@@ -41,6 +41,8 @@ class Route:
     """Whether it requires no token, because it reveals nothing about the job."""
     local: bool = False
     """Whether every launcher serves it, not only the Master's."""
+    private: bool = False
+    """Whether it requires a token with full access although it only reads."""
 
     @property
     def writes(self) -> bool:
@@ -55,6 +57,8 @@ class Route:
         found = {*ALWAYS, *self.codes, 401}
         if self.writes:
             found |= {403, 413, 415}
+        if self.private:
+            found.add(403)
         if "{" in self.path:
             found.add(404)
         if not self.local:
@@ -155,6 +159,24 @@ ROUTES: tuple[Route, ...] = (
         query=("after", "before", "last", "follow"),
         answers=((200, "application/x-ndjson"), (200, "text/event-stream")),
         codes=(422,),
+    ),
+    Route(
+        "GET",
+        f"{_JOB}/nodes/{{node}}/output",
+        "output",
+        "The last lines that the workers of a node have written; with after, the lines since then.",
+        query=("after", "lines"),
+        answers=((200, None),),
+        local=True,
+        private=True,
+    ),
+    Route(
+        "POST",
+        f"{_JOB}/nodes/{{node}}/stacks",
+        "stacks",
+        "The stacks of the workers of a node, which continue to run.",
+        answers=((200, None),),
+        local=True,
     ),
     Route(
         "GET",

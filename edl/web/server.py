@@ -22,7 +22,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from edl.errors import FencedOut, StoreError
 from edl.metrics.facts import JobFacts
-from edl.web import bodies, cross_origin, documents, openapi, streams
+from edl.web import bodies, cross_origin, documents, openapi, query, streams
 from edl.web.access import RateLimit, Rights, peer_of
 from edl.web.bodies import NAME
 from edl.web.connections import HttpConnections
@@ -32,6 +32,7 @@ from edl.web.refusal import Refusal
 from edl.web.relay import ASKED, Relay
 from edl.web.routes import ROUTES, Route
 from edl.web.status_feed import StatusFeed
+from edl.web.worker_output import OutputRoutes
 from edl.wire import json_messages
 from edl.wire.messages import Asked
 from edl.wire.purpose import Purpose
@@ -112,10 +113,13 @@ class HttpServer:
             "events": self._events,
             "status": self._status,
         }
+        workers = OutputRoutes(deps)
         self._local_handlers: dict[str, Next] = {
             "document": self._document,
             "metrics": self._metrics,
             "jobs": self._jobs,
+            "output": workers.output,
+            "stacks": workers.stacks,
         }
         # In this order, so that unauthorized requests are cheap and reveal nothing.
         app = web.Application(middlewares=[self._finish, self._limit_rate, self._authorize])
@@ -222,6 +226,8 @@ class HttpServer:
             if route.public:
                 return self._probe(route)
             self._check_names(request.match_info)
+            if route.private and request[REQUESTER].rights is not Rights.FULL:
+                raise Refusal(403, "this token is read-only")
             if route.local:
                 return await self._local_handlers[route.name](request)
             try:
@@ -440,8 +446,8 @@ class HttpServer:
 
     async def _events(self, call: AuthorizedCall) -> web.StreamResponse:
         request = call.request
-        after, follow = _number(request, "after"), _flag(request, "follow")
-        before, last = _number(request, "before"), _number(request, "last")
+        after, follow = query.number(request, "after"), query.flag(request, "follow")
+        before, last = query.number(request, "before"), query.number(request, "last")
         if follow and (before or last):
             raise Refusal(422, "follow continues without an end: leave out before and last")
         sse = "text/event-stream" in request.headers.get("Accept", "")
@@ -492,27 +498,6 @@ def _stream_of(media_type: str) -> web.StreamResponse:
     response.content_type = media_type
     response.charset = "utf-8"
     return response
-
-
-def _number(request: web.BaseRequest, name: str) -> int:
-    text = _one(request, name, "0")
-    if not re.fullmatch(r"[0-9]{1,16}", text) or int(text) > openapi.MOST_AFTER:
-        raise Refusal(400, f"{name} must be a number from 0 to {openapi.MOST_AFTER}")
-    return int(text)
-
-
-def _flag(request: web.BaseRequest, name: str) -> bool:
-    text = _one(request, name, "false")
-    if text not in ("true", "false"):
-        raise Refusal(400, f"{name} must be true or false")
-    return text == "true"
-
-
-def _one(request: web.BaseRequest, name: str, default: str) -> str:
-    found = request.query.getall(name, [default])
-    if len(found) > 1:
-        raise Refusal(400, f"{name} is given {len(found)} times")
-    return found[0]
 
 
 def _json(value: Any, code: int = 200) -> web.Response:

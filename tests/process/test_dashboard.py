@@ -14,12 +14,13 @@ import pytest
 
 from edl.web.front import Web, WebDeps
 from edl.web.settings import HttpLimits, HttpSettings
+from edl.wire.node_requests import OutputLine, OutputRequest
 from edl.wire.scale_requests import Cordon, Drain, Resize
 from tests.support import dashboard_jobs as jobs
 from tests.support.browser import Tab, browsing, chromium
 from tests.support.dashboard_jobs import DashboardMaster
 from tests.support.fake_master import JOB
-from tests.support.web_fixture import HOST, TOKEN, Setup, node_facts, play
+from tests.support.web_fixture import HOST, TOKEN, FakeOutput, Setup, node_facts, play
 
 pytestmark = [
     pytest.mark.slow,
@@ -29,6 +30,8 @@ pytestmark = [
 LIMITS = HttpLimits(rate=1e6, burst=1e6, status_s=0.05)
 READ_TOKEN = "a-token-that-can-only-read"
 AXE = "axe-core@4.14.1"
+BARRIERS = """axe.run().then(found => found.violations.map(
+    one => [one.id, one.help, one.nodes.map(node => [node.html, node.any.map(any => any.message)])]))"""
 FIRST_401 = "401 (Unauthorized)"
 """The page asks without a token first, because a certificate may do; the console mentions that."""
 
@@ -74,7 +77,7 @@ def test_the_job_is_shown_and_followed(tmp_path: Path) -> None:
             "192",
             "on 24 nodes",
             "steps/s",
-            "gpu-0005, ranks 40–47",
+            "gpu-0005, ranks 40\N{EN DASH}47",
             "96.2 %",
             "3,000",
             "41 commits behind",
@@ -177,8 +180,7 @@ def test_actions_say_what_they_do_and_need_a_confirmation(tmp_path: Path) -> Non
         (resize,) = master.requests
         assert isinstance(resize, Resize) and (resize.nodes, resize.by) == (20, f"dashboard (HTTP, {HOST})")
         for name in ("cordon", "drain"):
-            menu = "document.querySelector('#nodes select[aria-label=\"Actions for node gpu-0003\"]')"
-            await tab.js(f"{menu}.value = '{name}'; {menu}.dispatchEvent(new Event('change', {{bubbles: true}}))")
+            await choose(tab, "gpu-0003", name)
             assert "gpu-0003" in await tab.until(f"{dialog}?.innerText")
             await press(tab, name.capitalize(), dialog)
             await tab.until(f"!{dialog}")
@@ -228,12 +230,38 @@ def test_a_token_that_can_only_read(tmp_path: Path) -> None:
     browse(tmp_path, master, scenario, settings)
 
 
+async def choose(tab: Tab, node: str, name: str) -> None:
+    """Choose from the menu of a node."""
+    menu = f"document.querySelector('#nodes select[aria-label=\"Actions for node {node}\"]')"
+    await tab.js(f"{menu}.value = '{name}'; {menu}.dispatchEvent(new Event('change', {{bubbles: true}}))")
+
+
+def test_output_and_stacks_of_a_node(tmp_path: Path) -> None:
+    async def scenario(tab: Tab, on: Setup) -> None:
+        await opened(tab)
+        await choose(tab, "gpu-0003", "output")
+        lines = await tab.until(text("dialog pre"))
+        assert lines == "[0] step 1\n[0] warning <b>bold</b>", "without colours, and nothing of it is markup"
+        on.output.lines.append(OutputLine(1, 1, False, "a later line"))
+        await tab.until("document.querySelector('dialog pre').innerText.endsWith('[1] a later line')")
+        assert on.output.asked[0] == OutputRequest(lines=200) and on.output.asked[-1].after > 0
+        await press(tab, "Close")
+        await choose(tab, "gpu-0003", "stacks")
+        assert "line 7, in train" in await tab.until(text("dialog pre"))
+        await press(tab, "Close")
+        await choose(tab, "gpu-0004", "output")
+        await tab.until("document.querySelector('dialog .problem')?.innerText.includes('no launcher of node gpu-0004')")
+        tab.problems = [one for one in tab.problems if "404 (Not Found)" not in one]
+
+    browse(tmp_path, jobs.training(), scenario)
+
+
 @contextlib.asynccontextmanager
 async def another(master: DashboardMaster | None, url: Callable[[], str | None]) -> AsyncIterator[Web]:
     """Another launcher of the job."""
     web = Web(WebDeps(JOB, HttpSettings(0), lambda: TOKEN, lambda text: None, lambda: 100.0, LIMITS))
     web.listen(HOST)
-    web.begin(url, node_facts)
+    web.begin(url, node_facts, FakeOutput())
     web.use_master(master)
     try:
         yield web
@@ -352,9 +380,7 @@ def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize("job", [jobs.large, jobs.after_a_loss, jobs.parameter_servers])
 def test_axe_finds_no_barriers(tmp_path: Path, axe: str, job: Callable[[], DashboardMaster]) -> None:
     async def check(tab: Tab, what: str) -> None:
-        found = await tab.js(
-            "axe.run().then(found => found.violations.map(one => [one.id, one.help, one.nodes.map(node => [node.html, node.any.map(any => any.message)])]))"
-        )
+        found = await tab.js(BARRIERS)
         assert found == [], f"{what}: {json.dumps(found, indent=1)[:6000]}"
 
     async def scenario(tab: Tab, on: Setup) -> None:

@@ -111,7 +111,7 @@ class Tab:
 class Browser:
     """A running browser."""
 
-    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+    def __init__(self, socket: Any) -> None:
         self._socket = socket
         self._number = 0
         self._answers: dict[int, asyncio.Future[Any]] = {}

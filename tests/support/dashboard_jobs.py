@@ -192,15 +192,12 @@ def after_a_loss() -> DashboardMaster:
     )
     consequence = dataclasses.replace(
         cause,
-        **{
-            "node": NodeId("gpu-0004"),
-            "rank": Rank(32),
-            "local_rank": 0,
-            "traceback": "",
-            "tail": "",
-            "peer_loss": True,
-        },
-        what="exit status 1",
+        node=NodeId("gpu-0004"),
+        rank=Rank(32),
+        local_rank=0,
+        traceback="",
+        tail="",
+        peer_loss=True,
         exception="RuntimeError: Connection closed by peer [10.0.0.4]:31337",
     )
     master.show(

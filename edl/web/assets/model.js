@@ -1,5 +1,5 @@
 // What the page knows, and what it does about it. Views read it; `changed` is called after each change.
-import { send, sendJson } from "./api.js";
+import { jobPath, send, sendJson } from "./api.js";
 import { History } from "./history.js";
 import { Launchers } from "./launchers.js";
 import { Live } from "./live.js";
@@ -90,6 +90,17 @@ export class Model {
       this.changed();
     }
     return "";
+  }
+
+  /** The newest lines of a node's workers, or with `after` those since then. Throws `ApiError`. */
+  output(node, after, lines) {
+    const path = `${jobPath(this.job, "nodes", node.node, "output")}?after=${after}&lines=${lines}`;
+    return sendJson(this.base, path, { token: this.token });
+  }
+
+  /** The stacks of a node's workers. Throws `ApiError`. */
+  stacks(node) {
+    return sendJson(this.base, jobPath(this.job, "nodes", node.node, "stacks"), { token: this.token, method: "POST" });
   }
 
   dismiss() {

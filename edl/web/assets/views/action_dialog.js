@@ -2,7 +2,7 @@
 import { useState } from "../vendor/hooks.js";
 import { html } from "../html.js";
 import { Dialog } from "./dialog.js";
-import { TokenForm } from "./token_form.js";
+import { FullAccess } from "./full_access.js";
 
 export function ActionDialog({ model, action, node, close }) {
   const { status } = model;
@@ -10,13 +10,6 @@ export function ActionDialog({ model, action, node, close }) {
   const [value, setValue] = useState(field?.value);
   const [problem, setProblem] = useState("");
   const [busy, setBusy] = useState(false);
-  if (model.rights !== "full") {
-    return html`
-      <${Dialog} title="Full access is needed" onClose=${close}>
-        <p>Your token can only read. “${action.title(status, node)}” needs one with full access.</p>
-        <${TokenForm} label="Token with full access" why="" enter=${(token) => model.unlock(token)} cancel=${close} />
-      <//>`;
-  }
   const submit = async (event) => {
     event.preventDefault();
     setBusy(true);
@@ -27,6 +20,7 @@ export function ActionDialog({ model, action, node, close }) {
   };
   return html`
     <${Dialog} title=${action.title(status, node)} onClose=${close} danger=${action.danger}>
+      <${FullAccess} model=${model} what=${action.title(status, node)} close=${close}>
       <form onSubmit=${submit}>
         <p>${action.text(status, node)}</p>
         ${field && html`
@@ -40,5 +34,6 @@ export function ActionDialog({ model, action, node, close }) {
           <button class=${action.danger ? "danger" : "primary"} disabled=${busy}>${action.name}</button>
         </div>
       </form>
+      <//>
     <//>`;
 }

@@ -10,6 +10,7 @@ import { Errors } from "./errors.js";
 import { Events } from "./events.js";
 import { Goodput } from "./goodput.js";
 import { Nodes } from "./nodes.js";
+import { OutputDialog } from "./output_dialog.js";
 import { Problems } from "./problems.js";
 import { DataSets, OtherServices, ParameterServers } from "./services.js";
 import { State } from "./state.js";
@@ -20,6 +21,8 @@ import { TopBar } from "./top_bar.js";
 export function App({ model }) {
   const [asked, setAsked] = useState(null);
   const [entries, setEntries] = useState(null);
+  const [looked, setLooked] = useState(null);
+  const look = (kind, node) => setLooked({ kind, node });
   const act = (action, node) => setAsked({ action, node });
   const { status } = model;
   if (model.locked !== null) return html`<${Locked} model=${model} />`;
@@ -35,12 +38,13 @@ export function App({ model }) {
           <${Changes} model=${model} show=${setEntries} /><${State} model=${model} />
           <${Errors} model=${model} />
           <${DataSets} status=${status} /><${ParameterServers} status=${status} /><${OtherServices} status=${status} />
-          <${Nodes} model=${model} act=${act} />
+          <${Nodes} model=${model} act=${act} look=${look} />
           <${Events} model=${model} show=${setEntries} />
         </div>` : html`<p class="empty">${model.lost ? "Looking for the Master at all launchers that this page knows." : "Connecting…"}</p>`}
     </main>
     <${Outcome} model=${model} />
     ${asked && status && html`<${ActionDialog} model=${model} action=${asked.action} node=${asked.node} close=${() => setAsked(null)} />`}
+    ${looked && html`<${OutputDialog} model=${model} kind=${looked.kind} node=${looked.node} close=${() => setLooked(null)} />`}
     ${entries && html`<${Entries} model=${model} entries=${entries} close=${() => setEntries(null)} />`}`;
 }
 

@@ -5,7 +5,7 @@ import { html } from "../html.js";
 let named = 0;
 
 /** `onClose` is called when it is closed in any way. */
-export function Dialog({ title, onClose, danger, children }) {
+export function Dialog({ title, onClose, danger, wide, children }) {
   const element = useRef(null);
   const id = useRef("");
   id.current ||= `dialog-${(named += 1)}`;
@@ -14,7 +14,7 @@ export function Dialog({ title, onClose, danger, children }) {
     return () => element.current?.close();
   }, []);
   return html`
-    <dialog ref=${element} class=${danger ? "danger" : ""} aria-labelledby=${id.current} onClose=${onClose}>
+    <dialog ref=${element} class=${`${danger ? "danger" : ""} ${wide ? "wide" : ""}`} aria-labelledby=${id.current} onClose=${onClose}>
       <h2 id=${id.current}>${title}</h2>
       ${children}
     </dialog>`;

@@ -5,6 +5,7 @@ import { count, step } from "../format.js";
 import { html } from "../html.js";
 import { isSlow, pace, ranks, stateOf, statesOf, toneOf } from "../status.js";
 import { useNarrow } from "./narrow.js";
+import { OUTPUT, STACKS } from "./output_dialog.js";
 import { Panel } from "./panel.js";
 import { VirtualTable } from "./virtual_table.js";
 
@@ -15,7 +16,7 @@ const ORDERS = {
   step: (one, other) => one.step_s - other.step_s,
 };
 
-export function Nodes({ model, act }) {
+export function Nodes({ model, act, look }) {
   const { status } = model;
   const narrow = useNarrow();
   const [search, setSearch] = useState("");
@@ -44,7 +45,7 @@ export function Nodes({ model, act }) {
     { name: "step", head: "Step", className: "number step", cell: (node) => html`<${StepTime} node=${node} longest=${longest} medianS=${speed.stepS} />`, ...sortable("step") },
     !narrow && { name: "host", head: "Host", className: "quiet", cell: (node) => node.host },
     !narrow && { name: "how", head: "Entered the round", className: "quiet how", cell: (node) => (node.underway ? node.how || "yes" : "–") },
-    { name: "do", head: html`<span class="hidden">Actions</span>`, className: "tight", cell: (node) => html`<${NodeActions} node=${node} status=${status} act=${act} />` },
+    { name: "do", head: html`<span class="hidden">Actions</span>`, className: "tight", cell: (node) => html`<${NodeActions} node=${node} status=${status} act=${act} look=${look} />` },
   ].filter(Boolean);
   return html`
     <${Panel} id="nodes" title=${`Nodes (${count(status.nodes.length)})`} wide="full" note=${html`
@@ -67,18 +68,22 @@ function StepTime({ node, longest, medianS }) {
     <span>${step(node.step_s)}${slow && html` <span class="tag warn">slow</span>`}</span>`;
 }
 
-/** A menu, closed: two buttons in each of many rows would be noise. */
-function NodeActions({ node, status, act }) {
+/** A menu, closed: four buttons in each of many rows would be noise. */
+function NodeActions({ node, status, act, look }) {
   const cordoned = status.scale.cordoned.includes(node.node);
   const offered = { cordon: cordoned ? actions.uncordon : actions.cordon, drain: actions.drain };
   const choose = (event) => {
-    const action = offered[event.target.value];
+    const choice = event.target.value;
+    const action = offered[choice];
     event.target.value = "";
     if (action) act(action, node);
+    else if (choice) look(choice, node);
   };
   return html`
     <select class="menu" aria-label=${`Actions for node ${node.node}`} onChange=${choose}>
       <option value="">⋯</option>
       ${Object.entries(offered).map(([name, action]) => html`<option key=${name} value=${name}>${action.name}…</option>`)}
+      <option value=${OUTPUT}>Output…</option>
+      <option value=${STACKS}>Stacks…</option>
     </select>`;
 }

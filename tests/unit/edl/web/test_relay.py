@@ -11,7 +11,7 @@ from edl.web.front import Web, WebDeps
 from edl.web.settings import HttpLimits, HttpSettings
 from tests.support.dashboard_jobs import training
 from tests.support.fake_master import JOB, FakeMaster
-from tests.support.web_fixture import HOST, TOKEN, Setup, node_facts, play
+from tests.support.web_fixture import HOST, TOKEN, FakeOutput, Setup, node_facts, play
 
 RELAY = {"Edl-Relay": "1"}
 LIMITS = HttpLimits(rate=1e6, burst=1e6, status_s=0.001)
@@ -23,7 +23,7 @@ async def another(master: FakeMaster | None, url: str | None = None) -> AsyncIte
     deps = WebDeps(JOB, HttpSettings(0), lambda: TOKEN, lambda text: None, lambda: 100.0, LIMITS)
     web = Web(deps)
     web.listen(HOST)
-    web.begin(lambda: url, node_facts)
+    web.begin(lambda: url, node_facts, FakeOutput())
     web.use_master(master)
     try:
         yield web
