@@ -66,8 +66,8 @@ class Authority(Protocol):
 
 
 class WorkerOutput(Protocol):
-    """What the launchers of nodes know of their workers. All methods raise ``UsageError`` for an unknown node, and another ``EdlError`` if its
-    launcher does not answer."""
+    """What the launchers of nodes know of their workers. All methods raise ``UsageError`` for an unknown node, and
+    another ``EdlError`` if its launcher does not answer."""
 
     async def output(self, node: str, request: OutputRequest) -> OutputLines:
         """Recent lines of the node's workers."""

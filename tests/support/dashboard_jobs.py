@@ -68,7 +68,7 @@ def rounds(many: int) -> list[HistoryEntry]:
             text = f"worker {number} on {node} was killed by SIGKILL; restart {number // 2} of 30"
             note("worker-failed", text, node, number, ago_s=ago_s + 1)
         elif number > 1:
-            text = f"node {node} is lost: its launcher refuses connections"
+            text = f"node {node} lost: its launcher is gone (connection refused)"
             note("node-lost", text, node, number, ago_s=ago_s + 1)
         note("world-stopped", f"round {number}: a failure", "", number, ago_s=ago_s + 0.9)
         note(
