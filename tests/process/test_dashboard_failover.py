@@ -70,5 +70,6 @@ def test_the_page_lives_on_when_the_launcher_that_served_it_is_killed(job: Job, 
             await tab.js(f"{stop.format('dialog button')}.click()")
             codes = [await asyncio.to_thread(job.nodes[name].exit_code) for name in others]
             assert codes == [9, 9], "stopped from the page"
+            await tab.until("document.querySelector('.problems').innerText.includes('The job has ended')")
 
     asyncio.run(asyncio.wait_for(scenario(), 600))

@@ -39,20 +39,23 @@ export class Live {
     let failures = 0;
     while (!signal.aborted) {
       let why = new ApiError(0, "no launcher answers");
+      let denied = null;
       for (const base of this.launchers.candidates()) {
         if (signal.aborted) return;
         try {
           await this.#follow(base, signal, () => (failures = 0));
-          why = new ApiError(0, "the Master has ended its stream");
+          why = new ApiError(200, "the Master has ended its stream");
           break;
         } catch (error) {
           if (signal.aborted) return;
-          if (error instanceof ApiError && error.code === 401) {
-            this.told({ unauthorized: this.token ? error.message : "" });
-            return;
-          }
-          if (!why.code || error.code) why = error;
+          if (error.code === 401) denied = error;
+          else if (!why.code || error.code) why = error;
+          if (denied && base === this.launchers.own) break;
         }
+      }
+      if (denied && !why.code) { // nobody knows this token
+        this.told({ unauthorized: this.token ? denied.message : "" });
+        return;
       }
       this.told({ lost: why.message });
       await pause(pauseMs(failures, Math.random()), signal);

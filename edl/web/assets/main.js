@@ -9,9 +9,14 @@ apply(readTheme());
 const root = document.getElementById("app");
 let drawing = false;
 
+function titleOf({ status, lost }) {
+  if (status?.phase === "ended") return "ended";
+  return lost ? "reconnecting" : status?.phase ?? "edl";
+}
+
 function draw() {
   drawing = false;
-  if (model.job) document.title = `${model.job} · ${model.lost ? "reconnecting" : model.status?.phase ?? "edl"}`;
+  if (model.job) document.title = `${model.job} · ${titleOf(model)}`;
   render(html`<${App} model=${model} drawn=${{}} />`, root);
 }
 

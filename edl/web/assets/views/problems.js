@@ -25,9 +25,11 @@ export function problemsOf(status) {
 
 export function Problems({ model }) {
   const found = model.status ? problemsOf(model.status) : [];
+  const ended = model.status?.phase === "ended";
   return html`
     <section class="problems" aria-live="polite" aria-label="Alarms and warnings">
-      ${model.lost && html`<p class="problem-line bad"><strong>Not connected</strong> ${model.lost}. ${model.status ? "The page shows the last known status." : ""}</p>`}
+      ${ended && html`<p class="problem-line info"><strong>The job has ended</strong> ${model.status.reason}</p>`}
+      ${model.lost && !ended && html`<p class="problem-line bad"><strong>Not connected</strong> ${model.lost}. ${model.status ? "The page shows the last known status." : ""}</p>`}
       ${model.moved && !model.lost && html`
         <p class="problem-line info"><strong>Elsewhere</strong> the launcher at this address no longer answers.
           <a href=${new URL("dashboard", model.base).href}>${new URL(model.base).host}</a> does.</p>`}

@@ -32,6 +32,7 @@ export function TopBar({ model, act }) {
 }
 
 function Connection({ model }) {
+  if (model.status?.phase === "ended") return html`<span class="dot calm" role="status">last status</span>`;
   const text = model.lost ? "reconnecting" : model.status ? "live" : "connecting";
   return html`<span class=${`dot ${model.lost ? "bad" : model.status ? "good" : "calm"}`} role="status">${text}</span>`;
 }

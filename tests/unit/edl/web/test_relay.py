@@ -108,7 +108,8 @@ def test_a_stream_that_breaks_off_breaks_off_here_too() -> None:
     async def scenario(on: Setup) -> None:
         async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.readuntil(b"\r\n\r\n")
-            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\nContent-Type: text/event-stream\r\n\r\ndata")
+            writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Type: text/event-stream\r\n\r\n")
+            writer.write(b"4\r\ndata\r\n")
             await writer.drain()
             writer.close()
 
