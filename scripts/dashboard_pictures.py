@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import math
-import tempfile
 from pathlib import Path
 
 from edl.adapters.clock import wall_clock_s
@@ -30,18 +29,17 @@ async def main(on: Setup) -> None:
     jobs.NOW_S = wall_clock_s()
     master = jobs.training()
     on.web.use_master(master)
-    with tempfile.TemporaryDirectory() as folder:
-        async with browsing(Path(folder)) as browser:
-            tab = await browser.tab()
-            await tab.size(1280, 900)
-            await tab.open(f"{on.web.url}/")
-            await tab.sign_in(TOKEN)
-            await tab.until("document.querySelector('#events tbody tr')")
-            for second in range(SECONDS):
-                train(master, second)
-                await asyncio.sleep(1.0)
-            for name, width, height, dark in PICTURES:
-                await picture(tab, DOCS / f"{name}.webp", width, height, dark=dark)
+    async with browsing() as browser:
+        tab = await browser.tab()
+        await tab.size(1280, 900)
+        await tab.open(f"{on.web.url}/")
+        await tab.sign_in(TOKEN)
+        await tab.until("document.querySelector('#events tbody tr')")
+        for second in range(SECONDS):
+            train(master, second)
+            await asyncio.sleep(1.0)
+        for name, width, height, dark in PICTURES:
+            await picture(tab, DOCS / f"{name}.webp", width, height, dark=dark)
 
 
 def train(master: DashboardMaster, second: int) -> None:

@@ -38,12 +38,12 @@ FIRST_401 = "401 (Unauthorized)"
 Scenario = Callable[[Tab, Setup], Awaitable[None]]
 
 
-def browse(folder: Path, master: DashboardMaster, scenario: Scenario, settings: HttpSettings | None = None) -> None:
+def browse(master: DashboardMaster, scenario: Scenario, settings: HttpSettings | None = None) -> None:
     """Open the dashboard of a job in a browser, and play a scenario. Nothing may be wrong on the page's console."""
 
     async def whole(on: Setup) -> None:
         on.web.use_master(master)
-        async with browsing(folder / "profile") as browser:
+        async with browsing() as browser:
             tab = await browser.tab()
             await tab.size(1280, 900)
             await tab.open(f"{on.web.url}/")
@@ -66,7 +66,7 @@ def text(selector: str) -> str:
     return f"document.querySelector({json.dumps(selector)})?.innerText"
 
 
-def test_the_job_is_shown_and_followed(tmp_path: Path) -> None:
+def test_the_job_is_shown_and_followed() -> None:
     master = jobs.training()
 
     async def scenario(tab: Tab, on: Setup) -> None:
@@ -94,10 +94,10 @@ def test_the_job_is_shown_and_followed(tmp_path: Path) -> None:
         await tab.until(f"{rows('events')}[0].innerText.includes('suspended by kim')")
         assert await tab.js("document.querySelector('.badge').textContent") == "suspended"
 
-    browse(tmp_path, master, scenario)
+    browse(master, scenario)
 
 
-def test_a_thousand_nodes_and_a_name_that_is_markup(tmp_path: Path) -> None:
+def test_a_thousand_nodes_and_a_name_that_is_markup() -> None:
     master = jobs.large()
 
     async def scenario(tab: Tab, on: Setup) -> None:
@@ -122,10 +122,10 @@ def test_a_thousand_nodes_and_a_name_that_is_markup(tmp_path: Path) -> None:
         assert await tab.js("document.images.length") == 1, "the icon"
         assert await tab.js("document.title") == f"{JOB} · running"
 
-    browse(tmp_path, master, scenario)
+    browse(master, scenario)
 
 
-def test_errors_and_alarms(tmp_path: Path) -> None:
+def test_errors_and_alarms() -> None:
     async def scenario(tab: Tab, on: Setup) -> None:
         await opened(tab)
         errors = "[...document.querySelectorAll('#errors details')]"
@@ -138,17 +138,17 @@ def test_errors_and_alarms(tmp_path: Path) -> None:
         assert problems[0] == "disk-full · /checkpoints" and "dropped slot" in problems and problems[-1] == "pending"
         assert await tab.js("document.querySelector('.problems').getAttribute('aria-live')") == "polite"
 
-    browse(tmp_path, jobs.after_a_loss(), scenario)
+    browse(jobs.after_a_loss(), scenario)
 
 
-def test_parameter_servers(tmp_path: Path) -> None:
+def test_parameter_servers() -> None:
     async def scenario(tab: Tab, on: Setup) -> None:
         await opened(tab)
         assert await tab.js(f"{rows('ps')}.length") == 4
         assert "2.4 s" in await tab.js(f"{rows('ps')}[2].innerText") and "1.2 GiB" in await tab.js(text("#ps"))
         assert "all copies in sync" in await tab.js(text("#ps"))
 
-    browse(tmp_path, jobs.parameter_servers(), scenario)
+    browse(jobs.parameter_servers(), scenario)
 
 
 async def press(tab: Tab, label: str, within: str = "document") -> None:
@@ -158,7 +158,7 @@ async def press(tab: Tab, label: str, within: str = "document") -> None:
     await tab.js(f"{find}.click()")
 
 
-def test_actions_say_what_they_do_and_need_a_confirmation(tmp_path: Path) -> None:
+def test_actions_say_what_they_do_and_need_a_confirmation() -> None:
     master = jobs.training()
     dialog = "document.querySelector('dialog[open]')"
 
@@ -193,7 +193,7 @@ def test_actions_say_what_they_do_and_need_a_confirmation(tmp_path: Path) -> Non
         assert [asked.by for asked in master.asked] == [f"dashboard (HTTP, {HOST})"]
         assert "checkpoint" in await tab.until(text(".outcome p"))
 
-    browse(tmp_path, master, scenario)
+    browse(master, scenario)
 
 
 def test_a_token_that_can_only_read(tmp_path: Path) -> None:
@@ -225,7 +225,7 @@ def test_a_token_that_can_only_read(tmp_path: Path) -> None:
         await tab.until("document.querySelector('#token')")
         assert await tab.js("sessionStorage.getItem('edl-token')") is None
 
-    browse(tmp_path, master, scenario, settings)
+    browse(master, scenario, settings)
 
 
 async def choose(tab: Tab, node: str, name: str) -> None:
@@ -234,7 +234,7 @@ async def choose(tab: Tab, node: str, name: str) -> None:
     await tab.js(f"{menu}.value = '{name}'; {menu}.dispatchEvent(new Event('change', {{bubbles: true}}))")
 
 
-def test_output_and_stacks_of_a_node(tmp_path: Path) -> None:
+def test_output_and_stacks_of_a_node() -> None:
     async def scenario(tab: Tab, on: Setup) -> None:
         await opened(tab)
         await choose(tab, "gpu-0003", "output")
@@ -251,7 +251,7 @@ def test_output_and_stacks_of_a_node(tmp_path: Path) -> None:
         await tab.until("document.querySelector('dialog .problem')?.innerText.includes('no launcher of node gpu-0004')")
         tab.problems = [one for one in tab.problems if "404 (Not Found)" not in one]
 
-    browse(tmp_path, jobs.training(), scenario)
+    browse(jobs.training(), scenario)
 
 
 @contextlib.asynccontextmanager
@@ -267,7 +267,7 @@ async def another(master: DashboardMaster | None, url: Callable[[], str | None])
         await web.leave()
 
 
-def test_the_page_finds_the_next_master(tmp_path: Path) -> None:
+def test_the_page_finds_the_next_master() -> None:
     first, second = jobs.training(), jobs.training()
     urls: dict[str, str | None] = {"master": None}
 
@@ -301,10 +301,10 @@ def test_the_page_finds_the_next_master(tmp_path: Path) -> None:
         assert "last known status" in await tab.until(text(".problems"))
         tab.problems = [one for one in tab.problems if "ERR_CONNECTION_REFUSED" not in one and "ERR_" not in one]
 
-    browse(tmp_path, first, scenario)
+    browse(first, scenario)
 
 
-def test_a_hundred_thousand_events_come_by_pages(tmp_path: Path) -> None:
+def test_a_hundred_thousand_events_come_by_pages() -> None:
     async def scenario(tab: Tab, on: Setup) -> None:
         await opened(tab)
         await tab.until(f"{text('#events .foot')}.startsWith('500 of 500')")
@@ -318,10 +318,10 @@ def test_a_hundred_thousand_events_come_by_pages(tmp_path: Path) -> None:
         await tab.until(f"{rows('events')}.at(-1).innerText.includes('gpu-95001 ')")
         assert await tab.js("document.querySelectorAll('*').length") < 3000
 
-    browse(tmp_path, jobs.long_history(100_000), scenario)
+    browse(jobs.long_history(100_000), scenario)
 
 
-def test_with_the_keyboard_alone(tmp_path: Path) -> None:
+def test_with_the_keyboard_alone() -> None:
     async def scenario(tab: Tab, on: Setup) -> None:
         await opened(tab)
         await tab.js("location.reload()")
@@ -342,11 +342,11 @@ def test_with_the_keyboard_alone(tmp_path: Path) -> None:
         await tab.key("Escape", 27)
         await tab.until("!document.querySelector('dialog')")
 
-    browse(tmp_path, jobs.training(), scenario)
+    browse(jobs.training(), scenario)
 
 
 @pytest.mark.parametrize("job", [jobs.large, jobs.after_a_loss, jobs.parameter_servers])
-def test_nothing_is_wider_than_a_phone(tmp_path: Path, job: Callable[[], DashboardMaster]) -> None:
+def test_nothing_is_wider_than_a_phone(job: Callable[[], DashboardMaster]) -> None:
     async def scenario(tab: Tab, on: Setup) -> None:
         await tab.size(360, 780)
         await opened(tab)
@@ -354,7 +354,7 @@ def test_nothing_is_wider_than_a_phone(tmp_path: Path, job: Callable[[], Dashboa
         wide = "document.querySelector('#nodes .scroller')"
         assert await tab.js(f"{wide}.scrollWidth <= {wide}.clientWidth"), "the table of nodes fits as well"
 
-    browse(tmp_path, job(), scenario)
+    browse(job(), scenario)
 
 
 @pytest.fixture(scope="session")
@@ -376,7 +376,7 @@ def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize("job", [jobs.large, jobs.after_a_loss, jobs.parameter_servers])
-def test_axe_finds_no_barriers(tmp_path: Path, axe: str, job: Callable[[], DashboardMaster]) -> None:
+def test_axe_finds_no_barriers(axe: str, job: Callable[[], DashboardMaster]) -> None:
     async def check(tab: Tab, what: str) -> None:
         found = await tab.js(BARRIERS)
         assert found == [], f"{what}: {json.dumps(found, indent=1)[:6000]}"
@@ -397,10 +397,10 @@ def test_axe_finds_no_barriers(tmp_path: Path, axe: str, job: Callable[[], Dashb
         await tab.until("document.querySelector('dialog[open]')")
         await check(tab, "a dialog")
 
-    browse(tmp_path, job(), scenario)
+    browse(job(), scenario)
 
 
-def test_light_and_dark_can_be_chosen(tmp_path: Path) -> None:
+def test_light_and_dark_can_be_chosen() -> None:
     async def scenario(tab: Tab, on: Setup) -> None:
         await tab.dark(False)
         await opened(tab)
@@ -418,4 +418,4 @@ def test_light_and_dark_can_be_chosen(tmp_path: Path) -> None:
         await tab.dark(True)
         assert await tab.js(ground) == dark
 
-    browse(tmp_path, jobs.training(), scenario)
+    browse(jobs.training(), scenario)

@@ -32,7 +32,7 @@ def job(tmp_path: Path, etcd: OutsideEtcd) -> Iterator[Job]:
         yield running
 
 
-def test_the_page_lives_on_when_the_launcher_that_served_it_is_killed(job: Job, tmp_path: Path) -> None:
+def test_the_page_lives_on_when_the_launcher_that_served_it_is_killed(job: Job) -> None:
     async def scenario() -> None:
         await asyncio.to_thread(job.wait_world, 3)
         status = await asyncio.to_thread(job.status)
@@ -40,7 +40,7 @@ def test_the_page_lives_on_when_the_launcher_that_served_it_is_killed(job: Job, 
         master, url = status["master"], status["http"]
         assert urlsplit(url).hostname == HOSTS[master]
         others = sorted(set(HOSTS) - {master})
-        async with browsing(tmp_path / "profile") as browser:
+        async with browsing() as browser:
             tab = await browser.tab()
             await tab.size(1280, 900)
             await tab.open(url)

@@ -6,12 +6,12 @@ import json
 import random
 import re
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from edl.cli import node_text
+from edl.cli.output_text import printable
 from edl.master.goodput.report import cost_text
 from edl.master.goodput.slot_times import NS, Cost
 from edl.master.goodput.slot_use import SlotUse
@@ -31,11 +31,11 @@ pytestmark = pytest.mark.skipif(
 DASH = "\N{EN DASH}"
 
 
-def modules(folder: Path, scenario: Callable[[Callable[..., Awaitable[Any]]], Awaitable[None]]) -> None:
+def modules(scenario: Callable[[Callable[..., Awaitable[Any]]], Awaitable[None]]) -> None:
     """Play a scenario with a function that evaluates ``body``, with ``m`` the module and ``given`` the argument."""
 
     async def whole(on: Setup) -> None:
-        async with browsing(folder / "profile") as browser:
+        async with browsing() as browser:
             tab: Tab = await browser.tab()
             await tab.open(f"{on.web.url}/dashboard")
             await tab.until("document.querySelector('#token')")
@@ -55,7 +55,7 @@ def plain(value: object) -> Any:
     return json.loads(json_messages.encode(value))
 
 
-def test_the_status_after_a_change(tmp_path: Path) -> None:
+def test_the_status_after_a_change() -> None:
     async def scenario(run: Callable[..., Awaitable[Any]]) -> None:
         pairs = []
         for seed in range(60):
@@ -71,10 +71,10 @@ def test_the_status_after_a_change(tmp_path: Path) -> None:
             places = [node["position"] % 10**6 for node in got["nodes"]]
             assert places == sorted(places), "in the order of the ranks"
 
-    modules(tmp_path, scenario)
+    modules(scenario)
 
 
-def test_the_pace_is_that_of_edl_top(tmp_path: Path) -> None:
+def test_the_pace_is_that_of_edl_top() -> None:
     async def scenario(run: Callable[..., Awaitable[Any]]) -> None:
         statuses = []
         for seed in range(60):
@@ -95,10 +95,10 @@ def test_the_pace_is_that_of_edl_top(tmp_path: Path) -> None:
         ]
         assert texts[-2:] == ["100 s", "1,235 s"]
 
-    modules(tmp_path, scenario)
+    modules(scenario)
 
 
-def test_the_cost_of_a_change_is_read_from_the_masters_own_words(tmp_path: Path) -> None:
+def test_the_cost_of_a_change_is_read_from_the_masters_own_words() -> None:
     async def scenario(run: Callable[..., Awaitable[Any]]) -> None:
         lines, wanted = [], []
         for seed in range(100):
@@ -117,10 +117,10 @@ def test_the_cost_of_a_change_is_read_from_the_masters_own_words(tmp_path: Path)
             "changes.js", "given.map(m.workersOf)", ["round 2: 3 nodes, 1,024 workers (…)", "1 worker", "no"]
         ) == [1024, 1, None]
 
-    modules(tmp_path, scenario)
+    modules(scenario)
 
 
-def test_events_are_read_however_they_are_cut(tmp_path: Path) -> None:
+def test_events_are_read_however_they_are_cut() -> None:
     async def scenario(run: Callable[..., Awaitable[Any]]) -> None:
         text = (
             ':\n\nevent: status\ndata: {"a": 1}\n\nid: 7\nevent: change\r\ndata: b\r\ndata: c\r\n\r\n:\n\ndata: d\n\n'
@@ -133,10 +133,10 @@ def test_events_are_read_however_they_are_cut(tmp_path: Path) -> None:
         for got in await run("sse.js", body, parts):
             assert [(one["event"], one["id"], one["data"]) for one in got] == wanted
 
-    modules(tmp_path, scenario)
+    modules(scenario)
 
 
-def test_entries_are_merged_and_bounded(tmp_path: Path) -> None:
+def test_entries_are_merged_and_bounded() -> None:
     async def scenario(run: Callable[..., Awaitable[Any]]) -> None:
         cases = []
         for seed in range(100):
@@ -150,10 +150,10 @@ def test_entries_are_merged_and_bounded(tmp_path: Path) -> None:
         found = await run("history.js", "given.map(one => m.merged(...one).map(entry => entry.number))", entries)
         assert found == [sorted({*old, *new})[-most:] for old, new, most in cases]
 
-    modules(tmp_path, scenario)
+    modules(scenario)
 
 
-def test_a_day_of_samples_stays_small(tmp_path: Path) -> None:
+def test_a_day_of_samples_stays_small() -> None:
     async def scenario(run: Callable[..., Awaitable[Any]]) -> None:
         body = """(() => { const kept = new m.Samples(3600); for (let at = 0; at < 86400; at += 1) kept.add(at, at);
             const equal = kept.times.every((one, at) => one === kept.values[at]);
@@ -161,10 +161,10 @@ def test_a_day_of_samples_stays_small(tmp_path: Path) -> None:
         length, first, last, equal = await run("samples.js", body)
         assert 1800 <= length <= 3601 and first == 0 and last > 86300 and equal
 
-    modules(tmp_path, scenario)
+    modules(scenario)
 
 
-def test_pauses_grow_up_to_a_limit(tmp_path: Path) -> None:
+def test_pauses_grow_up_to_a_limit() -> None:
     async def scenario(run: Callable[..., Awaitable[Any]]) -> None:
         shortest = await run("live.js", "given.map(one => m.pauseMs(one, 0))", list(range(12)))
         longest = await run("live.js", "given.map(one => m.pauseMs(one, 1))", list(range(12)))
@@ -173,10 +173,10 @@ def test_pauses_grow_up_to_a_limit(tmp_path: Path) -> None:
             2 * short == long for short, long in zip(shortest, longest, strict=True)
         )
 
-    modules(tmp_path, scenario)
+    modules(scenario)
 
 
-def test_the_launchers_that_are_asked(tmp_path: Path) -> None:
+def test_the_launchers_that_are_asked() -> None:
     async def scenario(run: Callable[..., Awaitable[Any]]) -> None:
         body = """(() => { const all = new m.Launchers('http://a:8080/'); all.learnMaster('http://b:8080');
             all.learnNodes(given.map(host => ({host}))); return [0, 1, 2, 3].map(() => all.candidates()); })()"""
@@ -187,10 +187,10 @@ def test_the_launchers_that_are_asked(tmp_path: Path) -> None:
         assert {f"http://{host}:8080/" for host in hosts[:10]} <= asked and "http://[fd00::1]:8080/" in asked
         assert all(re.fullmatch(r"http://[^/]+/", url) for url in asked)
 
-    modules(tmp_path, scenario)
+    modules(scenario)
 
 
-def test_windows_of_rows(tmp_path: Path) -> None:
+def test_windows_of_rows() -> None:
     async def scenario(run: Callable[..., Awaitable[Any]]) -> None:
         draw = random.Random(7)
         cases = [(draw.random() * 40_000, 440, 30, draw.choice([0, 1, 20, 1000])) for _ in range(200)]
@@ -201,4 +201,24 @@ def test_windows_of_rows(tmp_path: Path) -> None:
             assert set(seen) <= set(range(got["first"], got["end"])) <= set(range(rows))
             assert got["end"] - got["first"] <= height // row + 15
 
-    modules(tmp_path, scenario)
+    modules(scenario)
+
+
+def test_lines_of_workers_look_as_in_edl_logs() -> None:
+    async def scenario(run: Callable[..., Awaitable[Any]]) -> None:
+        lines = [
+            "plain",
+            "\x1b[1;31mred\x1b[0m",
+            "10 %\r50 %\r100 %\r",
+            "\x1b]0;title\x07text",
+            "bell\x07",
+            "cut \x1b[",
+            "",
+        ]
+        lines += ["\x1b]8;;http://x\x1b\\link\x1b]8;;\x1b\\", "<b>markup</b>", "\x9b31m", "trailing   "]
+        wanted = [printable(line) for line in lines]
+        assert await run("lines.js", "given.map(m.printable)", lines) == wanted
+        shown = await run("lines.js", "m.appended(given, [{rank: -1, text: 'x'}, {rank: 3, text: 'y'}], 3)", ["a", "b"])
+        assert shown == ["b", "[-] x", "[3] y"]
+
+    modules(scenario)

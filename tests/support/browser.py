@@ -10,13 +10,17 @@ import asyncio
 import base64
 import contextlib
 import json
+import os
 import shutil
+import sys
+import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
+from edl.adapters import with_parent
 from edl.tasks import end
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -30,6 +34,8 @@ FLAGS = (
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
+    "--disable-breakpad",
+    "--disable-crash-reporter",
     "--disable-dev-shm-usage",
     "--hide-scrollbars",
     "--remote-debugging-port=0",
@@ -109,7 +115,7 @@ class Tab:
 
 
 class Browser:
-    """A running browser."""
+    """A running browser, which ends with this process."""
 
     def __init__(self, socket: Any) -> None:
         self._socket = socket
@@ -161,29 +167,42 @@ def _problem(method: str, parameters: dict[str, Any]) -> list[str]:
 
 
 @contextlib.asynccontextmanager
-async def browsing(folder: Path) -> AsyncIterator[Browser]:
-    """A browser with an empty profile in this folder."""
+async def browsing() -> AsyncIterator[Browser]:
+    """A browser with an empty profile."""
     path = chromium()
     assert path is not None
-    process = await asyncio.create_subprocess_exec(
-        path, *FLAGS, f"--user-data-dir={folder}", "about:blank", stderr=asyncio.subprocess.PIPE
-    )
-    try:
-        assert process.stderr is not None
-        address = ""
-        while not address:
-            line = await asyncio.wait_for(process.stderr.readline(), WAIT_S)
-            assert line, "the browser has ended"
-            _, _, address = line.decode().partition("DevTools listening on ")
-        async with aiohttp.ClientSession() as session, session.ws_connect(address.strip(), max_msg_size=0) as socket:
-            browser = Browser(socket)
-            listening = asyncio.ensure_future(browser.listen())
-            rest = asyncio.ensure_future(process.stderr.read())
-            try:
+    # Not below pytest's folders: the browser has sockets there, whose paths must be short.
+    with tempfile.TemporaryDirectory(prefix="edl-browser-", ignore_cleanup_errors=True) as folder:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-I", "-S", str(Path(with_parent.__file__)), str(os.getpid()), path),
+            *(*FLAGS, f"--user-data-dir={folder}", "about:blank"),
+            stderr=asyncio.subprocess.PIPE,
+            env={**os.environ, "TMPDIR": folder},
+        )
+        try:
+            async with _connected(process) as browser:
                 yield browser
-            finally:
-                await end(listening)
-                await end(rest)
-    finally:
-        process.kill()
-        await process.wait()
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+
+@contextlib.asynccontextmanager
+async def _connected(process: asyncio.subprocess.Process) -> AsyncIterator[Browser]:
+    assert process.stderr is not None
+    address, said = "", ""
+    while not address:
+        line = (await asyncio.wait_for(process.stderr.readline(), WAIT_S)).decode()
+        assert line, f"the browser has ended: {said}"
+        said += line
+        _, _, address = line.partition("DevTools listening on ")
+    async with aiohttp.ClientSession() as session, session.ws_connect(address.strip(), max_msg_size=0) as socket:
+        browser = Browser(socket)
+        listening = asyncio.ensure_future(browser.listen())
+        rest = asyncio.ensure_future(process.stderr.read())
+        try:
+            yield browser
+        finally:
+            await end(listening)
+            await end(rest)
