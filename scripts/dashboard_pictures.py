@@ -19,7 +19,7 @@ from tests.support.web_fixture import TOKEN, Setup, play
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 SECONDS = 25
-"""How long the job is watched, so that the chart has something to show."""
+"""How long the job is watched, so that there is something to show over time."""
 PICTURES = (("dashboard", 1280, 1010, False), ("dashboard-phone", 360, 800, True))
 """Name, width, height, and whether it is dark."""
 

@@ -16,6 +16,6 @@ launcher) and ``launcher`` (runs them).
 - Directories of the script that are kept alike on all nodes: ``synced_dirs``.
 - This host: ``accelerators``, ``addresses``, ``descriptors``, ``numa_binding`` (binds workers to cores),
   ``preemption_notices``.
-- Around a run: ``console``, ``history_recording``, ``lease_guard``, ``node_facts`` (for metrics), ``origin``,
-  ``reporting``, ``script_check``, ``watchdog``.
+- Around a run: ``console``, ``history_recording``, ``lease_guard``, ``node_facts`` (for metrics),
+  ``node_output`` (for the dashboard), ``origin``, ``reporting``, ``script_check``, ``watchdog``.
 """

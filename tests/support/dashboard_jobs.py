@@ -129,7 +129,7 @@ def training(many: int = 24, outside: int = 2, slots: int = 8, history: int = 30
         round=history,
         world_size=many * slots,
         reason=f"round {history}: {many} nodes, {many * slots} workers ({many + outside} nodes ready)",
-        nnodes=f"16:{many + 8}",
+        nnodes=f"{2 * many // 3}:{many + 8}",
         fault_tolerance="elastic",
         restarts_used=9,
         restarts_allowed=30,
@@ -155,7 +155,7 @@ def training(many: int = 24, outside: int = 2, slots: int = 8, history: int = 30
             ),
         ),
         scale=ScaleView(
-            minimum=16, maximum=many + 8, desired=many, nodes=many, revision=40, generation=4, observed=4,
+            minimum=2 * many // 3, maximum=many + 8, desired=many, nodes=many, revision=40, generation=4, observed=4,
             by="kim (edl scale)", reason="the evening's quota", need_s=21.4,
         ),
         goodput=counts(useful=4_812_400, commit=61_300, data_wait=22_000, starting=48_100, rendezvous=9_420,

@@ -5,6 +5,7 @@ import { html } from "../html.js";
 
 const HEIGHT = 212;
 const DAY_S = 86_400;
+const LEAST_S = 30;
 
 const colour = (name) => () => getComputedStyle(document.documentElement).getPropertyValue(name);
 
@@ -23,6 +24,13 @@ function labels(plot, times, _axis, _space, distanceS) {
   });
 }
 
+/** The time that is shown: at least some seconds, also for a single value. */
+function spanOf(plot) {
+  const times = plot.data[0];
+  const end = times.length ? times[times.length - 1] : Date.now() / 1000;
+  return [Math.min(times.length ? times[0] : end, end - LEAST_S), end];
+}
+
 function optionsOf({ format, stepped }, width) {
   const axis = {
     stroke: colour("--quiet"),
@@ -35,7 +43,7 @@ function optionsOf({ format, stepped }, width) {
     height: HEIGHT,
     legend: { show: false },
     cursor: { y: false, drag: { x: false, y: false }, points: { size: 6 } },
-    scales: { y: { range: (_, low, high) => [0, high > 0 ? 1.15 * high : 1] } },
+    scales: { x: { range: spanOf }, y: { range: (_, low, high) => [0, high > 0 ? 1.15 * high : 1] } },
     axes: [
       { ...axis, space: 90, size: 26, values: labels },
       { ...axis, size: 46, space: 34, values: (_, values) => values.map(format) },

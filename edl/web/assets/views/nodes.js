@@ -37,8 +37,8 @@ export function Nodes({ model, act, look }) {
   });
   const columns = [
     { name: "node", head: "Node", className: "grow name", cell: (node) => html`
-      ${node.node}${node.node === status.master && html` <span class="tag">Master</span>`}
-      ${narrow && html`<span class="below quiet">${node.first_rank >= 0 ? `ranks ${ranks(node)}` : "no rank"}</span>`}`, ...sortable("node") },
+      ${node.node}${!narrow && node.node === status.master && html` <span class="tag">Master</span>`}
+      ${narrow && html`<span class="below quiet">${node.first_rank >= 0 ? `ranks ${ranks(node)}` : "no rank"}${node.node === status.master && ", Master"}</span>`}`, ...sortable("node") },
     { name: "state", head: "State", className: "state", cell: (node) => html`
       <span class=${`dot ${toneOf(node)}`}><span class="word">${stateOf(node)}</span></span>`, ...sortable("state") },
     !narrow && { name: "rank", head: "Ranks", className: "number tight", cell: ranks, ...sortable("rank") },
