@@ -207,7 +207,7 @@ def test_a_token_that_can_only_read(tmp_path: Path) -> None:
         assert "unknown token" in await tab.until("document.querySelector('.problem')?.innerText")
         await opened(tab, READ_TOKEN)
         await press(tab, "Checkpoint…")
-        assert "can only read" in await tab.until("document.querySelector('dialog')?.innerText")
+        assert "needs a token with full access" in await tab.until("document.querySelector('dialog')?.innerText")
         await tab.sign_in(READ_TOKEN)
         assert "read-only" in await tab.until("document.querySelector('dialog .problem').innerText")
         assert master.asked == []

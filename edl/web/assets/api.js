@@ -1,6 +1,6 @@
 // Requests to a launcher: with the token in a header, relayed to the Master if it is elsewhere.
 
-const TIMEOUT_MS = 15_000;
+const TIMEOUT_MS = 20_000;
 
 /** A response other than success. `code` 0: there was no response. */
 export class ApiError extends Error {

@@ -18,9 +18,11 @@ LIMITS = HttpLimits(rate=1e6, burst=1e6, status_s=0.001)
 
 
 @contextlib.asynccontextmanager
-async def another(master: FakeMaster | None, url: str | None = None) -> AsyncIterator[Web]:
+async def another(
+    master: FakeMaster | None, url: str | None = None, settings: HttpSettings | None = None
+) -> AsyncIterator[Web]:
     """Another launcher of the job, whose Master this is."""
-    deps = WebDeps(JOB, HttpSettings(0), lambda: TOKEN, lambda text: None, lambda: 100.0, LIMITS)
+    deps = WebDeps(JOB, settings or HttpSettings(0), lambda: TOKEN, lambda text: None, lambda: 100.0, LIMITS)
     web = Web(deps)
     web.listen(HOST)
     web.begin(lambda: url, node_facts, FakeOutput())
