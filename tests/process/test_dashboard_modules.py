@@ -222,3 +222,23 @@ def test_lines_of_workers_look_as_in_edl_logs() -> None:
         assert shown == ["b", "[-] x", "[3] y"]
 
     modules(scenario)
+
+
+def test_the_rank_that_the_others_wait_for() -> None:
+    def worker(peers: float, commit: float = 0.0) -> dict[str, float]:
+        return {"slot": 0, "step_s": 0.1, "peers_share": peers, "commit_share": commit}
+
+    def job(*nodes: list[dict[str, float]]) -> dict[str, Any]:
+        return {"nodes": [{"node": f"n{at}", "first_rank": 2 * at, "ranks": ranks} for at, ranks in enumerate(nodes)]}
+
+    async def scenario(run: Callable[..., Awaitable[Any]]) -> None:
+        even = job([worker(0.5), worker(0.48)], [worker(0.5), worker(0.5)])
+        one = job([worker(0.5), worker(0.5)], [worker(0.5), worker(0.1, 0.1)])
+        unknown = job([worker(-1.0), worker(-1.0)], [worker(-1.0), worker(-1.0)])
+        older = plain(jobs.training(many=3).status())
+        found = await run("status.js", "given.map(m.slowestRank)", [even, one, unknown, older])
+        assert found[0] is None and found[2:] == [None, None]
+        assert (found[1]["rank"], found[1]["node"]["node"]) == (3, "n1")
+        assert (found[1]["ownS"], found[1]["medianS"]) == pytest.approx((0.08, 0.05))
+
+    modules(scenario)

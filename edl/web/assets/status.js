@@ -42,6 +42,25 @@ export function pace(status) {
 /** Whether a node's steps take well longer than the median. */
 export const isSlow = (node, medianS) => node.step_s > 0 && node.step_s >= SLOW * medianS;
 
+/** Seconds per step that a worker spent neither in collectives nor on commits, so that the others may have waited for it;
+ * null: not measured. */
+function ownS(worker) {
+  if (!(worker.peers_share >= 0)) return null;
+  return Math.min(1, Math.max(0, 1 - worker.peers_share - (worker.commit_share ?? 0))) * worker.step_s;
+}
+
+/** The rank whose own time is longest: `{node, rank, ownS, medianS}`; null if none is well above the median, or if the
+ * Master does not report ranks. Workers that step together have equal step times; this says who makes them wait. */
+export function slowestRank(status) {
+  const found = status.nodes.flatMap((node) =>
+    (node.ranks ?? []).map((worker, at) => ({ node, rank: node.first_rank + at, ownS: ownS(worker) })));
+  const measured = found.filter((one) => one.ownS !== null && one.node.first_rank >= 0);
+  if (measured.length < 2) return null;
+  const medianS = median(measured.map((one) => one.ownS));
+  const last = measured.reduce((one, other) => (other.ownS > one.ownS ? other : one));
+  return last.ownS > 0 && last.ownS >= SLOW * medianS ? { ...last, medianS } : null;
+}
+
 /** The words for a node's state. */
 export function stateOf(node) {
   const words = [node.state];

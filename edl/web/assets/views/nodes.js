@@ -3,7 +3,7 @@ import { useMemo, useState } from "../vendor/hooks.js";
 import * as actions from "../actions.js";
 import { count, step } from "../format.js";
 import { html } from "../html.js";
-import { isSlow, pace, ranks, stateOf, statesOf, toneOf } from "../status.js";
+import { isSlow, pace, ranks, slowestRank, stateOf, statesOf, toneOf } from "../status.js";
 import { useNarrow } from "./narrow.js";
 import { OUTPUT, STACKS } from "./output_dialog.js";
 import { Panel } from "./panel.js";
@@ -30,6 +30,7 @@ export function Nodes({ model, act, look }) {
     found.sort((one, other) => (order.up ? 1 : -1) * ORDERS[order.by](one, other));
     return found;
   }, [status.nodes, search, state, order]);
+  const waitedFor = slowestRank(status)?.node.node;
   const longest = Math.max(...status.nodes.map((node) => node.step_s), 0);
   const sortable = (name) => ({
     sorted: order.by === name ? (order.up ? "ascending" : "descending") : "",
@@ -42,7 +43,7 @@ export function Nodes({ model, act, look }) {
     { name: "state", head: "State", className: "state", cell: (node) => html`
       <span class=${`dot ${toneOf(node)}`}><span class="word">${stateOf(node)}</span></span>`, ...sortable("state") },
     !narrow && { name: "rank", head: "Ranks", className: "number tight", cell: ranks, ...sortable("rank") },
-    { name: "step", head: "Step", className: "number step", cell: (node) => html`<${StepTime} node=${node} longest=${longest} medianS=${speed.stepS} />`, ...sortable("step") },
+    { name: "step", head: "Step", className: "number step", cell: (node) => html`<${StepTime} node=${node} longest=${longest} slow=${isSlow(node, speed.stepS) || node.node === waitedFor} />`, ...sortable("step") },
     !narrow && { name: "host", head: "Host", className: "quiet", cell: (node) => node.host },
     !narrow && { name: "how", head: "Entered the round", className: "quiet how", cell: (node) => (node.underway ? node.how || "yes" : "–") },
     { name: "do", head: html`<span class="hidden">Actions</span>`, className: "tight", cell: (node) => html`<${NodeActions} node=${node} status=${status} act=${act} look=${look} />` },
@@ -61,8 +62,7 @@ export function Nodes({ model, act, look }) {
     <//>`;
 }
 
-function StepTime({ node, longest, medianS }) {
-  const slow = isSlow(node, medianS);
+function StepTime({ node, longest, slow }) {
   return html`
     <span class="meter" aria-hidden="true"><span class=${slow ? "warn" : ""} style=${{ width: `${longest ? (100 * node.step_s) / longest : 0}%` }}></span></span>
     <span>${step(node.step_s)}${slow && html` <span class="tag warn">slow</span>`}</span>`;

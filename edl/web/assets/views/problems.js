@@ -12,6 +12,9 @@ export function problemsOf(status) {
   }));
   for (const text of status.warnings) found.push({ severity: "warning", what: "warning", text });
   for (const text of status.flaws) found.push({ severity: "warning", what: "incomplete", text });
+  for (const one of status.health ?? []) {
+    if (one.excluded || one.state === "faulty") found.push({ severity: "warning", what: `health · ${one.node}`, text: `${one.state}: ${one.why}` });
+  }
   for (const one of status.dropped) {
     const text = `slot ${one.slot} of ${one.node} takes no part since round ${one.round}: ${one.why}`;
     found.push({ severity: "warning", what: "dropped slot", text });

@@ -2,7 +2,7 @@
 import { checkpointOf } from "../checkpoint.js";
 import { count, counted, duration, percent, step, three } from "../format.js";
 import { html } from "../html.js";
-import { goodput, pace, ranks } from "../status.js";
+import { goodput, pace, ranks, slowestRank } from "../status.js";
 
 function Tile({ name, value, unit, tone, children }) {
   return html`
@@ -11,6 +11,22 @@ function Tile({ name, value, unit, tone, children }) {
       <dd><span class="value">${value}</span>${unit && html`<span class="unit"> ${unit}</span>`}</dd>
       <dd class="note">${children}</dd>
     </div>`;
+}
+
+/** The rank that the others wait for, where that is measured; else the node with the longest steps. */
+function Slowest({ status, speed }) {
+  const rank = slowestRank(status);
+  if (rank) {
+    return html`
+      <${Tile} name="Slowest rank" value=${step(rank.ownS)} unit="own time" tone="warn">
+        rank ${rank.rank} on ${rank.node.node}; the median is ${step(rank.medianS)}
+      <//>`;
+  }
+  const node = speed.slowest;
+  return html`
+    <${Tile} name="Slowest node" value=${node ? step(node.step_s) : "none"} tone=${node ? "warn" : ""}>
+      ${node ? `${node.node}, ranks ${ranks(node)}` : speed.rate ? "all within 10 % of the median" : "–"}
+    <//>`;
 }
 
 export function Tiles({ model }) {
@@ -30,9 +46,7 @@ export function Tiles({ model }) {
       <${Tile} name="Pace" value=${speed.rate ? three(speed.rate) : "–"} unit=${speed.rate ? "steps/s" : ""}>
         ${speed.rate ? `a step takes ${step(speed.stepS)}` : "no step times reported"}
       <//>
-      <${Tile} name="Slowest node" value=${speed.slowest ? step(speed.slowest.step_s) : "none"} tone=${speed.slowest ? "warn" : ""}>
-        ${speed.slowest ? `${speed.slowest.node}, ranks ${ranks(speed.slowest)}` : speed.rate ? "all within 10 % of the median" : "–"}
-      <//>
+      <${Slowest} status=${status} speed=${speed} />
       <${Tile} name="Goodput" value=${slots.total ? percent(useful / slots.total) : "–"}>
         ${slots.total ? `of ${duration(slots.total)} of slot time` : "nothing counted yet"}
       <//>
