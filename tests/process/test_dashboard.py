@@ -167,21 +167,21 @@ def test_actions_say_what_they_do_and_need_a_confirmation() -> None:
         await press(tab, "Scale…")
         assert "24 nodes; 16 to 32 are allowed" in await tab.until(f"{dialog}?.innerText")
         await tab.key("Escape", 27)
-        await tab.until(f"!{dialog}")
+        await tab.until("!document.querySelector('dialog')")
         assert master.requests == [], "closed without a confirmation"
         await press(tab, "Scale…")
         await tab.until(dialog)
         await tab.js(f"{dialog}.querySelector('input').select()")
         await tab.write("20")
         await press(tab, "Scale", dialog)
-        await tab.until(f"!{dialog}")
+        await tab.until("!document.querySelector('dialog')")
         (resize,) = master.requests
         assert isinstance(resize, Resize) and (resize.nodes, resize.by) == (20, f"dashboard (HTTP, {HOST})")
         for name in ("cordon", "drain"):
             await choose(tab, "gpu-0003", name)
             assert "gpu-0003" in await tab.until(f"{dialog}?.innerText")
             await press(tab, name.capitalize(), dialog)
-            await tab.until(f"!{dialog}")
+            await tab.until("!document.querySelector('dialog')")
         cordon, drain = master.requests[1:]
         assert isinstance(cordon, Cordon) and cordon.node == "gpu-0003" and cordon.cordoned
         assert isinstance(drain, Drain) and drain.nodes == ("gpu-0003",)
@@ -189,7 +189,7 @@ def test_actions_say_what_they_do_and_need_a_confirmation() -> None:
         assert "cannot be undone" in await tab.until(f"{dialog}?.innerText")
         assert await tab.js("document.activeElement.innerText") == "Cancel", "Enter alone does not stop a job"
         await press(tab, "Stop", dialog)
-        await tab.until(f"!{dialog}")
+        await tab.until("!document.querySelector('dialog')")
         assert [asked.by for asked in master.asked] == [f"dashboard (HTTP, {HOST})"]
         assert "checkpoint" in await tab.until(text(".outcome p"))
 
@@ -219,7 +219,7 @@ def test_a_token_that_can_only_read(tmp_path: Path) -> None:
         for place in ("location.href", "JSON.stringify(localStorage)", "document.cookie", "document.body.innerHTML"):
             assert TOKEN not in await tab.js(place) and READ_TOKEN not in await tab.js(place)
         assert await tab.js("sessionStorage.getItem('edl-token')") == TOKEN
-        await tab.js("location.reload()")
+        await tab.reload()
         await tab.until("document.querySelectorAll('.tile').length > 0"), "it stays until the tab is closed"
         await tab.js("[...document.querySelectorAll('button')].find(one => one.innerText.includes('sign out')).click()")
         await tab.until("document.querySelector('#token')")
@@ -324,7 +324,7 @@ def test_a_hundred_thousand_events_come_by_pages() -> None:
 def test_with_the_keyboard_alone() -> None:
     async def scenario(tab: Tab, on: Setup) -> None:
         await opened(tab)
-        await tab.js("location.reload()")
+        await tab.reload()
         await tab.until("document.querySelector('#events tbody tr')")
         await tab.key("Tab", 9)
         assert await tab.js("document.activeElement.className") == "skip"
@@ -410,7 +410,7 @@ def test_light_and_dark_can_be_chosen() -> None:
         await tab.js(f"{choose}.value = 'dark'; {choose}.dispatchEvent(new Event('change', {{bubbles: true}}))")
         dark = await tab.js(ground)
         assert light != dark
-        await tab.js("location.reload()")
+        await tab.reload()
         await tab.until("document.querySelectorAll('.tile').length > 0")
         assert await tab.js(ground) == dark, "it is remembered"
         await tab.js(f"{choose}.value = 'auto'; {choose}.dispatchEvent(new Event('change', {{bubbles: true}}))")

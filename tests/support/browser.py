@@ -63,6 +63,12 @@ class Tab:
     async def open(self, url: str) -> None:
         await self.call("Page.navigate", url=url)
 
+    async def reload(self) -> None:
+        """Load the page again, and wait until the old one is gone."""
+        await self.js("void (window.isOld = true)")
+        await self.call("Page.reload")
+        await self.until("!window.isOld && document.body !== null")
+
     async def js(self, expression: str) -> Any:
         """The value of an expression; a promise is awaited. Raises ``AssertionError`` for an exception."""
         found = await self.call(

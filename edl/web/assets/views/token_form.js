@@ -1,5 +1,5 @@
 // Asks for a token.
-import { useEffect, useRef, useState } from "../vendor/hooks.js";
+import { useLayoutEffect, useRef, useState } from "../vendor/hooks.js";
 import { html } from "../html.js";
 
 /** `enter(token)` returns, or promises, what is wrong with it. */
@@ -16,7 +16,9 @@ export function TokenForm({ label, why, enter, cancel }) {
   };
   const said = problem || why;
   const input = useRef(null);
-  useEffect(() => said && input.current.select(), [said]);
+  useLayoutEffect(() => {
+    if (said) input.current.select(); // what is typed next replaces it
+  }, [said]);
   return html`
     <form class="token" onSubmit=${submit}>
       <label for="token">${label}</label>
