@@ -19,5 +19,5 @@ launcher) and ``launcher`` (runs them).
 - This host: ``accelerators``, ``addresses``, ``descriptors``, ``numa_binding`` (binds workers to cores),
   ``preemption_notices``.
 - Around a run: ``node_answers`` (to commands), ``console``, ``history_recording``, ``lease_guard``, ``node_facts`` (for
-  metrics), ``origin``, ``reporting``, ``script_check``, ``watchdog``.
+  metrics), ``node_output`` (for the dashboard), ``origin``, ``reporting``, ``script_check``, ``watchdog``.
 """

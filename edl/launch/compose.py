@@ -406,6 +406,7 @@ def _begin_web(settings: LaunchSettings, deps: _NodeDeps, wired: Wired) -> None:
     if deps.web is None:
         return
     from edl.launch.node_facts import NodeObserver
+    from edl.launch.node_output import NodeOutput
 
     observer = NodeObserver(
         wired,
@@ -413,8 +414,10 @@ def _begin_web(settings: LaunchSettings, deps: _NodeDeps, wired: Wired) -> None:
         {"checkpoints": settings.state.checkpoint_dir, "logs": deps.logs.folder},
         settings.spec.timeouts.lease_ttl_s,
     )
+    keys, identity = JobKeys(settings.spec.job), identity_for(settings.store)
+    output = NodeOutput(deps.opened.store, keys, lambda: deps.registration.token, identity)
     candidate = wired.candidate
-    deps.web.begin(lambda: candidate.master.http if candidate.master is not None else None, observer.look)
+    deps.web.begin(lambda: candidate.master.http if candidate.master is not None else None, observer.look, output)
     deps.beside.append(deps.web)
 
 

@@ -196,7 +196,17 @@ class JobDocument(Document, tag_field="kind", tag="Job"):
     status: JobStatusDocument
 
 
-ANSWERS: tuple[type[Document], ...] = (ScaleDocument, StatusDocument, JobDocument)
+class JobsDocument(Document):
+    """The jobs that a launcher serves: its own."""
+
+    jobs: list[str]
+    rights: Literal["full", "read"]
+    """What the token of the request may do."""
+    master: str
+    """URL of the Master's launcher; empty: unknown, or it serves no HTTP."""
+
+
+ANSWERS: tuple[type[Document], ...] = (ScaleDocument, StatusDocument, JobDocument, JobsDocument)
 """All types of response bodies."""
 
 

@@ -22,6 +22,7 @@ from edl.web.access import Tokens
 from edl.web.settings import HttpLimits, HttpSettings
 from edl.wire.address import address
 from edl.wire.messages import Asked
+from edl.wire.node_requests import OutputLines, OutputRequest
 from edl.wire.scale_requests import Granted, ScaleRequest
 from edl.wire.status import Answer, EventsRequest, HistoryEntry, JobStatus
 
@@ -64,6 +65,19 @@ class Authority(Protocol):
         ...
 
 
+class WorkerOutput(Protocol):
+    """What the launchers of nodes know of their workers. All methods raise ``UsageError`` for an unknown node, and
+    another ``EdlError`` if its launcher does not answer."""
+
+    async def output(self, node: str, request: OutputRequest) -> OutputLines:
+        """Recent lines of the node's workers."""
+        ...
+
+    async def stacks(self, node: str) -> OutputLines:
+        """The stacks of the node's living workers, which continue to run."""
+        ...
+
+
 class Serving(Protocol):
     """The HTTP server (``edl.web.server``), which wraps the HTTP library."""
 
@@ -91,6 +105,8 @@ class WebDeps:
     """URL of the Master's HTTP interface; empty: it has none; None: no Master is known."""
     node_facts: Callable[[], Awaitable[NodeFacts]] | None = None
     """Looks at this node, for its metrics; None until the launcher runs."""
+    worker_output: WorkerOutput | None = None
+    """Asks the launchers of nodes; None until the launcher runs."""
 
 
 class Web:
@@ -124,9 +140,14 @@ class Web:
         self.url = f"{scheme}://{address(host if wanted in WILDCARDS else wanted, port)}"
         return self.url
 
-    def begin(self, master_url: Callable[[], str | None], node_facts: Callable[[], Awaitable[NodeFacts]]) -> None:
-        """Start serving in the background, once the library is imported. ``master_url``, ``node_facts``: see
-        ``WebDeps``."""
+    def begin(
+        self,
+        master_url: Callable[[], str | None],
+        node_facts: Callable[[], Awaitable[NodeFacts]],
+        worker_output: WorkerOutput,
+    ) -> None:
+        """Start serving in the background, once the library is imported. The arguments: see ``WebDeps``."""
+        self.deps.worker_output = worker_output
         self.deps.master_url = master_url
         self.deps.node_facts = node_facts
         self._serving = asyncio.get_running_loop().create_task(self._begin())

@@ -13,6 +13,10 @@ from edl.web.routes import ROUTES, Route
 
 MOST_AFTER = 10**15
 """Limit on the query parameter ``after``."""
+MOST_LINES = 1000
+"""Limit on the query parameter ``lines``: as many as a launcher keeps of each worker."""
+LINES = 100
+"""Its default."""
 _COMPONENTS = "#/components/schemas/"
 
 
@@ -68,6 +72,27 @@ PARAMETERS: dict[str, dict[str, Any]] = {
         "required": False,
         "description": "Only entries with a higher number.",
         "schema": {"type": "integer", "minimum": 0, "maximum": MOST_AFTER, "default": 0},
+    },
+    "before": {
+        "name": "before",
+        "in": "query",
+        "required": False,
+        "description": "Only entries with a lower number; 0: no limit. Not with follow.",
+        "schema": {"type": "integer", "minimum": 0, "maximum": MOST_AFTER, "default": 0},
+    },
+    "last": {
+        "name": "last",
+        "in": "query",
+        "required": False,
+        "description": "Only this many of the entries, the newest; 0: all. Not with follow.",
+        "schema": {"type": "integer", "minimum": 0, "maximum": MOST_AFTER, "default": 0},
+    },
+    "lines": {
+        "name": "lines",
+        "in": "query",
+        "required": False,
+        "description": "Most lines of each worker in a first answer, the newest ones.",
+        "schema": {"type": "integer", "minimum": 0, "maximum": MOST_LINES, "default": LINES},
     },
     "follow": {
         "name": "follow",

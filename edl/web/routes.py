@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edl.web.bodies import AskBody, BoundsBody, CordonBody, DataBody, DrainBody, ScaleBody, ScalePatchBody
-from edl.web.documents import Document, JobDocument, ScaleDocument, StatusDocument
+from edl.web.documents import Document, JobDocument, JobsDocument, ScaleDocument, StatusDocument
 
 JSON = ("application/json",)
 PATCHES = ("application/merge-patch+json", "application/json")
@@ -41,6 +41,8 @@ class Route:
     """Whether it requires no token, because it reveals nothing about the job."""
     local: bool = False
     """Whether every launcher serves it, not only the Master's."""
+    private: bool = False
+    """Whether it requires a token with full access although it only reads."""
 
     @property
     def writes(self) -> bool:
@@ -55,6 +57,8 @@ class Route:
         found = {*ALWAYS, *self.codes, 401}
         if self.writes:
             found |= {403, 413, 415}
+        if self.private:
+            found.add(403)
         if "{" in self.path:
             found.add(404)
         if not self.local:
@@ -111,6 +115,14 @@ ROUTES: tuple[Route, ...] = (
         codes=(501,),
         local=True,
     ),
+    Route(
+        "GET",
+        "/v1/jobs",
+        "jobs",
+        "The job of this launcher, what the token may do, and where the Master serves HTTP.",
+        answers=((200, JobsDocument),),
+        local=True,
+    ),
     Route("GET", _JOB, "job", "The job: settings, conditions, nodes.", answers=((200, JobDocument),)),
     Route("GET", f"{_JOB}/scale", "scale", "The size of the job.", answers=((200, ScaleDocument),)),
     _change(
@@ -144,7 +156,33 @@ ROUTES: tuple[Route, ...] = (
         f"{_JOB}/events",
         "events",
         "The history; with follow, also new entries as they are added.",
-        query=("after", "follow"),
+        query=("after", "before", "last", "follow"),
         answers=((200, "application/x-ndjson"), (200, "text/event-stream")),
+        codes=(422,),
+    ),
+    Route(
+        "GET",
+        f"{_JOB}/nodes/{{node}}/output",
+        "output",
+        "The last lines that the workers of a node have written; with after, the lines since then.",
+        query=("after", "lines"),
+        answers=((200, None),),
+        local=True,
+        private=True,
+    ),
+    Route(
+        "POST",
+        f"{_JOB}/nodes/{{node}}/stacks",
+        "stacks",
+        "The stacks of the workers of a node, which continue to run.",
+        answers=((200, None),),
+        local=True,
+    ),
+    Route(
+        "GET",
+        f"{_JOB}/status",
+        "status",
+        "The status, as of `edl status --json`; as text/event-stream also each change of it, at most once a second.",
+        answers=((200, None), (200, "text/event-stream")),
     ),
 )

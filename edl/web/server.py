@@ -13,7 +13,7 @@ import logging
 import re
 import socket
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -22,18 +22,22 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from edl.errors import FencedOut, StoreError
 from edl.metrics.facts import JobFacts
-from edl.web import bodies, documents, openapi
+from edl.web import bodies, cross_origin, documents, openapi, query, streams
 from edl.web.access import RateLimit, Rights, peer_of
 from edl.web.bodies import NAME
 from edl.web.connections import HttpConnections
 from edl.web.front import Authority, Web
+from edl.web.pages import Pages
 from edl.web.refusal import Refusal
+from edl.web.relay import ASKED, Relay
 from edl.web.routes import ROUTES, Route
+from edl.web.status_feed import StatusFeed
+from edl.web.worker_output import OutputRoutes
 from edl.wire import json_messages
 from edl.wire.messages import Asked
 from edl.wire.purpose import Purpose
 from edl.wire.scale_requests import Granted, ScaleRequest, Verdict
-from edl.wire.status import EventsRequest, HistoryEntry
+from edl.wire.status import EventsRequest, JobStatus
 
 T = TypeVar("T")
 B = TypeVar("B", bound=bodies.AskBody)
@@ -85,6 +89,11 @@ class HttpServer:
         self._limits = deps.limits
         self._rate = RateLimit(self._limits.rate, self._limits.burst, self._limits.peers)
         self._streams = 0
+        self._watching = 0
+        """Open streams of the status."""
+        self._pages = Pages()
+        self._relay = Relay(deps.settings, self._limits)
+        self._feed = StatusFeed(self._status_here, self._limits.status_s)
         self._asking: set[asyncio.Future[Any]] = set()
         self._refreshed_s = deps.now_s()
         self._handlers: dict[str, Handler] = {
@@ -102,12 +111,22 @@ class HttpServer:
             "cordon": lambda call: self._cordon(call, cordoned=True),
             "uncordon": lambda call: self._cordon(call, cordoned=False),
             "events": self._events,
+            "status": self._status,
         }
-        self._local_handlers: dict[str, Next] = {"document": self._document, "metrics": self._metrics}
+        workers = OutputRoutes(deps)
+        self._local_handlers: dict[str, Next] = {
+            "document": self._document,
+            "metrics": self._metrics,
+            "jobs": self._jobs,
+            "output": workers.output,
+            "stacks": workers.stacks,
+        }
         # In this order, so that unauthorized requests are cheap and reveal nothing.
         app = web.Application(middlewares=[self._finish, self._limit_rate, self._authorize])
         for route in ROUTES:
             app.router.add_route(route.method, route.path, self._endpoint(route), expect_handler=_expected_later)
+        self._pages.add_routes(app.router)
+        app.on_response_prepare.append(cross_origin.allow_reading)
         self._runner = web.AppRunner(
             app,
             handler_cancellation=True,  # a client that disconnects ends its stream
@@ -137,6 +156,7 @@ class HttpServer:
         """Stop serving. Open requests get a fraction of a second to finish."""
         if self._sockets is not None:
             self._sockets.close()
+        await self._relay.close()
         await self._runner.cleanup()
 
     # --- every request ---------------------------------------------------------------------------------------------
@@ -163,7 +183,8 @@ class HttpServer:
         except Exception as error:  # noqa: BLE001 - top of a request: the launcher continues, and the client learns no details
             self._front.deps.log(f"HTTP: a bug in edl: {''.join(traceback.format_exception(error))}")
             response = _refused(request, Refusal(500, "a bug in edl; the launcher's log has the details"))
-        response.headers.update(_HEADERS)
+        for name, value in _HEADERS.items():
+            response.headers.setdefault(name, value)
         transport = request.transport
         if transport is not None and not response.prepared:
             late = asyncio.get_running_loop().call_later(self._limits.send_s, transport.abort)
@@ -185,9 +206,13 @@ class HttpServer:
 
     @web.middleware
     async def _authorize(self, request: web.Request, handler: Next) -> web.StreamResponse:
-        """Identify the requester, except for probes. Raises ``Refusal``: 401, or 403 for a read-only token."""
+        """Identify the requester, except for probes and the dashboard's files. Raises ``Refusal``: 401, or 403 for a
+        read-only token."""
+        allowed = cross_origin.preflight(request)
+        if allowed is not None:
+            return allowed
         found = request.match_info.http_exception is None
-        if not (found and _is_probe(request)):
+        if not (found and (_is_probe(request) or self._pages.serves(request))):
             requester = await self._requester(request)
             if found and request.method != "GET" and requester.rights is not Rights.FULL:
                 raise Refusal(403, "this token is read-only")
@@ -201,9 +226,17 @@ class HttpServer:
             if route.public:
                 return self._probe(route)
             self._check_names(request.match_info)
+            if route.private and request[REQUESTER].rights is not Rights.FULL:
+                raise Refusal(403, "this token is read-only")
             if route.local:
                 return await self._local_handlers[route.name](request)
-            authority = self._authority(request)
+            try:
+                authority = self._authority(request)
+            except Refusal as refusal:
+                if refusal.code != 307 or ASKED not in request.headers:
+                    raise
+                content = await self._read(request) if route.body is not None else b""
+                return await self._relay.pass_on(request, refusal.headers["Location"], content)
             body = await self._body(request, route.body, route) if route.body is not None else None
             return await self._handlers[route.name](AuthorizedCall(request, authority, body, request[REQUESTER].by))
 
@@ -386,6 +419,11 @@ class HttpServer:
 
     # --- what every launcher serves ----------------------------------------------------------------------------------
 
+    async def _jobs(self, request: web.Request) -> web.Response:
+        front = self._front
+        master = front.url if front.authority is not None else front.deps.master_url() or ""
+        return _json(documents.JobsDocument([front.deps.job], request[REQUESTER].rights.value, master))
+
     async def _document(self, _: web.Request) -> web.Response:
         return _json(openapi.document(self._front.deps.job))
 
@@ -404,83 +442,62 @@ class HttpServer:
         body, media_type = module.expose(deps.job, node, job, request.headers.get("Accept", ""))
         return web.Response(body=body, headers={"Content-Type": media_type})
 
-    # --- events ----------------------------------------------------------------------------------------------------
+    # --- streams ---------------------------------------------------------------------------------------------------
 
     async def _events(self, call: AuthorizedCall) -> web.StreamResponse:
         request = call.request
-        after, follow = _number(request, "after"), _flag(request, "follow")
+        after, follow = query.number(request, "after"), query.flag(request, "follow")
+        before, last = query.number(request, "before"), query.number(request, "last")
+        if follow and (before or last):
+            raise Refusal(422, "follow continues without an end: leave out before and last")
         sse = "text/event-stream" in request.headers.get("Accept", "")
         if sse and re.fullmatch(r"[0-9]{1,15}", request.headers.get("Last-Event-ID", "")):
             after = max(after, int(request.headers["Last-Event-ID"]))
         if self._streams >= self._limits.streams:
             raise Refusal(429, f"{self._streams} event streams are open already", {"Retry-After": "10"})
-        response = web.StreamResponse(headers=_HEADERS)
-        response.content_type = "text/event-stream" if sse else "application/x-ndjson"
-        response.charset = "utf-8"
+        response = _stream_of("text/event-stream" if sse else "application/x-ndjson")
         self._streams += 1
         entries = call.authority.events(EventsRequest(after, follow))
+        if before or last:
+            entries = streams.page_of(entries, before, last)
         try:
             await response.prepare(request)
-            await self._stream(request, response, entries, sse=sse)
+            text_of, heartbeat = (streams.event, ":\n\n") if sse else (streams.line, "\n")
+            await streams.stream(request, response, entries, text_of, heartbeat, self._limits)
         finally:
             self._streams -= 1
-            await _close(entries)
+            await streams.close(entries)
         return response
 
-    async def _stream(
-        self, request: web.BaseRequest, response: web.StreamResponse, entries: AsyncIterator[HistoryEntry], *, sse: bool
-    ) -> None:
-        """Send entries as they come, and a heartbeat every ``heartbeat_s`` without entries. A client that does not read
-        within ``send_s`` is disconnected."""
-        waiting: asyncio.Future[HistoryEntry] | None = None
+    async def _status(self, call: AuthorizedCall) -> web.StreamResponse:
+        request = call.request
+        if "text/event-stream" not in request.headers.get("Accept", ""):
+            return _json(call.authority.status())
+        if self._watching >= self._limits.status_streams:
+            raise Refusal(429, f"{self._watching} streams of the status are open already", {"Retry-After": "10"})
+        response = _stream_of("text/event-stream")
+        self._watching += 1
+        events = self._feed.follow()
         try:
-            while True:
-                if waiting is None:
-                    waiting = asyncio.ensure_future(entries.__anext__())
-                done, _ = await asyncio.wait({waiting}, timeout=self._limits.heartbeat_s)
-                text = ":\n\n" if sse else "\n"
-                if done:
-                    try:
-                        text = _line(waiting.result(), sse=sse)
-                    except StopAsyncIteration:
-                        break
-                    finally:
-                        waiting = None
-                await asyncio.wait_for(response.write(text.encode()), self._limits.send_s)
-            await asyncio.wait_for(response.write_eof(), self._limits.send_s)
-        except asyncio.TimeoutError:
-            if request.transport is not None:
-                request.transport.abort()
+            await response.prepare(request)
+            await streams.stream(request, response, events, str, ":\n\n", self._limits)
         finally:
-            if waiting is not None:
-                waiting.cancel()
-                await asyncio.wait({waiting})
+            self._watching -= 1
+            await streams.close(events)
+        return response
+
+    def _status_here(self) -> JobStatus | None:
+        """The status, if the Master runs in this launcher."""
+        authority = self._front.authority
+        return authority.status() if authority is not None and authority.serving else None
 
 
-def _line(entry: HistoryEntry, *, sse: bool) -> str:
-    text = json_messages.encode(entry).decode()
-    return f"id: {entry.number}\nevent: {entry.kind}\ndata: {text}\n\n" if sse else f"{text}\n"
-
-
-def _number(request: web.BaseRequest, name: str) -> int:
-    text = _one(request, name, "0")
-    if not re.fullmatch(r"[0-9]{1,16}", text) or int(text) > openapi.MOST_AFTER:
-        raise Refusal(400, f"{name} must be a number from 0 to {openapi.MOST_AFTER}")
-    return int(text)
-
-
-def _flag(request: web.BaseRequest, name: str) -> bool:
-    text = _one(request, name, "false")
-    if text not in ("true", "false"):
-        raise Refusal(400, f"{name} must be true or false")
-    return text == "true"
-
-
-def _one(request: web.BaseRequest, name: str, default: str) -> str:
-    found = request.query.getall(name, [default])
-    if len(found) > 1:
-        raise Refusal(400, f"{name} is given {len(found)} times")
-    return found[0]
+def _stream_of(media_type: str) -> web.StreamResponse:
+    """A response that is sent in parts."""
+    response = web.StreamResponse(headers=_HEADERS)
+    response.content_type = media_type
+    response.charset = "utf-8"
+    return response
 
 
 def _json(value: Any, code: int = 200) -> web.Response:
@@ -515,12 +532,6 @@ def _subject(request: web.BaseRequest) -> str:
             if name == "commonName":
                 return bodies.words(str(value))
     return "a certificate"
-
-
-async def _close(entries: AsyncIterator[HistoryEntry]) -> None:
-    close = getattr(entries, "aclose", None)
-    if close is not None:
-        await close()
 
 
 def _silent() -> logging.Logger:

@@ -56,6 +56,10 @@ class HttpLimits:
     """Number of open connections per peer."""
     streams: int = 16
     """Number of open event streams."""
+    status_streams: int = 64
+    """Number of open streams of the status."""
+    status_s: float = 1.0
+    """Least number of seconds between two statuses of a stream."""
     heartbeat_s: float = 15.0
     """Seconds between two heartbeats of a stream without events."""
     rest_s: float = 10.0

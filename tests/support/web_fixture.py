@@ -12,13 +12,38 @@ from typing import Any
 
 import aiohttp
 
+from edl.errors import StoreUnavailable, UsageError
 from edl.metrics.facts import DirectoryFacts, NodeFacts
 from edl.web.front import Web, WebDeps
 from edl.web.settings import HttpLimits, HttpSettings
+from edl.wire.node_requests import OutputLine, OutputLines, OutputRequest
 from tests.support.fake_master import JOB, FakeMaster
 
 TOKEN = "the-token-of-the-job"
 HOST = "127.0.0.1"
+
+
+class FakeOutput:
+    """The output of the workers of node-a; node-b does not answer."""
+
+    def __init__(self) -> None:
+        self.asked: list[OutputRequest] = []
+        self.lines = [OutputLine(0, 1, False, "step 1"), OutputLine(0, 1, True, "\x1b[31mwarning\x1b[0m <b>bold</b>")]
+
+    async def output(self, node: str, request: OutputRequest) -> OutputLines:
+        self.asked.append(request)
+        self._check(node)
+        return OutputLines(tuple(self.lines[max(0, request.after - 1) :]), len(self.lines) + 1)
+
+    async def stacks(self, node: str) -> OutputLines:
+        self._check(node)
+        return OutputLines((OutputLine(0, 1, True, 'File "train.py", line 7, in train'),), 2)
+
+    def _check(self, node: str) -> None:
+        if node == "node-b":
+            raise StoreUnavailable("the launcher of node node-b does not answer (unavailable)")
+        if node not in ("node-a", "gpu-0003"):
+            raise UsageError(f"no launcher of node {node} is registered")
 
 
 async def node_facts() -> NodeFacts:
@@ -60,6 +85,7 @@ class Setup:
     url: str | None = None
     """Where another launcher that rules has its HTTP side."""
     problems: list[str] = field(default_factory=list)
+    output: FakeOutput = field(default_factory=FakeOutput)
 
     async def ask(self, method: str, path: str, body: Any = None, token: str | None = TOKEN, **options: Any) -> Reply:
         headers = dict(options.pop("headers", {}))
@@ -115,7 +141,7 @@ def play(
         ) as session:
             made.append(Setup(web, master, log, session, problems=problems))
             web.listen(HOST)
-            web.begin(lambda: made[0].url, node_facts)
+            web.begin(lambda: made[0].url, node_facts, made[0].output)
             if rules:
                 web.use_master(master)
             try:

@@ -18,6 +18,7 @@ from edl.web.routes import ROUTES
 from edl.web.settings import HttpSettings
 from tests.support.fake_master import JOB
 from tests.support.web_fixture import HOST, TOKEN, Setup, play
+from tests.unit.edl.web.test_relay import another
 
 FULL, READ = "full-" + "f" * 20, "read-" + "r" * 20
 
@@ -44,7 +45,8 @@ def test_a_token_that_may_only_look(files: HttpSettings) -> None:
         for route in ROUTES:
             path = route.path.format(job=JOB, node="node-a", dataset="train")
             reply = await on.ask(route.method, path, token=READ)
-            assert reply.code == (200 if route.method == "GET" else 403), f"{route.method} {route.path}"
+            may = route.method == "GET" and not route.private
+            assert reply.code == (200 if may else 403), f"{route.method} {route.path}"
         assert on.master.requests == [] and on.master.asked == []
 
     play(scenario, files)
@@ -172,6 +174,38 @@ def test_a_certificate_that_changes_is_read_again(made: Path, tmp_path: Path) ->
         assert (await on.ask("GET", "JOB/scale")).code == 200
 
     play(scenario, settings(tmp_path), tls=of(made))
+
+
+@openssl
+def test_launchers_with_the_same_certificate_relay_to_each_other(made: Path) -> None:
+    async def scenario(on: Setup) -> None:
+        relay = {"Edl-Relay": "1"}
+        async with another(on.master, settings=settings(made)) as master:
+            on.url = master.url
+            assert (await on.ask("GET", "JOB/scale", headers=relay)).code == 200
+            on.url = master.url.replace("127.0.0.1", "localhost")
+            reply = await on.ask("GET", "JOB/scale", headers=relay)
+            assert reply.code == 503 and "localhost" in reply.json["message"], "the certificate is for another name"
+        other = HttpSettings(0, cert=str(made / "stranger.pem"), key=str(made / "stranger.key"))
+        async with another(on.master, settings=other) as stranger:
+            on.url = stranger.url
+            reply = await on.ask("GET", "JOB/scale", headers=relay)
+            assert reply.code == 503 and "certificate" in reply.json["message"].lower()
+            assert TOKEN not in reply.text
+        assert on.master.requests == []
+
+    play(scenario, settings(made), tls=of(made), rules=False)
+
+
+@openssl
+def test_a_certificate_is_not_passed_on(made: Path) -> None:
+    async def scenario(on: Setup) -> None:
+        async with another(on.master, settings=settings(made)) as master:
+            on.url = master.url
+            reply = await on.ask("GET", "JOB/scale", token=None, headers={"Edl-Relay": "1"})
+            assert reply.code == 401 and "needs a token" in reply.json["message"]
+
+    play(scenario, settings(made, mutual=True), tls=of(made, "client"), rules=False)
 
 
 # --- where it listens ------------------------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ def run(folder: Path, *options: str) -> tuple[int, str]:
 def test_the_server_keeps_what_the_document_promises(tmp_path: Path) -> None:
     code, said = run(tmp_path, "--phases=examples,coverage,fuzzing", "--max-examples=3")
     assert code == 0, said
-    assert "Tested: 17" in said or "Tested: 16" in said, said
+    assert "Tested: 21" in said or "Tested: 20" in said, said
 
 
 @pytest.mark.soak

@@ -1,0 +1,5 @@
+// Templates: html`<p>${text}</p>` makes elements. Values become text or attributes, never markup.
+import { h } from "./vendor/preact.js";
+import htm from "./vendor/htm.js";
+
+export const html = htm.bind(h);
