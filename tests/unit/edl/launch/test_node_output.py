@@ -17,7 +17,7 @@ from edl.testing.memory_store import MemoryStore
 from edl.types import Incarnation, JobId, NodeId
 from edl.wire import plain
 from edl.wire.keys import JobKeys
-from edl.wire.node_requests import OutputLine, OutputLines, OutputRequest, StacksRequest
+from edl.wire.node_requests import OptionValues, OutputLine, OutputLines, OutputRequest, StacksRequest
 from edl.wire.records import NodeInfo
 
 KEYS = JobKeys(JobId("job"))
@@ -38,6 +38,9 @@ class Node:
 
     async def stacks(self, request: StacksRequest) -> OutputLines:
         return OutputLines((OutputLine(0, 1, True, f"stacks of {self.name}"),), 1)
+
+    def options(self) -> OptionValues:
+        return OptionValues(())
 
 
 def play(scenario: Callable[[NodeOutput, Node, MemoryStore], Awaitable[None]], token: str = RIGHT) -> None:
