@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from edl.wire.alarm import Alarm
 from edl.wire.denylist import DenylistEntry
+from edl.wire.messages import HangLimit
 from edl.wire.records import NodeInfo
 
 ALARM_SEEDS = 5
@@ -19,6 +20,7 @@ _OF_NODES = (
     Alarm("disk-space", "logs", "critical", "0 bytes free"),
     Alarm("inodes", "checkpoints", "warning", "7 free", shared=True),
 )
+_HANG = Alarm("hang", "", "warning", "no commit() for 301 s", shared=True)
 _OF_JOBS = (Alarm("restarts-left", "", "warning", "1 left"), Alarm("no-progress", "", "critical", "3 worlds failed"))
 
 
@@ -37,6 +39,14 @@ class SimWatchdogs:
         """All alarms of a node's directories."""
         by_key = {alarm.key: alarm for alarm in _OF_NODES if self._drawn.random() < 0.4}
         return tuple(by_key.values())
+
+    def suspicion(self) -> Alarm | None:
+        """The alarm about workers that look as if they hung; None: they do not."""
+        return _HANG if self._drawn.random() < 0.2 else None
+
+    def hang_limit(self) -> HangLimit:
+        """What a node has learnt about its pauses."""
+        return HangLimit(self._drawn.choice((0.0, 300.0, 480.0)), self._drawn.randint(0, 100), 20)
 
     def of_job(self) -> Sequence[Alarm]:
         """All alarms of the job."""

@@ -122,6 +122,8 @@ class SimLauncher(SimProcess):
     def _look_at_disks(self, watchdogs: SimWatchdogs) -> None:
         """Report what the watchdogs of this node find, and what those of the job find if the Master is here."""
         self.tell_agent(ag.AlarmsChanged(tuple(watchdogs.of_node())))
+        self.tell_agent(ag.Suspected(watchdogs.suspicion()))
+        self.tell_agent(ag.HangLimitChanged(watchdogs.hang_limit()))
         if self.master_shell is not None and self.master_shell.serving:
             self.master_shell.watched(watchdogs.of_job())
             nodes = self._decision.state.nodes if self._decision is not None and not self.deps.healed else {}
