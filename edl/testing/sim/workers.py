@@ -186,6 +186,11 @@ class Job(ABC):
         """Seconds that a healthy world needs from the beginning."""
         return self.left_s
 
+    @property
+    def may_keep_failing(self) -> bool:
+        """Whether the script may fail in every world, by its own fault, until the job has used up its restarts."""
+        return False
+
     @abstractmethod
     def shorten(self, left_s: float) -> None:
         """Reduce the remaining work to about ``left_s`` seconds."""

@@ -536,6 +536,8 @@ class SimWorld:
         if self.sized:
             self.training.shorten(5.0)
         work_s = 2 * self.training.longest_s + times.recover_s + 4 * settle_s
+        if self.training.may_keep_failing:
+            work_s += self.spec.max_restarts * times.restart_s
         if self.directory.save_asked:
             self.run_until(lambda: not self.directory.save_asked or self.ended(), work_s, "what was asked for is saved")
         self.run_until(self.ended, work_s, "the job ends")

@@ -60,6 +60,8 @@ class IndependentAccount:
         """Named positions."""
         self.beginning: Beginning | None = None
         """Where workers begin since the last rollback."""
+        self._beginnings: dict[int, Beginning] = {}
+        """Where each history begins, by number."""
         self._histories: dict[int, History] = {0: History()}
         self._acks: dict[int, Acknowledged] = {}
         self._current: tuple[LeaseMachine | None, int] = (None, 0)
@@ -91,7 +93,7 @@ class IndependentAccount:
     def roll_back(self, position: Beginning) -> None:
         """Let workers that open from now on begin at this position."""
         number = 1 + (self.beginning.history if self.beginning is not None else 0)
-        self.beginning = Beginning(position.name, number, position.ledgers)
+        self.beginning = self._beginnings[number] = Beginning(position.name, number, position.ledgers)
 
     def _history(self, reader: DataReader) -> History:
         beginning = reader.deps.trainers.beginning
@@ -188,10 +190,16 @@ class IndependentAccount:
 
     def whole(self, leased: Leased) -> Counter[Record]:
         """Records that workers used in the last history, and those before its beginning."""
-        history = self._histories[leased.independent.history]
+        number = leased.independent.history
+        unknown = [one for one, history in self._histories.items() if one > number and history.used_by]
+        if unknown:
+            self.fail(f"workers used records of histories {unknown}, and the Master counts those of history {number}")
+        history = self._histories[number]
         found = Counter(history.used_by.keys() | history.begun)
-        if leased.independent.history and self.beginning is not None:
-            for epoch in range(Ledger.decode(self.beginning.ledgers[NAME]).epoch):
+        # When the last workers have ended, no worker opens again, and a rollback that comes then begins no history.
+        beginning = self._beginnings.get(number)
+        if beginning is not None:
+            for epoch in range(Ledger.decode(beginning.ledgers[NAME]).epoch):
                 for shard in range(leased.listed.at(epoch).shards):
                     found.update(self._first(epoch, shard, WHOLE))
         return found

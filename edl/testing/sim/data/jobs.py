@@ -99,6 +99,11 @@ class ReadingSteps(SteppingJob):
         data = self.readers.data
         return data.epochs * data.most_steps * (self.script.step_s + 2 * data.read_s + 0.1)
 
+    @property
+    def may_keep_failing(self) -> bool:
+        """Whether an epoch may have no step: a requested batch may have more records than the data set."""
+        return self.readers.data.tail == "drop"
+
     def shorten(self, left_s: float) -> None:
         """Make the present epoch the last."""
         loaders = [reader.loader for reader in self.readers.by_worker.values() if reader.loader is not None]
