@@ -164,7 +164,7 @@ FIRST: list[tuple[Bug, int]] = [
     (forgets_what_was_added, 50),
     (joins_in_name_only, 50),
     (trusts_who_opens, 8),
-    (fences_nobody, 302),
+    (fences_nobody, 2525),
     (redoes_nothing, 41),
     (redoes_under_another_number, 56),
 ]
