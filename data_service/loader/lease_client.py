@@ -337,6 +337,8 @@ class LeaseClient:
             for shard in lost:
                 self._acked.pop(shard, None)
             self._granted -= lost
+            # This Open repeated them all, and another Master counts from the last number that was stored.
+            self._unkept = [(number and message.number, ack) for number, ack in self._unkept]
             for one in self._acks_due:
                 if one is not self._sent and one not in self._queue:
                     one.done.set()  # it was included in the Open

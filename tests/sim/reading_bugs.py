@@ -12,7 +12,7 @@ from data_service.leases.lease_table import LeaseTable
 from data_service.leases.state import ClientState, DataSet, LeaseTurn
 from data_service.loader import replay, trainers
 from data_service.loader.lease_client import LeaseClient
-from data_service.protocol.messages import DataRefused
+from data_service.protocol.messages import DataRefused, Opened
 from edl.master.service import Caller, WakeAt
 from ps.intents import Intent, Intents, home
 
@@ -59,6 +59,19 @@ def loses_what_is_queued(patch: Patch) -> None:
         again(self)
 
     patch.setattr(LeaseClient, "_say_again", loses)
+
+
+def believes_old_numbers(patch: Patch) -> None:
+    """A new Master's number of what is stored is compared with numbers that the last Master gave."""
+    remember = LeaseClient._remember
+
+    def remembers(self: LeaseClient, request: Any, message: Any) -> None:
+        before = self._unkept
+        remember(self, request, message)
+        if isinstance(message, Opened):
+            self._unkept = [(number, ack) for number, ack in before if not number or number > message.kept]
+
+    patch.setattr(LeaseClient, "_remember", remembers)
 
 
 def never_waits(patch: Patch) -> None:
@@ -165,6 +178,7 @@ FIRST: list[tuple[Bug, int]] = [
     (joins_in_name_only, 50),
     (trusts_who_opens, 8),
     (fences_nobody, 2525),
+    (believes_old_numbers, 842),
     (redoes_nothing, 41),
     (redoes_under_another_number, 56),
 ]

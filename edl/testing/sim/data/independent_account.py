@@ -108,6 +108,15 @@ class IndependentAccount:
             acks.waiting.append((message.epoch, 0, message.shards))
         elif isinstance(message, Open):
             acks.asked[message.id] = message
+            self._repeated(reader, message)
+
+    def _repeated(self, reader: DataReader, message: Open) -> None:
+        """A worker that opens again must repeat what it has acknowledged and no Master is known to have stored."""
+        said = {shard: upto for shard, upto, _ in message.acks}
+        for epoch, _, shards in self._acks[id(reader)].waiting:
+            for shard, upto, _ in shards if epoch == message.epoch else ():
+                if said.get(shard, -1) < upto:
+                    self.fail(f"{reader.worker} forgets {upto} records of shard {shard}, which may not be stored")
 
     def _heard(self, reader: DataReader, text: str) -> None:
         message, acks = decode(text), self._acks[id(reader)]
@@ -119,7 +128,8 @@ class IndependentAccount:
         for epoch, number, shards in acks.waiting:
             answered = isinstance(asked, Open) or (isinstance(asked, Ack) and asked.shards == shards)
             kept = tuple(one for one in shards if one[0] not in gone) if answered else shards
-            left.append((epoch, message.number if answered and not number else number, kept))
+            renumbered = answered and (isinstance(asked, Open) or not number)
+            left.append((epoch, message.number if renumbered else number, kept))
         acks.waiting = []
         for epoch, number, shards in left:
             if number and number <= message.kept:

@@ -144,6 +144,21 @@ def test_used_records_are_remembered_though_the_master_refuses_them(line: Wire, 
     assert client.unkept() == ()
 
 
+def test_what_another_master_has_stored_says_nothing_about_numbers_of_the_last_one(line: Wire) -> None:
+    client = LeaseClient(line, "d", 3, 0, lambda: "", lambda: (3, 0))
+    client.open(0, "")
+    line.open()
+    client.ack(0, ((4, 2, True),))
+    line.answer(Done, epoch=0, number=84, kept=82)
+    line.hear(None)
+    assert line.said[-1].acks == ((4, 2, True),)
+    line.open(number=90, kept=85)  # it has stored three of others
+    assert client.unkept() == ((4, 2, True),)
+    client.ack(0, ((5, 1, False),))
+    line.answer(Done, epoch=0, number=91, kept=90)
+    assert client.unkept() == ((5, 1, False),)
+
+
 def test_the_next_epoch_forgets_what_was_granted(line: Wire, client: LeaseClient) -> None:
     client.open(0, "")
     line.open()
