@@ -178,7 +178,7 @@ FIRST: list[tuple[Bug, int]] = [
     (joins_in_name_only, 50),
     (trusts_who_opens, 8),
     (fences_nobody, 2525),
-    (believes_old_numbers, 842),
+    (believes_old_numbers, 113),
     (redoes_nothing, 41),
     (redoes_under_another_number, 56),
 ]
