@@ -29,7 +29,7 @@ from edl.wire.messages import Hanging, HangLimit, Underway
 from tests.sim.test_transitions import allowed
 from tests.sim.transitions import recorded
 
-SEEDS = 12
+SEEDS = 20
 KEPT = 6
 """States kept of each phase, and events of each kind."""
 
