@@ -135,9 +135,18 @@ def measure(launcher: Edl, megabytes: int, seconds: float, keep: Path | None) ->
     values = {
         "step": statistics.median(line["step_s"] for line in lines),
         "CPU of both launchers, in a second": (cpu_s - begun_cpu_s) / took_s,
-        "memory of both launchers, in GB": memory / 1000,
     }
-    return Outcome(title, launcher.name, values, load=load)
+    return Outcome(title, launcher.name, values, note=f"{memory:.1f} MB", load=load)
+
+
+def memory_line(outcomes: list[Outcome]) -> str:
+    """The memory of both launchers together, for each kind of run: median, least and most."""
+    found = []
+    for name in dict.fromkeys(one.launcher for one in outcomes):
+        sizes = [float(one.note.split()[0]) for one in outcomes if one.launcher == name and one.values]
+        if sizes:
+            found.append(f"{name} {statistics.median(sizes):.0f} MB ({min(sizes):.0f} to {max(sizes):.0f})")
+    return f"Memory of both launchers: {', '.join(found)}"
 
 
 def measure_all(common: Common, megabytes: int, seconds: float) -> list[Outcome]:
@@ -164,6 +173,7 @@ def main(megabytes: int, seconds: float, names: str, **rest: Any) -> None:
     outcomes = measure_all(common, megabytes, seconds)
     title = "What it costs to look at a job, 2 nodes with a worker each"
     report.show(title, outcomes, own="everything off")
+    click.echo(memory_line(outcomes))
     report.write_json(common.json_path, title, outcomes, runs=common.runs, seconds=seconds)
 
 
