@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 
 from edl.master.events import DenylistChanged, Kind
 from edl.master.policies import slots as rules
-from edl.master.policies.slots import Dropped
+from edl.master.policies.slots import Dropped, DroppedBy
 from edl.master.state import Phase
 from edl.master.turn import MasterTurn
 from edl.rendezvous.phrases import day, one_line
@@ -49,7 +49,7 @@ def _drops(turn: MasterTurn, info: NodeInfo) -> Iterator[Dropped]:
     for slot in range(rules.slots_of(info)):
         entry = next((one for one in turn.denylist if one.applies(info, slot)), None)
         if entry is not None:
-            yield rules.drop_of(info, slot, because(entry), turn.record.round, denied=True)
+            yield rules.drop_of(info, slot, because(entry), turn.record.round, DroppedBy.DENYLIST)
 
 
 def _release(turn: MasterTurn) -> None:

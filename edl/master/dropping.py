@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from edl.master.events import Kind, Unfit
 from edl.master.policies import slots as rules
-from edl.master.policies.slots import Dropped, Strike
+from edl.master.policies.slots import Dropped, DroppedBy, Strike
 from edl.master.state import NodeEntry, NodeStatus
 from edl.master.turn import MasterTurn
 from edl.rendezvous.ranks import ReadyNode, order
@@ -76,11 +76,16 @@ def unfit(turn: MasterTurn, event: Unfit) -> None:
 def exclude(turn: MasterTurn, entry: NodeEntry, slot: int, why: str) -> None:
     """Drop the slot of a straggler."""
     if slot in rules.usable(turn.record.dropped, entry.info):
-        _drop_by_itself(turn, entry, slot, why, straggler=True)
+        _drop_by_itself(turn, entry, slot, why, by=DroppedBy.STRAGGLER)
 
 
 def _drop_by_itself(
-    turn: MasterTurn, entry: NodeEntry, slot: int, why: str, strike: Strike | None = None, *, straggler: bool = False
+    turn: MasterTurn,
+    entry: NodeEntry,
+    slot: int,
+    why: str,
+    strike: Strike | None = None,
+    by: DroppedBy = DroppedBy.JOB,
 ) -> None:
     """Drop a slot if the job can do without it. ``strike``: its failures, if they are the reason."""
     why_not = missed(turn, entry, slot)
@@ -89,7 +94,7 @@ def _drop_by_itself(
         if rules.slots_of(entry.info) > 1 or len(turn.nodes) > 1:  # otherwise there was no choice
             turn.note(Kind.SLOT, f"{name} {why}; it stays: {why_not}", entry.info.node)
         return
-    one = rules.drop_of(entry.info, slot, why, turn.record.round, strike=strike, straggler=straggler)
+    one = rules.drop_of(entry.info, slot, why, turn.record.round, by, strike)
     _drop(turn, one, entry.info)
     turn.dropped_s = {**turn.dropped_s, (entry.info.node, slot): turn.now_s}
     if turn.spec.slots.cooldown_s:
@@ -171,7 +176,7 @@ def cordon(turn: MasterTurn, request: Cordon) -> None:
         slot = rules.named(info, request.device)
         assert slot is not None  # noqa: S101 - otherwise the request would have been refused
         why = ": ".join(part for part in (request.by, " ".join(request.reason.split())) if part)
-        _drop(turn, rules.drop_of(info, slot, f"by hand ({why})", turn.record.round, by_hand=True), info)
+        _drop(turn, rules.drop_of(info, slot, f"by hand ({why})", turn.record.round, DroppedBy.HAND), info)
 
 
 def drops_since_last_world(turn: MasterTurn) -> list[str]:

@@ -70,18 +70,12 @@ def job_status(
             DroppedSlot(
                 *(one.node, one.host, one.slot, one.device, one.why, one.round),
                 host_id=one.host_id,
-                by=_dropped_by(one),
+                by=one.by.value,
             )
             for one in record.dropped
         ),
         commit=max((entry.commit for entry in state.nodes.values() if entry.paced_round == record.round), default=0),
     )
-
-
-def _dropped_by(one: slots.Dropped) -> str:
-    """See ``DroppedSlot.by``."""
-    kinds = {"hand": one.by_hand, "denylist": one.denied, "straggler": one.straggler}
-    return next((name for name, holds in kinds.items() if holds), "job")
 
 
 def _warnings(state: MasterState) -> tuple[str, ...]:

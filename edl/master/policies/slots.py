@@ -13,6 +13,7 @@ A rank that fails in several slots exonerates them: the fault follows the rank, 
 from __future__ import annotations
 
 import dataclasses
+import enum
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -44,6 +45,19 @@ class Strike:
     """The ranks with which it failed, each once."""
 
 
+class DroppedBy(enum.Enum):
+    """Who has dropped a slot."""
+
+    JOB = "job"
+    """The job, for its failures or a failed check."""
+    HAND = "hand"
+    """A request: it does not come back by itself."""
+    DENYLIST = "denylist"
+    """The denylist: it comes back when it is on it no longer."""
+    STRAGGLER = "straggler"
+    """The job, because the others waited for its rank, which need not be the fault of its hardware."""
+
+
 @dataclass(frozen=True, slots=True)
 class Dropped:
     """A slot that no longer gets a worker."""
@@ -55,21 +69,21 @@ class Dropped:
     why: str
     round: Round
     """The last round before the drop."""
-    by_hand: bool = False
-    """Dropped by request: it does not come back by itself."""
+    by: DroppedBy = DroppedBy.JOB
     strike: Strike | None = None
     """The failures for which it was dropped; None: for another reason."""
-    denied: bool = False
-    """Dropped because it is on the denylist: it comes back when it no longer is."""
     host_id: str = ""
     """``NodeInfo.host_id``."""
-    straggler: bool = False
-    """Dropped because the others waited for its rank, which need not be the fault of its hardware."""
 
     @property
     def by_itself(self) -> bool:
         """Whether this job dropped it without a request."""
-        return not self.by_hand and not self.denied
+        return self.by in (DroppedBy.JOB, DroppedBy.STRAGGLER)
+
+    @property
+    def denied(self) -> bool:
+        """Whether it is on the denylist."""
+        return self.by is DroppedBy.DENYLIST
 
 
 def slots_of(info: NodeInfo) -> int:
@@ -90,31 +104,9 @@ def is_same(one: Strike | Dropped, info: NodeInfo, slot: int) -> bool:
     return one.node == info.node and one.slot == slot
 
 
-def drop_of(
-    info: NodeInfo,
-    slot: int,
-    why: str,
-    round: Round,
-    *,
-    by_hand: bool = False,
-    strike: Strike | None = None,
-    denied: bool = False,
-    straggler: bool = False,
-) -> Dropped:
+def drop_of(info: NodeInfo, slot: int, why: str, round: Round, by: DroppedBy, strike: Strike | None = None) -> Dropped:
     """The entry with which a slot of that node is dropped."""
-    return Dropped(
-        info.node,
-        info.host,
-        slot,
-        device_of(info, slot),
-        why,
-        round,
-        by_hand,
-        strike=strike,
-        denied=denied,
-        host_id=info.host_id,
-        straggler=straggler,
-    )
+    return Dropped(info.node, info.host, slot, device_of(info, slot), why, round, by, strike, info.host_id)
 
 
 def newest(dropped: Sequence[Dropped]) -> tuple[Dropped, ...]:
