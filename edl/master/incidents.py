@@ -7,7 +7,7 @@ exiting, and the cause would be recorded nowhere.
 
 from __future__ import annotations
 
-from edl.master import checking
+from edl.master import alarms, checking
 from edl.master.events import Kind
 from edl.master.forming import interrupt, stop_world
 from edl.master.state import NodeEntry, Phase
@@ -78,6 +78,7 @@ def hanging(turn: MasterTurn, entry: NodeEntry, message: Hanging) -> None:
         everywhere = _lifeless_everywhere(turn)
         if not everywhere:
             return
+        alarms.settle(turn)  # in the history, the suspicion comes before what is done about it
         others = len(everywhere) - 1
         what += f", and {others} other node{'' if others == 1 else 's'} without a sign of life" if others else ""
         workers = (*workers, *(worker for one in everywhere for worker in one.workers if worker.node != node))

@@ -365,12 +365,13 @@ class RowStore:
         def named(which: NDArray[np.bool_]) -> NDArray[np.uint16]:
             return (np.flatnonzero(which) + piece.shard * PER_SHARD).astype(np.uint16)
 
-        piece.pushes = tuple(
-            (push.trainer, push.seq, named(which))
-            for push, which in zip(pushes, list(mine), strict=True)
-            if push.trainer and which.any()
-        )
-        piece.buckets = named(np.asarray(mine.any(axis=0)))
+        if mine.any():
+            piece.pushes = tuple(
+                (push.trainer, push.seq, named(which))
+                for push, which in zip(pushes, list(mine), strict=True)
+                if push.trainer and which.any()
+            )
+            piece.buckets = named(np.asarray(mine.any(axis=0)))
         for name, table in self._tables.items():
             if table.spec.eviction.any and len(keys := table.unreported(piece.shard)):
                 piece.removed[name] = keys

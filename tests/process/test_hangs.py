@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,7 @@ def test_with_a_learnt_limit_the_alarm_comes_first_and_the_dead_round_is_restart
         assert "restart 1 of 3" in kinds["worker-failed"]
         assert running.exit_codes() == {"a": 0}
         assert list(kinds).index("alarm") < list(kinds).index("worker-failed")
+        assert re.search(r"goodput .*\bhang [1-9]", running.nodes["a"].text), "the hang counts as one"
 
 
 @pytest.mark.soak

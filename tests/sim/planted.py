@@ -216,7 +216,7 @@ BUGS: dict[str, Planted] = {
     for plant, within, *known in (
         (joiner_wipes_the_world, 100, 12),
         (world_above_maximum, 100, 1),
-        (trimmed_below_minimum, 100, 38),
+        (trimmed_below_minimum, 100, 48),
         (stale_master_address, 300, 1),
         (writes_without_fence, 1000, 6),
         (collateral_is_charged, 2000, 1066),
@@ -224,7 +224,7 @@ BUGS: dict[str, Planted] = {
         (stale_order_is_obeyed, 3000),
         (target_has_been_passed, 300, 11),
         (era_starts_over, 300, 4),
-        (waits_for_no_member, 300, 50),
+        (waits_for_no_member, 300, 22),
         (agreed_settings_are_let_go, 1000, 911),
         (settings_end_with_the_next_hold, 300, 35),
         (one_refusal_ends_the_job, 100, 9, refusals.draw),

@@ -221,7 +221,7 @@ BUGS: dict[str, Planted] = {
         (watch_goes_on_at_the_wrong_revision, 300, 136),
         (nobody_reads_a_failed_task, 300, 11),
         (end_waits_for_itself, 300, 1),
-        (answer_of_the_store_is_believed_to_be_no, 1000, 53),
+        (answer_of_the_store_is_believed_to_be_no, 1000, 148),
         (write_is_done_again_after_a_fence, 1000, 79),
         (old_lease_is_renewed, 300, 79),
         (nodes_that_broke_off_are_not_missed, 2000, 529),

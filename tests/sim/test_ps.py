@@ -96,7 +96,7 @@ def found(first: int) -> int:
         (ps_bugs.goes_on_with_old_copies, 68),
         (ps_bugs.drops_what_came_early, 93),
         (ps_bugs.forgets_early_releases, 0),
-        (ps_bugs.believes_old_words, 103),
+        (ps_bugs.believes_old_words, 12),
         (ps_bugs.promotes_any_copy, 78),
         (ps_bugs.waits_for_the_dead, 1),
         (ps_bugs.moves_while_it_marks, 46),

@@ -21,7 +21,7 @@ from tests.sim.shell_bugs import BUGS as SHELL_BUGS
 
 BATCH = 100
 SCHEDULES = 2400
-"""With ``--soak``; the first three batches always run."""
+"""With ``--soak``; the first two batches always run."""
 OF_SERVICES = {"Flawed", "Failed", "ServiceFromWorker", "ServiceToWorker"}
 OF_OTHER_SCHEDULES = {"ScaleRequested", "Unfit", "Depart", "Idle", "UseSlots", "Attach"}
 """Those of ``Schedule.resized`` and ``Schedule.slotted``; an ``Attach`` comes as ``NodeAttached``."""
@@ -47,7 +47,7 @@ def test_known_seed(seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "batch", [pytest.param(n, marks=() if n < 3 else pytest.mark.soak) for n in range(SCHEDULES // BATCH)]
+    "batch", [pytest.param(n, marks=() if n < 2 else pytest.mark.soak) for n in range(SCHEDULES // BATCH)]
 )
 def test_schedules(batch: int) -> None:
     play_all(Schedule.draw, range(batch * BATCH, (batch + 1) * BATCH), worlds=1.5)

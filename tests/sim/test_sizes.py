@@ -20,7 +20,7 @@ from edl.wire.scale_requests import Granted
 from tests.sim.batches import play_all
 
 BATCH = 100
-BATCHES = 2
+BATCHES = 1
 BATCHES_OF_SOAK = 100
 WITHIN = 200
 """Schedules in which a planted bug has to show."""

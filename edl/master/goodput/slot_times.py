@@ -141,9 +141,13 @@ class _Book:
         record = self.state.record
         before = self.before.record if self.before is not None else None
         forming = record.phase is Phase.FORMING
-        if self.times.trains and (record.phase is not Phase.RUNNING or (before and before.round != record.round)):
+        over = record.phase is not Phase.RUNNING or (before and before.round != record.round)
+        if self.times.trains and over:
             self._stop()
             self.times = dataclasses.replace(self.times, trains=False, planned=self.state.at_boundary)
+        elif over and before and before.world is not None and self.hung_ns:
+            self._close_hung(before.world, self.hung_ns)  # scripts that do not report that they train
+            self.times = dataclasses.replace(self.times, planned=False)
         elif forming:
             self.times = dataclasses.replace(self.times, planned=self.times.planned and self.state.at_boundary)
         if before is not None and before.round != record.round and record.world is not None:
@@ -166,7 +170,12 @@ class _Book:
         hung_ns = min(self.hung_ns, training.clock_ns - began_ns)
         change = self.times.change and dataclasses.replace(self.times.change, hung_ns=hung_ns)
         self.times = dataclasses.replace(self.times, training=training.advance(-hung_ns), change=change)
-        for member in world.members if world is not None else ():
+        if world is not None:
+            self._close_hung(world, hung_ns)
+
+    def _close_hung(self, world: World, hung_ns: int) -> None:
+        """Enter the end of what counted as training of this world as a hang."""
+        for member in world.members:
             stint = self.stints.get(member.node)
             if stint is not None and stint.use in TRAINING:
                 self._close(member.node, stint, {SlotUse.HANG: hung_ns})

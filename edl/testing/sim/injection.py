@@ -203,9 +203,13 @@ def _kill(world: SimWorld, fault: Fault) -> None:
     world.ask(Purpose.KILL, by_file=fault.pick < 0.5)
 
 
+_SMALLEST_BATCH = 32
+"""Readers of a data service refuse a step with fewer records than workers."""
+
+
 def _set(world: SimWorld, fault: Fault) -> None:
     name = _choose(("global-batch", "lr-scale", "lr-rule"), fault.pick)
-    values = {"global-batch": 1 + int(fault.pick2 * 500), "lr-scale": 0.1 + fault.pick2}
+    values = {"global-batch": max(_SMALLEST_BATCH, int(fault.pick2 * 500)), "lr-scale": 0.1 + fault.pick2}
     rule = _choose(("none", "linear", "sqrt"), fault.pick2)
     world.request_settings(f"{name}={values.get(str(name), rule)} lr-warmup={int(fault.pick2 * 30)}")
 

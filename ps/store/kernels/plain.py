@@ -154,6 +154,9 @@ def apply(
     damaged = 0
     for shard in range(first, last):
         low, high = split.starts[shard], split.starts[shard + 1]
+        if low == high:  # most shards of a small push
+            changed.append(np.zeros(0, split.slots.dtype))
+            continue
         there = split.slots[low:high] >= 0
         slots, mine = split.slots[low:high][there], values[split.order[low:high][there]]
         if rule == rules.ASSIGN:

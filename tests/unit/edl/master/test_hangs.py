@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 
+from edl.master import events as ev
 from edl.master.incidents import LIFELESS_S
+from edl.master.machine import step_all
 from edl.master.policies import slots
 from edl.master.state import Phase
 from edl.master.view import job_status
 from edl.types import NodeId, Rank, Round
-from edl.wire.messages import Hanging, HangLimit, StopRound, WorkersDone
+from edl.wire.alarm import Alarm
+from edl.wire.messages import Alarms, Hanging, HangLimit, StopRound, WorkersDone
 from edl.wire.records import Failure
-from tests.unit.edl.master.test_machine import Rule, pair
+from tests.unit.edl.master.test_machine import Rule, info, pair
 
 
 def hung(node: str, rank: int) -> Failure:
@@ -46,6 +49,16 @@ def test_all_nodes_together_are_with_all_their_stacks() -> None:
     assert [(one.rank, one.traceback) for one in rule.state.record.failures] == [(0, "the stacks"), (2, "the stacks")]
     told = rule.told()["a"]
     assert isinstance(told, StopRound) and told.dump
+
+
+def test_the_suspicion_is_in_the_history_before_the_restart_even_if_both_come_together() -> None:
+    rule = pair()
+    rule.say("b", WorkersDone(Round(1)))
+    said = (Alarms((Alarm("hang", text="the workers may hang"),)), lifeless("a", 0))
+    events = [ev.NodeSaid(NodeId("a"), info("a").incarnation, message) for message in said]
+    decision = step_all(rule.state, events, rule.now_s)
+    noted = [effect.kind for effect in decision.effects if isinstance(effect, ev.HistoryNote)]
+    assert noted[:2] == [ev.Kind.ALARM, ev.Kind.WORKER_FAILED]
 
 
 def test_a_report_that_is_not_repeated_is_over() -> None:

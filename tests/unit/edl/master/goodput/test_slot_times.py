@@ -165,6 +165,18 @@ def test_a_hang_is_not_training() -> None:
     assert (spent["hang"], spent["redone"], spent["useful"]) == (120.0, 2.0, 78.0)
 
 
+def test_a_hang_of_a_script_that_does_not_report_its_training_is_not_training() -> None:
+    rule = Accounted(NodeRange(1, 2))
+    rule.join("a", "b")
+    began = rule.spent()
+    rule.wait(100.0)
+    assert rule.spent()["useful"] == began.get("useful", 0.0) + 200.0
+    rule.say("a", Hanging(rule.state.record.round, "no sign of life", 60.0))
+    rule.wait(1.0)
+    spent = rule.spent()
+    assert (spent["hang"], spent["useful"] - began.get("useful", 0.0)) == (120.0, 80.0)
+
+
 def test_waits_for_commits_and_data_are_told_with_the_pace() -> None:
     rule = two_train()
     rule.wait(10.0)
