@@ -169,6 +169,11 @@ class NodeCheckpoints(Protocol):
         """The commits in this node's memory."""
         ...
 
+    def holders(self) -> int:
+        """The smallest number of nodes with a recent commit of this node's in memory, this node included; 0: no
+        commits."""
+        ...
+
     def enter(self, world: World) -> None:
         """Start a world that this node is in."""
         ...

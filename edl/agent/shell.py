@@ -123,7 +123,7 @@ class AgentShell:
         self._background.begin(self._stay_entitled())
         if self._switches is not None:
             self._background.begin(self._switches.run())
-        self._background.begin(tell_pace(self._mark, self.post, self._ranks))
+        self._background.begin(tell_pace(self._mark, self.post, self._ranks, holders=deps.checkpoints.holders))
         if deps.run_states is not None:
             self._background.begin(
                 rank_paces.watch(self._paces.shares, deps.workers.watched, deps.run_states, deps.clock.now_s)

@@ -109,6 +109,11 @@ class CheckpointManager:
         """The commits that this node has in memory."""
         return self._memory.holdings()
 
+    def holders(self) -> int:
+        """The smallest number of nodes with a recent commit of this node's in memory, this node included; 0: no
+        commits."""
+        return self._memory.holders()
+
     def usage(self) -> Usage:
         """Bytes of memory by use, and the limit."""
         return self._memory.usage()

@@ -72,6 +72,8 @@ def _lines(status: JobStatus) -> list[str]:
         began = f"from {_commit(status.restored)}" if status.restored.commit else "without a checkpoint"
         lines.append(f"State: era {status.era}, began {began}")
     lines += pace_lines(status)
+    if status.holders:
+        lines.append(f"Commits in memory: {holders_text(status.holders)}")
     if status.saved.commit:
         where = f" in {status.saved_in}" if status.saved_in else ""
         lines.append(f"Last checkpoint: {_commit(status.saved)}{where}")
@@ -107,6 +109,13 @@ def pace_lines(status: JobStatus) -> list[str]:
         most = f"most on rank {own.slowest} ({own.node}): {step_text(own.slowest_s)}"
         lines.append(f"Own time of a step: median {step_text(own.median_s)}, {most}")
     return lines
+
+
+def holders_text(holders: int) -> str:
+    """On how many nodes each commit is, and what that means if it is one."""
+    if holders == 1:
+        return "on one node only; if it is lost, training continues from the last checkpoint"
+    return f"each on {holders} nodes or more"
 
 
 def hang_lines(status: JobStatus) -> list[str]:

@@ -19,7 +19,8 @@ WHO = "autoscale"
 
 def paced(turn: MasterTurn, entry: NodeEntry, message: Pace) -> None:
     """Handle a node's report of its step time: measure, and request another size if the policy chooses one."""
-    entry = turn.update(entry, step_s=message.step_s, commit=message.commit, paced_round=message.round)
+    reported = {"step_s": message.step_s, "commit": message.commit, "holders": message.holders}
+    entry = turn.update(entry, paced_round=message.round, **reported)
     rules, world = turn.spec.autoscale, turn.record.world
     running = turn.record.phase is Phase.RUNNING and world is not None and message.round == world.round
     if not rules.enabled or not running or world is None or turn.member(entry) is None:

@@ -223,6 +223,8 @@ class NodeEntry:
     """The newest commit in that report."""
     paced_round: Round = Round(0)
     """The round of that report; 0: none."""
+    holders: int = 0
+    """The smallest number of nodes that hold a recent commit of its workers in memory, by that report; 0: unknown."""
     ranks: tuple[RankPace, ...] = ()
     """The last windows of its workers in that round, by local rank."""
     uses: tuple[int, ...] = ()

@@ -36,6 +36,7 @@ def job_status(
     record = state.record
     known = KnownHealth(record.health)
     saved = max((entry.stored for entry in state.nodes.values()), default=NO_STATE)
+    paced = [entry for entry in state.nodes.values() if entry.paced_round == record.round]
     return JobStatus(
         job=state.spec.job,
         phase=_phase(record),
@@ -74,7 +75,8 @@ def job_status(
             )
             for one in record.dropped
         ),
-        commit=max((entry.commit for entry in state.nodes.values() if entry.paced_round == record.round), default=0),
+        commit=max((entry.commit for entry in paced), default=0),
+        holders=0 if state.spec.independent else min((entry.holders for entry in paced if entry.holders), default=0),
     )
 
 

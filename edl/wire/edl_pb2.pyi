@@ -395,7 +395,7 @@ class RankPace(_message.Message):
     def __init__(self, slot: _Optional[int] = ..., step_s: _Optional[float] = ..., slowest_s: _Optional[float] = ..., peers_share: _Optional[float] = ..., commit_share: _Optional[float] = ..., data_share: _Optional[float] = ..., stopped_share: _Optional[float] = ..., starved_share: _Optional[float] = ..., idle_share: _Optional[float] = ..., samples: _Optional[float] = ...) -> None: ...
 
 class Pace(_message.Message):
-    __slots__ = ("round", "commit", "step_s", "age_s", "commit_share", "data_share", "ranks")
+    __slots__ = ("round", "commit", "step_s", "age_s", "commit_share", "data_share", "ranks", "holders")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     COMMIT_FIELD_NUMBER: _ClassVar[int]
     STEP_S_FIELD_NUMBER: _ClassVar[int]
@@ -403,6 +403,7 @@ class Pace(_message.Message):
     COMMIT_SHARE_FIELD_NUMBER: _ClassVar[int]
     DATA_SHARE_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
+    HOLDERS_FIELD_NUMBER: _ClassVar[int]
     round: int
     commit: int
     step_s: float
@@ -410,7 +411,8 @@ class Pace(_message.Message):
     commit_share: float
     data_share: float
     ranks: _containers.RepeatedCompositeFieldContainer[RankPace]
-    def __init__(self, round: _Optional[int] = ..., commit: _Optional[int] = ..., step_s: _Optional[float] = ..., age_s: _Optional[float] = ..., commit_share: _Optional[float] = ..., data_share: _Optional[float] = ..., ranks: _Optional[_Iterable[_Union[RankPace, _Mapping]]] = ...) -> None: ...
+    holders: int
+    def __init__(self, round: _Optional[int] = ..., commit: _Optional[int] = ..., step_s: _Optional[float] = ..., age_s: _Optional[float] = ..., commit_share: _Optional[float] = ..., data_share: _Optional[float] = ..., ranks: _Optional[_Iterable[_Union[RankPace, _Mapping]]] = ..., holders: _Optional[int] = ...) -> None: ...
 
 class LinkFinding(_message.Message):
     __slots__ = ("node", "error", "latency_s", "bytes_per_s")
@@ -825,7 +827,7 @@ class HealthView(_message.Message):
     def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., state: _Optional[str] = ..., why: _Optional[str] = ..., excluded: bool = ..., age_s: _Optional[float] = ..., expires_s: _Optional[float] = ..., devices: _Optional[_Iterable[str]] = ..., host_id: _Optional[str] = ...) -> None: ...
 
 class JobStatus(_message.Message):
-    __slots__ = ("job", "phase", "round", "world_size", "reason", "nnodes", "fault_tolerance", "restarts_used", "restarts_allowed", "master", "nodes", "history", "failures", "era", "restored", "saved", "saved_in", "boundary", "kill", "services", "flaws", "settings", "scale", "dropped", "warnings", "goodput", "commit", "alarms", "hang_timeout", "health")
+    __slots__ = ("job", "phase", "round", "world_size", "reason", "nnodes", "fault_tolerance", "restarts_used", "restarts_allowed", "master", "nodes", "history", "failures", "era", "restored", "saved", "saved_in", "boundary", "kill", "services", "flaws", "settings", "scale", "dropped", "warnings", "goodput", "commit", "alarms", "hang_timeout", "health", "holders")
     JOB_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -856,6 +858,7 @@ class JobStatus(_message.Message):
     ALARMS_FIELD_NUMBER: _ClassVar[int]
     HANG_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
     HEALTH_FIELD_NUMBER: _ClassVar[int]
+    HOLDERS_FIELD_NUMBER: _ClassVar[int]
     job: str
     phase: str
     round: int
@@ -886,7 +889,8 @@ class JobStatus(_message.Message):
     alarms: _containers.RepeatedCompositeFieldContainer[Alarm]
     hang_timeout: str
     health: _containers.RepeatedCompositeFieldContainer[HealthView]
-    def __init__(self, job: _Optional[str] = ..., phase: _Optional[str] = ..., round: _Optional[int] = ..., world_size: _Optional[int] = ..., reason: _Optional[str] = ..., nnodes: _Optional[str] = ..., fault_tolerance: _Optional[str] = ..., restarts_used: _Optional[int] = ..., restarts_allowed: _Optional[int] = ..., master: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[NodeView, _Mapping]]] = ..., history: _Optional[_Iterable[_Union[HistoryEntry, _Mapping]]] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., era: _Optional[int] = ..., restored: _Optional[_Union[Version, _Mapping]] = ..., saved: _Optional[_Union[Version, _Mapping]] = ..., saved_in: _Optional[str] = ..., boundary: _Optional[str] = ..., kill: _Optional[str] = ..., services: _Optional[_Iterable[_Union[ServiceView, _Mapping]]] = ..., flaws: _Optional[_Iterable[str]] = ..., settings: _Optional[_Union[Settings, _Mapping]] = ..., scale: _Optional[_Union[ScaleView, _Mapping]] = ..., dropped: _Optional[_Iterable[_Union[DroppedSlot, _Mapping]]] = ..., warnings: _Optional[_Iterable[str]] = ..., goodput: _Optional[_Iterable[_Union[Count, _Mapping]]] = ..., commit: _Optional[int] = ..., alarms: _Optional[_Iterable[_Union[Alarm, _Mapping]]] = ..., hang_timeout: _Optional[str] = ..., health: _Optional[_Iterable[_Union[HealthView, _Mapping]]] = ...) -> None: ...
+    holders: int
+    def __init__(self, job: _Optional[str] = ..., phase: _Optional[str] = ..., round: _Optional[int] = ..., world_size: _Optional[int] = ..., reason: _Optional[str] = ..., nnodes: _Optional[str] = ..., fault_tolerance: _Optional[str] = ..., restarts_used: _Optional[int] = ..., restarts_allowed: _Optional[int] = ..., master: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[NodeView, _Mapping]]] = ..., history: _Optional[_Iterable[_Union[HistoryEntry, _Mapping]]] = ..., failures: _Optional[_Iterable[_Union[Failure, _Mapping]]] = ..., era: _Optional[int] = ..., restored: _Optional[_Union[Version, _Mapping]] = ..., saved: _Optional[_Union[Version, _Mapping]] = ..., saved_in: _Optional[str] = ..., boundary: _Optional[str] = ..., kill: _Optional[str] = ..., services: _Optional[_Iterable[_Union[ServiceView, _Mapping]]] = ..., flaws: _Optional[_Iterable[str]] = ..., settings: _Optional[_Union[Settings, _Mapping]] = ..., scale: _Optional[_Union[ScaleView, _Mapping]] = ..., dropped: _Optional[_Iterable[_Union[DroppedSlot, _Mapping]]] = ..., warnings: _Optional[_Iterable[str]] = ..., goodput: _Optional[_Iterable[_Union[Count, _Mapping]]] = ..., commit: _Optional[int] = ..., alarms: _Optional[_Iterable[_Union[Alarm, _Mapping]]] = ..., hang_timeout: _Optional[str] = ..., health: _Optional[_Iterable[_Union[HealthView, _Mapping]]] = ..., holders: _Optional[int] = ...) -> None: ...
 
 class EventsRequest(_message.Message):
     __slots__ = ("after", "follow")

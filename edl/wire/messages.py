@@ -190,6 +190,9 @@ class Pace:
     """The same for data, as far as edl or a ``DataLoader`` of torch loads it."""
     ranks: tuple[RankPace, ...] = ()
     """By local rank: the workers that have completed a window since the last message."""
+    holders: int = 0
+    """The smallest number of nodes that hold a recent commit of this node's in memory, this node included; 0: not
+    known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -200,6 +200,8 @@ class JobStatus:
     """``--hang-timeout`` as on the command line; empty: hangs are not looked for, because workers are independent."""
     health: tuple[HealthView, ...] = ()
     """Nodes with a verdict of a health check, and those that are being checked or must be."""
+    holders: int = 0
+    """The smallest number of nodes that hold a recent commit, or a part of one, in memory; 0: not known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,14 +48,16 @@ async def tell_pace(
     post: Callable[[Event], None],
     ranks: Callable[[Round], tuple[RankPace, ...]] = lambda round: (),
     every_s: float = EVERY_S,
+    holders: Callable[[], int] = lambda: 0,
 ) -> None:
-    """Report the pace every ``every_s`` seconds until cancelled. ``ranks``: returns each window of a worker once."""
+    """Report the pace every ``every_s`` seconds until cancelled. ``ranks``: returns each window of a worker once.
+    ``holders``: see ``Pace``."""
     before: Mark | None = None
     while True:
         await asyncio.sleep(every_s)
         now = mark()
         found = pace(before, now, asyncio.get_running_loop().time())
         if found is not None:
-            post(Report(replace(found, ranks=ranks(found.round))))
+            post(Report(replace(found, ranks=ranks(found.round), holders=holders())))
         if before is None or now is None or now.round != before.round or now.commit > before.commit:
             before = now

@@ -279,6 +279,11 @@ class MemoryCheckpoints:
         """Send a copy of each commit to this node from now on, the newest at once; an empty ``node`` stops copying."""
         self._replication.keep_with(node, host, port)
 
+    def holders(self) -> int:
+        """The smallest number of nodes with a recent commit of this node's in memory; see
+        ``CommitReplication.holders``."""
+        return self._replication.holders()
+
     async def copied_before_leaving(self, timeout_s: float) -> bool:
         """Wait until this node's newest commits are on the other node; returns whether they are. Includes commits that
         other nodes also held so far, since this node no longer knows those nodes."""

@@ -29,6 +29,8 @@ FETCHES = 4
 """Parts fetched at once."""
 LEAVING_TRIES = 10
 """Attempts of a leaving node to send its commit to a peer that does not accept it; the peer may have left as well."""
+COPIES_LAG = 2
+"""Commits by which a copy may be older than the newest commit and still count: copies are sent while training."""
 COPY_TIMEOUT_S = 10.0
 """Seconds that a worker with a sharded state waits until its previous commit is on another node as well."""
 
@@ -41,7 +43,6 @@ class CommitReplication:
         self._snapshot_pool = snapshot_pool
         self._copies = copies
         self._copying = copying
-        self._nodes = 1
         self._members: frozenset[NodeId] = frozenset()
         self._sharing: dict[SnapshotStream, frozenset[NodeId]] = {}
         """Other nodes whose workers keep the same part of a sharded state."""
@@ -79,7 +80,6 @@ class CommitReplication:
     def enter(self, members: Collection[NodeId]) -> None:
         """Enter a world of these nodes, which decides whether copies are needed: those of a part that another member
         keeps are not."""
-        self._nodes = len(members)
         self._members = frozenset(members)
         self.look()
 
@@ -102,13 +102,29 @@ class CommitReplication:
         """Check whether there is something to send."""
         self._to_send.set()
 
+    def holders(self) -> int:
+        """The smallest number of nodes that hold one of this node's newest commits in memory, this node included; 0 if
+        it has none."""
+        return min((self._count_holders(*one) for one in self._snapshot_pool.own()), default=0)
+
+    def _count_holders(self, stream: SnapshotStream, holding: Holding) -> int:
+        found = self._holders(stream, holding.shards)
+        copied = self._copied.get(stream)
+        if self._peer is None or copied is None or holding.version.commit - copied.version.commit > COPIES_LAG:
+            return len(found)
+        return len(found | {self._peer.node})
+
     def copies(self, stream: SnapshotStream, shards: int) -> bool:
         """Whether this stream's commits, of ``shards`` parts each, are copied now."""
         return self._peer is not None and self._is_needed(stream, shards)
 
     def _is_needed(self, stream: SnapshotStream, shards: int) -> bool:
-        holders = self._nodes if shards == 1 else 1 + len(self._sharing.get(stream, frozenset()) & self._members)
-        return needed(self._copying, holders)
+        return needed(self._copying, len(self._holders(stream, shards)))
+
+    def _holders(self, stream: SnapshotStream, shards: int) -> frozenset[NodeId]:
+        """The nodes of the world whose workers keep the same part, this node included."""
+        others = self._members if shards == 1 else self._sharing.get(stream, frozenset()) & self._members
+        return others | {self._node}
 
     async def wait_for_copy(self, stream: SnapshotStream) -> None:
         """Wait until the newest commit of this stream is on the other node, or that node turns out to be too slow.
@@ -140,7 +156,7 @@ class CommitReplication:
     @property
     def _awaits_peer(self) -> bool:
         """Whether the Master is about to name the node that receives copies."""
-        return self._nodes > 1 and self._copying is not Copying.NEVER and not self._peer_named.is_set()
+        return bool(self._members - {self._node}) and self._copying is not Copying.NEVER and not self._peer_named.is_set()
 
     async def copied_before_leaving(self, timeout_s: float) -> bool:
         """Wait for the last copies before leaving; see ``MemoryCheckpoints.copied_before_leaving``."""

@@ -343,6 +343,10 @@ class SimCheckpoints:
         """The shards in this node's memory."""
         return self._memory.holdings()
 
+    def holders(self) -> int:
+        """Not simulated."""
+        return 0
+
     def enter(self, world: World) -> None:
         """A world that includes this node begins."""
         self._memory.enter(world)

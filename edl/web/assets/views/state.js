@@ -13,6 +13,7 @@ export function State({ model }) {
     saved.commit && ["Age", saved.ageS === null ? "unknown" : duration(saved.ageS)],
     status.saved_in && ["Location", html`<code>${status.saved_in}</code>`],
     ["Newest commit", status.commit ? `${count(status.commit)}${saved.behind > 0 ? `, ${counted(saved.behind, "commit")} after the checkpoint` : ""}` : "none reported"],
+    status.holders > 0 && ["Commits in memory", status.holders === 1 ? "on one node only" : `each on ${count(status.holders)} nodes or more`],
     status.restored.commit > 0 && ["World began from", `commit ${count(status.restored.commit)} of era ${status.restored.era}`],
     settings?.number > 0 && ["Settings", `number ${settings.number}: batch ${count(settings.global_batch)}${settings.factor > 0 ? `, learning rate × ${digits(settings.factor)}` : ""}`],
     scale.need_s > 0 && ["To leave, a node needs", duration(scale.need_s)],

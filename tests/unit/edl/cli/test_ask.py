@@ -505,9 +505,11 @@ class TestStatus:
                 saved_in="/ckpt/commit-100.era-3",
                 boundary="switch: node b leaves (1 of 2 nodes have answered)",
                 kill="x",
+                holders=2,
             )
         )
         for part in (
+            "Commits in memory: each on 2 nodes or more",
             "State: era 4, began from commit 120 of era 3",
             "Last checkpoint: commit 100 of era 3 in /ckpt/commit-100.era-3",
             "Agreeing on a step boundary to switch: node b leaves (1 of 2 nodes have answered)",
@@ -525,7 +527,7 @@ class TestStatus:
     def test_of_a_plain_script(self) -> None:
         plain = dataclasses.replace(VIEW, underway=False, how="")
         text = shown(dataclasses.replace(STATUS, nodes=(plain,), era=4))
-        assert not [word for word in ("State:", "UNDERWAY", "Last checkpoint", "Ending", "Agreeing") if word in text]
+        assert not [word for word in ("State:", "UNDERWAY", "Last checkpoint", "Commits in memory", "Ending", "Agreeing") if word in text]
 
     def test_of_a_node_with_one_worker(self) -> None:
         alone = dataclasses.replace(VIEW, slots=1, first_rank=3)

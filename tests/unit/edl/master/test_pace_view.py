@@ -19,13 +19,15 @@ def shown(rule: Resizable) -> tuple[dict[str, float], int]:
 def test_step_times_and_the_newest_commit_are_shown() -> None:
     rule = training("ab")
     assert shown(rule) == ({"a": 0.0, "b": 0.0}, 0)
-    rule.say("a", Pace(Round(1), 7, 0.5))
-    rule.say("b", Pace(Round(1), 5, 0.75))
+    rule.say("a", Pace(Round(1), 7, 0.5, holders=3))
+    rule.say("b", Pace(Round(1), 5, 0.75, holders=2))
     assert shown(rule) == ({"a": 0.5, "b": 0.75}, 7)
+    assert job_status(rule.state, NodeId("a"), ()).holders == 2
 
 
 def test_those_of_an_earlier_round_are_not() -> None:
     """In a world of another size a step takes another time."""
     rule = training("ab")
-    rule.say("a", Pace(Round(0), 7, 0.5))
+    rule.say("a", Pace(Round(0), 7, 0.5, holders=1))
     assert shown(rule) == ({"a": 0.0, "b": 0.0}, 0)
+    assert job_status(rule.state, NodeId("a"), ()).holders == 0

@@ -54,12 +54,12 @@ def test_it_is_said_only_while_somebody_commits() -> None:
 
     async def scenario() -> None:
         with contextlib.suppress(RuntimeError):  # the last mark has been taken
-            await tell_pace(lambda: next(marks), told.append, every_s=0)
+            await tell_pace(lambda: next(marks), told.append, every_s=0, holders=lambda: 2)
 
     asyncio.run(scenario())
     messages = [one.message for one in told if isinstance(one, Report)]
     paces = [dataclasses.replace(one, age_s=0.0) for one in messages if isinstance(one, Pace)]
-    assert paces == [Pace(R1, 3, 2.0), Pace(R1, 4, 4.0), Pace(R2, 6, 0.5)]
+    assert paces == [Pace(R1, 3, 2.0, holders=2), Pace(R1, 4, 4.0, holders=2), Pace(R2, 6, 0.5, holders=2)]
 
 
 def test_it_comes_with_the_shares_of_time_that_the_workers_waited() -> None:

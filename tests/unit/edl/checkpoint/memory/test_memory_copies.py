@@ -90,6 +90,40 @@ def test_the_node_that_a_copy_comes_to_says_so() -> None:
     run(test)
 
 
+def test_the_number_of_nodes_with_a_commit_is_that_of_the_part_on_the_fewest() -> None:
+    async def test(bench: Bench) -> None:
+        here, there = bench.node(A), bench.node(B)
+        assert here.holders() == 0, "no commits"
+        here.enter(Version(), [A], writes=False)
+        worker = Worker(here)
+        await worker.commit(1)
+        assert here.holders() == 1
+        here.keep_with(B, B, 1)
+        await until(lambda: there.holdings() == (h(1),))
+        await until(lambda: here.holders() == 2)
+        await worker.commit(3)
+        assert here.holders() == 2, "at most two commits behind"
+        here.enter(Version(1, 3), [A, B, C], writes=False)
+        await worker.commit(4)
+        assert here.holders() == 3, "workers of all nodes keep a state that is not sharded"
+
+    run(test)
+
+
+def test_of_a_sharded_state_only_nodes_with_the_same_part_count() -> None:
+    async def test(bench: Bench) -> None:
+        here = bench.node(A)
+        here.enter(Version(), [A, B, C], writes=False)
+        await Worker(here, slot=0).commit(1, shard=0, shards=3, others=(C,))
+        assert here.holders() == 2
+        await Worker(here, slot=1).commit(1, shard=1, shards=3)
+        assert here.holders() == 1, "the other part is here only"
+        here.enter(Version(1, 1), [A, B], writes=False)
+        assert here.holders() == 1, "the other node is gone"
+
+    run(test)
+
+
 def test_a_dead_node_loses_nothing() -> None:
     """The values are compared, not only their size."""
 
