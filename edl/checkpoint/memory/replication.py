@@ -156,7 +156,8 @@ class CommitReplication:
     @property
     def _awaits_peer(self) -> bool:
         """Whether the Master is about to name the node that receives copies."""
-        return bool(self._members - {self._node}) and self._copying is not Copying.NEVER and not self._peer_named.is_set()
+        alone = not self._members - {self._node}
+        return not (alone or self._copying is Copying.NEVER or self._peer_named.is_set())
 
     async def copied_before_leaving(self, timeout_s: float) -> bool:
         """Wait for the last copies before leaving; see ``MemoryCheckpoints.copied_before_leaving``."""

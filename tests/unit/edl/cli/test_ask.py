@@ -527,7 +527,8 @@ class TestStatus:
     def test_of_a_plain_script(self) -> None:
         plain = dataclasses.replace(VIEW, underway=False, how="")
         text = shown(dataclasses.replace(STATUS, nodes=(plain,), era=4))
-        assert not [word for word in ("State:", "UNDERWAY", "Last checkpoint", "Commits in memory", "Ending", "Agreeing") if word in text]
+        words = ("State:", "UNDERWAY", "Last checkpoint", "Commits in memory", "Ending", "Agreeing")
+        assert not [word for word in words if word in text]
 
     def test_of_a_node_with_one_worker(self) -> None:
         alone = dataclasses.replace(VIEW, slots=1, first_rank=3)
