@@ -16,8 +16,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import itertools
 import math
 import multiprocessing
+import random
 import resource
 import socket
 import statistics
@@ -46,7 +48,8 @@ from edl.tasks import Backoff
 from edl.types import Incarnation, JobId, NodeId, Rank, Round
 from edl.wire import codec, edl_pb2, plain
 from edl.wire.keys import JobKeys
-from edl.wire.messages import Attach, MasterMessage, Ready, StartRound, StopRound
+from edl.wire.messages import Attach, MasterMessage, Pace, Ready, StartRound, StopRound
+from edl.wire.rank_pace import RankPace
 from edl.wire.records import Member, NodeInfo, World
 
 HOST = "127.0.0.1"
@@ -110,6 +113,7 @@ class Node:
         self._seen = seen
         self._round = Round(0)
         self._running = Round(0)
+        self._connection: Connection | None = None
         self.task = asyncio.ensure_future(self._live())
 
     async def _live(self) -> None:
@@ -128,6 +132,7 @@ class Node:
         connection.send(Attach(self.info, self._round, self._running, False))
         if not self._running:
             self.ready(connection)
+        self._connection = connection
         self.attached.set()
 
     def ready(self, connection: Connection) -> None:
@@ -139,6 +144,13 @@ class Node:
         """Report that workers are running here."""
         self._round = self._running = number
         self._seen(number, time.monotonic())
+
+    def report(self, commit: int) -> None:
+        """Send the pace of its workers, which differs each time."""
+        if self._connection is not None:
+            step_s = random.uniform(0.2, 0.3)
+            ranks = tuple(RankPace(slot, step_s, 1.2 * step_s, 0.3, samples=32.0) for slot in range(self.info.slots))
+            self._connection.send(Pace(self._running, commit, step_s, ranks=ranks, holders=2))
 
 
 @dataclass
@@ -174,6 +186,7 @@ def nodes_process(pipe: Pipe, infos: Sequence[NodeInfo], port: int) -> None:
 
 async def _nodes(pipe: Pipe, infos: Sequence[NodeInfo], port: int) -> None:
     started: dict[Round, list[float]] = {}
+    paces: asyncio.Future[None] | None = None
     nodes = [Node(info, port, lambda number, at_s: started.setdefault(number, []).append(at_s)) for info in infos]
     while True:
         order, argument = await asyncio.to_thread(pipe.recv)
@@ -188,8 +201,21 @@ async def _nodes(pipe: Pipe, infos: Sequence[NodeInfo], port: int) -> None:
             lost = nodes.pop()
             lost.task.cancel()
             pipe.send(lost.info.node)
+        elif order == "pace":
+            paces = asyncio.ensure_future(_report(nodes, argument))
+            pipe.send(None)
         elif order == "end":
+            if paces is not None:
+                paces.cancel()
             return
+
+
+async def _report(nodes: Sequence[Node], every_s: float) -> None:
+    """Let all nodes report their pace, evenly spread over this time, again and again."""
+    for commit in itertools.count(1):
+        for node in nodes:
+            node.report(commit)
+            await asyncio.sleep(every_s / len(nodes))
 
 
 # --- the Master ------------------------------------------------------------------------------------------------------
@@ -383,11 +409,27 @@ async def _register(store: EtcdStore, keys: JobKeys, infos: Sequence[NodeInfo]) 
         await store.write([Put(keys.node(info.node), plain.dumps(info)) for info in infos[begin : begin + AT_ONCE]])
 
 
-async def measure(count: int, endpoint: str, minutes: int = 0) -> Result:
-    """All measurements with this number of nodes. ``minutes``: duration of the losses afterwards."""
+@dataclass
+class Bench:
+    """A Master whose nodes are attached, or about to be."""
+
+    store: CountingStore
+    keys: JobKeys
+    masters: Masters
+    meter: Meter
+    infos: Sequence[NodeInfo]
+    port: int
+    victim: socket.socket
+    """Where the last node listens."""
+    ask: Ask
+
+
+@contextlib.asynccontextmanager
+async def master_with_nodes(count: int, endpoint: str) -> AsyncIterator[Bench]:
+    """A Master in this process, and this number of nodes in another one that begin to attach."""
     store, keys = CountingStore([endpoint], request_timeout_s=5.0), JobKeys(JOB)
     spec = JobSpec(JOB, NodeRange(1, count), timeouts=Timeouts(join_grace_s=120.0, lease_ttl_s=LEASE_S))
-    result, meter = Result(count), Meter(store)
+    meter = Meter(store)
     server = MasterServer(lambda: SECRET, LEASE_S)
     port = await server.start(HOST)
     victim = socket.create_server((HOST, 0))
@@ -397,35 +439,44 @@ async def measure(count: int, endpoint: str, minutes: int = 0) -> Result:
         NodeInfo(NodeId(f"node-{index:04}"), Incarnation(index + 1), HOST, listens, 8)
         for index, listens in enumerate([*[port] * (count - 1), victim.getsockname()[1]])
     ]
-    result.decoding_s = decoding_s(infos)
     await _register(store, keys, infos)
     await masters.begin()
     meter.begin()
     async with _nodes_beside(infos, port) as ask:
+        yield Bench(store, keys, masters, meter, infos, port, victim, ask)
+    await masters.end()
+    watching.cancel()
+    victim.close()
+    await server.stop()
+    await store.close()
+
+
+async def measure(count: int, endpoint: str, minutes: int = 0) -> Result:
+    """All measurements with this number of nodes. ``minutes``: duration of the losses afterwards."""
+    result = Result(count)
+    async with master_with_nodes(count, endpoint) as bench:
+        masters, meter, ask = bench.masters, bench.meter, bench.ask
         result.phases["attach"] = meter.spent(await ask("attached"))
         meter.begin()
         _, last_s = await ask("started", Round(1))
         result.phases["form"] = meter.spent(last_s)
         await asyncio.sleep(SETTLE_S)
         meter.begin()
-        victim.close()  # it is known to be dead as soon as its stream ends
+        bench.victim.close()  # it is known to be dead as soon as its stream ends
         await ask("lose")
-        await store.write([Delete(keys.node(infos[-1].node))])
+        await bench.store.write([Delete(bench.keys.node(bench.infos[-1].node))])
         _, last_s = await ask("started", Round(2))
         result.phases["re-form"] = meter.spent(last_s)
         await asyncio.sleep(SETTLE_S)
-        await _look(result, meter, port)
+        await _look(result, meter, bench.port)
         await masters.end()
         meter.begin()
         await masters.begin()
         await _until(lambda: masters.shell is not None and not masters.shell.misses_nodes)
         result.phases["failover"] = meter.spent()
-        await _endure(masters, meter, ask, minutes, keys)
+        await _endure(masters, meter, ask, minutes, bench.keys)
+        result.decoding_s = decoding_s(bench.infos)
     result.deposed, result.peak_mb = masters.deposed, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    await masters.end()
-    watching.cancel()
-    await server.stop()
-    await store.close()
     return result
 
 
