@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,13 @@ def job(etcd: OutsideEtcd, tmp_path: Path, *options: str, **named: Any) -> Job:
 
 def by_node(status: Any) -> dict[str, Any]:
     return {one["node"]: one for one in status["health"]}
+
+
+def passed(text: str) -> tuple[int, list[str]]:
+    """Number of a check and the nodes that have passed it. On a busy machine, one that was slow is checked again."""
+    found = re.fullmatch(r"health check (\d+) \((?:1 round|2 rounds)\): (.*) passed", text)
+    assert found is not None, text
+    return int(found[1]), sorted(found[2].split(", "))
 
 
 def test_a_node_with_wrong_numbers_is_kept_out_and_the_others_train(etcd: OutsideEtcd, tmp_path: Path) -> None:
@@ -68,7 +76,7 @@ def test_a_worker_killed_by_a_segfault_has_its_node_checked_before_it_goes_on(
         first = running.wait_world(2)
         second = running.wait_world(2, after=first.round)
         (checked,) = [event for event in running.events() if event["kind"] == "health"]
-        assert checked["text"] == f"health check 1 (1 round): {first.nodes[1]} passed"
+        assert passed(checked["text"]) == (1, [first.nodes[1]])
         assert second.round == first.round + 1
 
 
@@ -92,7 +100,7 @@ def test_a_node_is_checked_however_its_workers_are_started(etcd: OutsideEtcd, tm
             "b": ("good", ""),
         }
         (checked,) = [event for event in running.events() if event["kind"] == "health"]
-        assert checked["text"] in ("health check 1 (1 round): a, b passed", "health check 1 (1 round): b, a passed")
+        assert passed(checked["text"]) == (1, ["a", "b"])
 
 
 def test_a_new_node_of_a_job_that_rejoins_is_checked_before_its_workers_wait(etcd: OutsideEtcd, tmp_path: Path) -> None:
@@ -105,4 +113,4 @@ def test_a_new_node_of_a_job_that_rejoins_is_checked_before_its_workers_wait(etc
         events = [(event["kind"], event["node"]) for event in running.events()]
         assert events.count(("node-joined", "b")) == 1
         texts = [event["text"] for event in running.events() if event["kind"] == "health"]
-        assert texts == ["health check 1 (1 round): a passed", "health check 2 (1 round): b passed"]
+        assert list(map(passed, texts)) == [(1, ["a"]), (2, ["b"])]
