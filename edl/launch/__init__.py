@@ -6,8 +6,8 @@ launcher) and ``launcher`` (runs them).
 
 - Options: the table ``options``; ``effective_options`` (for ``edl config``); the subjects ``data_option``,
   ``denylist_options``, ``history_options``, ``http_options``, ``leave_options``, ``log_options``, ``notify_options``,
-  ``ps_options``, ``replica_options``, ``scale_options``, ``slot_options``, ``store_options`` and ``sync_options``;
-  ``spelling`` and ``naming``.
+  ``otlp_options``, ``ps_options``, ``replica_options``, ``scale_options``, ``slot_options``, ``store_options`` and
+  ``sync_options``; ``spelling`` and ``naming``.
 - Command lines of other launchers: ``dropin_table``; ``torch``, ``torchrun_options``, ``torchrun_store``,
   ``torchrun_table``; ``paddle``, ``paddle_devices``, ``paddle_options``, ``paddle_table``, ``script_servers``;
   ``cluster_env`` for the variables of schedulers.
@@ -18,6 +18,7 @@ launcher) and ``launcher`` (runs them).
 - Directories of the script that are kept alike on all nodes: ``synced_dirs``.
 - This host: ``accelerators``, ``addresses``, ``descriptors``, ``numa_binding`` (binds workers to cores),
   ``preemption_notices``.
-- Around a run: ``node_answers`` (to commands), ``console``, ``history_recording``, ``lease_guard``, ``node_facts`` (for
-  metrics), ``node_output`` (for the dashboard), ``origin``, ``reporting``, ``script_check``, ``watchdog``.
+- Around a run: ``node_answers`` (to commands), ``console``, ``lease_guard``, ``node_facts`` (for metrics),
+  ``node_output`` (for the dashboard), ``origin``, ``recorders`` (``history_recording``, ``trace_export``),
+  ``reporting``, ``script_check``, ``watchdog``.
 """

@@ -35,6 +35,7 @@ from edl.launch.leave_options import leave_from
 from edl.launch.log_options import log_plan, server_folder
 from edl.launch.notify_options import notify_from
 from edl.launch.options import OPTIONS, record, value
+from edl.launch.otlp_options import otlp_from
 from edl.launch.ps_options import sizes_with_servers, wants_servers
 from edl.launch.replica_options import replicas_from
 from edl.launch.resolved_options import ResolvedOptions
@@ -130,6 +131,7 @@ def _launch_settings(resolved: ResolvedOptions, sizes: Sizes, invocation: Invoca
         http=http,
         leave=leave,
         limits=value("watch", options),
+        otlp_endpoint=otlp_from(options),
         health_probes=value("health_probe", options),
         notify=notify,
         report=ReportSettings(

@@ -58,13 +58,13 @@ from edl.launch.descriptors import for_peers, take_all
 from edl.launch.disk_watch import DiskWatch, directories_of
 from edl.launch.hang_sources import LocalHangSources
 from edl.launch.helpers import HelperDeps, HelperKind, HelpersBeside
-from edl.launch.history_recording import Recording
 from edl.launch.launcher import Beside, Launcher, LauncherDeps, ended_before
 from edl.launch.lease_guard import LeaseGuard
 from edl.launch.node_answers import NodeAnswers
 from edl.launch.node_checkpoints import CheckpointReports, open_checkpoints
 from edl.launch.origin import origin_of
 from edl.launch.preemption_notices import poller_of
+from edl.launch.recorders import Recorders, recorders
 from edl.launch.registration import JobEnded, Registration
 from edl.launch.reporting import Reporter
 from edl.launch.settings import LaunchSettings
@@ -122,9 +122,8 @@ async def launch(settings: LaunchSettings) -> int:
             await _join(settings, deps, cleanup, log)
         except JobEnded as error:
             return ended_before(error, log, worker_status=report.worker_status)
-        deps.recording = _recording(settings, deps, log)
-        if deps.recording is not None:
-            cleanup.push_async_callback(deps.recording.end)
+        deps.recorders = recorders(settings, deps.registration.token, log)
+        cleanup.push_async_callback(deps.recorders.end)
         cleanup.push_async_callback(deps.server.stop)
         for helpers in _helpers(settings, deps, log):
             deps.beside.append(helpers)
@@ -202,8 +201,8 @@ class _NodeDeps:
     reports: CheckpointReports = field(default_factory=CheckpointReports)
     synced: SyncedDirs | None = None
     """The synchronised directories; None without ``--sync-dir``."""
-    recording: Recording | None = None
-    """The files of the job's history; None: there are none."""
+    recorders: Recorders = field(default_factory=Recorders)
+    """What records the steps of the Master."""
 
 
 async def _join(
@@ -265,11 +264,6 @@ async def _synced_dirs(
     return synced
 
 
-def _recording(settings: LaunchSettings, deps: _NodeDeps, log: Callable[[str], None]) -> Recording | None:
-    """The files of the job's history; None if there are none."""
-    return Recording(settings, deps.registration.token, log) if settings.history.folder else None
-
-
 def _web(settings: LaunchSettings, deps: _NodeDeps, log: Callable[[str], None]) -> Web | None:
     """The HTTP server, not listening yet; None without ``--http-port``."""
     if settings.http is None:
@@ -327,7 +321,7 @@ def _put_together(
             services=lambda: _services(spec, readers.authority_of(settings.store.secret, spec.job)),
             lines=_lines(spec, info.node, log),
             companions=_companions(settings, deps, log),
-            written=deps.recording.written if deps.recording is not None else lambda step: None,
+            written=deps.recorders.written,
         ),
         MasterInfo(info.node, info.host, info.port, deps.web.url if deps.web is not None else ""),
         elected=lambda shell: _elected(deps, shell),

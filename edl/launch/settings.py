@@ -285,6 +285,8 @@ class LaunchSettings:
     leave: LeaveSettings = LeaveSettings()
     limits: WatchLimits = DEFAULT_LIMITS
     """Limits of the watchdogs."""
+    otlp_endpoint: str = ""
+    """URL of the collector to which traces are sent; empty: none are."""
     health_probes: tuple[str, ...] = ()
     """The user's own probes of this node (``--health-probe``), as ``module:function``."""
     notify: NotifySettings = NO_NOTIFICATIONS

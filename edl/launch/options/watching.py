@@ -74,10 +74,19 @@ WATCHING = (
         setting=Setting(NotifySettings, "least"),
         help="Least severity of events that notify: `info`, `warning` or `critical`.",
     ),
+    Option(
+        "--otlp-endpoint",
+        written_default="",
+        metavar="URL",
+        help=(
+            "Send [traces](traces.md) of each change of the world to this OpenTelemetry collector: `http://HOST:4318`. "
+            "Default: no traces."
+        ),
+    ),
 )
 SECTIONS = (
     Section(
-        "Watchdogs and notifications",
+        "Watchdogs, notifications and traces",
         WATCHING,
         "Give these options to every launcher, because any of them may become the Master.",
     ),
