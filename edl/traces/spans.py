@@ -81,11 +81,9 @@ def spans(pending: TraceState, line: HistoryLine, *, reports: bool) -> tuple[Tra
         late = (pending.change,) if pending.change is not None else ()  # its workers never trained
         *others, change = parts
         zero_s = line.at_s - line.up_s
-        return (
-            (TraceState(change, (), zero_s), (*late, *others))
-            if reports
-            else (TraceState(zero_s=zero_s), (*late, *parts))
-        )
+        if reports:
+            return TraceState(change, (), zero_s), (*late, *others)
+        return TraceState(zero_s=zero_s), (*late, *parts)
     if line.kind == "underway" and body["formed_s"] != UNKNOWN_S:
         return _trains(pending, line)
     if line.kind == "end" and pending.change is not None:
