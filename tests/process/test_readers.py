@@ -233,7 +233,7 @@ class Process:
 
     def __init__(self, name: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "data_service", "reader", "--grace=5"],
+            [sys.executable, "-m", "data_service", "reader", "--grace=300"],
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -174,7 +174,7 @@ def test_buffers_that_no_longer_fit_are_unlocked(worker: Worker) -> None:
         worker.settle()
         assert sum(locks.locked.values()) <= 4 * 6 * SIZE
         for address in list(locks.locked):
-            assert mapped(address)
+            assert mapped(address) or address not in locks.locked  # a thread may just have unlocked and unmapped it
 
 
 def test_a_worker_finds_its_own_mapping_of_the_commit_that_it_restores(worker: Worker) -> None:
