@@ -18,6 +18,7 @@ from tests.support.ps_servers import ALL, COUNTS, SECRET, At, Boss, Plan, Traine
 KEYS = list(range(2000))
 
 
+@pytest.mark.soak  # compiling has the lowest priority, and takes ten minutes on a busy machine
 @pytest.mark.skipif(chosen() != "numba", reason="there is nothing to compile")
 def test_a_pserver_serves_before_its_kernels_are_compiled(tmp_path: Path) -> None:
     told = {name: value for name, value in environment().items() if name != "EDL_PS_KERNELS"}
