@@ -1,11 +1,11 @@
 """What it costs to look at a job: step time, and the launchers' CPU time and memory, with everything on that reports
-and watches, and with everything off.
+and watches, with the defaults, and with everything off.
 
     python -m benchmarks.operations_cost --seconds 60 --runs 5
 
-Two nodes with a worker each. On: watchdogs, hang detection, stragglers, history files, a notification program, HTTP;
-every node's metrics are scraped every 5 s, and one reader follows the status as the dashboard does. Runs of both kinds
-alternate, so that other load affects both alike.
+Two nodes with a worker each. The defaults are watchdogs, hang detection and stragglers. Everything is also history
+files, a notification program and HTTP; every node's metrics are scraped every 5 s, and one reader follows the status as
+the dashboard does. Runs of all kinds alternate, so that other load affects them alike.
 """
 
 from __future__ import annotations
@@ -68,6 +68,14 @@ class Unwatched(Edl):
     @property
     def name(self) -> str:
         return "everything off"
+
+
+class Usual(Edl):
+    """edl with what is on by default."""
+
+    @property
+    def name(self) -> str:
+        return "the defaults"
 
 
 @contextlib.contextmanager
@@ -155,7 +163,11 @@ def measure_all(common: Common, megabytes: int, seconds: float) -> list[Outcome]
     for run in range(common.runs):
         python = common.launchers[0].python if isinstance(common.launchers[0], Edl) else ""
         ports = tuple(free_ports(2))
-        for launcher in (Unwatched(python, rejoins=True, options=OFF), Watched(python, rejoins=True, ports=ports)):
+        for launcher in (
+            Unwatched(python, rejoins=True, options=OFF),
+            Usual(python, rejoins=True),
+            Watched(python, rejoins=True, ports=ports),
+        ):
             one = measure(launcher, megabytes, seconds, common.keep)
             figures = ", ".join(f"{metric} {report.seconds(value)}" for metric, value in one.values.items())
             report.progress(f"{run + 1}/{common.runs} {launcher.name}: {figures or one.note}")
