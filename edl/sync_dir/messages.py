@@ -26,6 +26,8 @@ class PeerReport:
     """Newest round for which it has the files of all members."""
     arrived_bytes: int = 0
     """What it has received so far, from anyone: grows while it makes progress."""
+    failure: str = ""
+    """Why it cannot fetch files of another node at the moment; empty: it can."""
 
 
 def report_to(report: PeerReport) -> dict[str, Any]:
@@ -36,15 +38,14 @@ def report_to(report: PeerReport) -> dict[str, Any]:
         "settled": report.settled,
         "alike": report.alike,
         "arrived": report.arrived_bytes,
+        "failure": report.failure,
     }
 
 
 def report_from(frame: Mapping[str, Any]) -> PeerReport:
     """A report from a frame. Raises ``ProtocolError``."""
-    return PeerReport(
-        text(frame, "life"),
-        *(number(frame, name) for name in ("head", "settled", "alike", "arrived")),
-    )
+    head, settled, alike, arrived = (number(frame, name) for name in ("head", "settled", "alike", "arrived"))
+    return PeerReport(text(frame, "life"), head, settled, alike, arrived, text(frame, "failure"))
 
 
 def records_to(records: Sequence[FileRecord]) -> bytes:

@@ -60,6 +60,8 @@ class _Peer:
     shared: frozenset[int] = frozenset()
     """Directories that are the same ones there."""
     gone: bool = False
+    failure: str = ""
+    """Why it cannot fetch files itself, as it last reported."""
     refused: bool = False
     """Its port refuses connections: its launcher is dead, although the store may not know it yet."""
     failing_since_s: float | None = None
@@ -145,12 +147,14 @@ class DirectorySync:
         has = has if messages.text(request, "life") == self._life else 0
         with self._changed:
             settled, alike, arrived_bytes = self._settled, self._alike, self._arrived_bytes
+            failing = [(name, one.progress.failure) for name, one in self._peers.items() if one.progress.failure]
             peer = self._peers.get(node)
             if peer is not None:
                 peer.has = has
                 self._changed.notify_all()
         head, records = self._replica.since(has)  # after the round: what was settled is in it
-        report = PeerReport(self._life, head, settled, alike, arrived_bytes)
+        failure = f"files of node {failing[0][0]}: {failing[0][1]}" if failing else ""
+        report = PeerReport(self._life, head, settled, alike, arrived_bytes, failure)
         return messages.report_to(report), messages.records_to(records)
 
     def lend(self, request: Mapping[str, Any]) -> contextlib.AbstractContextManager[LentFile | None]:
@@ -209,6 +213,7 @@ class DirectorySync:
         with self._changed:
             self._answers += 1
             peer.arrived_bytes, peer.answered = report.arrived_bytes, self._answers
+            peer.failure = report.failure
             failure = peer.progress.failure  # holds until this attempt has ended
             peer.progress = PeerProgress(report.settled, report.alike, report.head, entered, failure)
             self._changed.notify_all()
@@ -319,13 +324,13 @@ class DirectorySync:
                 spares, answers = self._peers.keys() - others, self._answers
             self._wait(lambda: bool(self._late(spares, answers)), SPARE_S, cancelled)
             if self._wait(lambda: bool(lacking(number, others, self._progress())), limit_s, cancelled):
-                raise self._error(lacking(number, others, self._progress()), "could not be fetched", limit_s)
+                raise self._not_fetched(lacking(number, others, self._progress())[0], limit_s)
             if cancelled.is_set():
                 return
             with self._changed:
                 self._alike = max(self._alike, number)
             if self._wait(lambda: bool(behind(number, others, self._progress())), limit_s, cancelled):
-                raise self._error(behind(number, others, self._progress()), "have not reached all nodes", limit_s)
+                raise self._not_passed_on(behind(number, others, self._progress())[0], limit_s)
             if not cancelled.is_set():
                 self._replica.adopt()
 
@@ -399,16 +404,27 @@ class DirectorySync:
                 self._changed.wait(min(until_s - now_s, URGENT_PAUSE_S))
         return False
 
-    def _error(self, nodes: list[NodeId], what: str, limit_s: float) -> CheckpointError:
-        node = nodes[0]
+    def _not_fetched(self, node: NodeId, limit_s: float) -> CheckpointError:
+        """Files of this node are not here."""
         with self._changed:
             peer = self._peers.get(node)
-        why = (peer.progress.failure if peer else "it has not registered") or "it has not said why"
-        return CheckpointError(
-            f"--sync-dir: the files of node {node} {what}, and nothing has moved for {limit_s:g} s ({why}). Workers "
-            "that start now could load different checkpoints. Make the nodes reach one another and have space on their "
-            "disks, or raise --sync-timeout"
-        )
+            why = peer.progress.failure if peer else "it has not registered"
+        return _not_alike(f"the files of node {node} could not be fetched", limit_s, why)
+
+    def _not_passed_on(self, node: NodeId, limit_s: float) -> CheckpointError:
+        """This node does not have all files."""
+        with self._changed:
+            peer = self._peers.get(node)
+            why = (peer.failure or peer.progress.failure) if peer else "it has not registered"
+        return _not_alike(f"node {node} does not have the files of all others", limit_s, why)
+
+
+def _not_alike(what: str, limit_s: float, why: str) -> CheckpointError:
+    return CheckpointError(
+        f"--sync-dir: {what}, and nothing has moved for {limit_s:g} s ({why or 'it has not said why'}). Workers that "
+        "start now could load different checkpoints. Make the nodes reach one another and have space on their disks, "
+        "or raise --sync-timeout"
+    )
 
 
 def _discard(path: str) -> None:

@@ -1,8 +1,10 @@
-"""Stores for tests of whole jobs."""
+"""Stores and a small disk for tests of whole jobs."""
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -28,3 +30,17 @@ def own_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OutsideEtcd]:
     """One for a test that breaks it."""
     with OutsideEtcd(tmp_path_factory.mktemp("etcd")) as running:
         yield running
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of a megabyte, where one may be mounted."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], capture_output=True, text=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"may not mount a small file system: {mounted.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)

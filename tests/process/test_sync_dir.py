@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,40 @@ def test_the_checkpoint_outlives_its_node_and_newcomers_get_it_first(tmp_path: P
         assert latest(outs["b"]) == latest(outs["c"]) >= last  # also what the last steps have saved
         assert (outs["b"] / "ckpt.bin").read_bytes() == (outs["c"] / "ckpt.bin").read_bytes()
         assert not list(outs["c"].glob(".edl-sync*"))
+
+
+def test_a_folder_that_all_nodes_see_is_left_alone(tmp_path: Path, etcd: OutsideEtcd) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    (shared / "model.bin").write_bytes(b"x" * 100_000)
+    options = (f"--sync-dir={shared}", "--lease-ttl=2")
+    with Job(tmp_path, [etcd.endpoint], nnodes="2", options=options) as job:
+        a, b = job.start("a"), job.start("b")
+        job.wait_world(2)
+        said = f"--sync-dir: {shared} is shared with node"
+        until(lambda: said in a.text and said in b.text, "both nodes notice it")
+        job.end_soon()
+        assert job.exit_codes() == {"a": 0, "b": 0}
+    assert sorted(path.name for path in shared.iterdir()) == ["model.bin"]
+
+
+def test_a_disk_that_is_too_small_for_the_files_fails_the_start_and_is_named(
+    tmp_path: Path, etcd: OutsideEtcd, disk: Path
+) -> None:
+    options = ("--sync-dir=out", "--sync-timeout=3", "--max-restarts=0", "--lease-ttl=2", "--join-grace=0.5")
+    with Job(tmp_path, [etcd.endpoint], nnodes="2", options=options, script=[SCRIPT]) as job:
+        here = tmp_path / "a"
+        (here / "out").mkdir(parents=True)
+        (here / "out" / "old.bin").write_bytes(b"x" * 3_000_000)
+        for name, folder in (("a", here), ("b", disk)):
+            job.start(name, command=["env", "-C", str(folder), *job.command(name)])
+        codes = job.exit_codes()
+        assert set(codes.values()) == {1}
+        assert not list(job.steps_folder.glob("*.loaded")), "no worker starts with other files than the rest"
+        for node in job.nodes.values():  # whichever node gives up first
+            cause = re.search(r"error *: (--sync-dir: .*nothing has moved for 3 s.*)", node.text)
+            assert cause is not None
+            assert "no space for 3000000 bytes in" in cause[1] and "node a" in cause[1]
 
 
 @pytest.mark.parametrize("given", ["/", "..", "~x://y"])

@@ -25,7 +25,7 @@ RECORD = FileRecord("0/ä/b", FileVersion(3, 0, NodeId("a")), 10**12, 1_700_000_
 def test_records_and_reports_come_back() -> None:
     assert records_from(records_to([RECORD, RECORD])) == [RECORD, RECORD]
     assert record_from(json.loads(json.dumps(record_to(RECORD)))) == RECORD
-    report = PeerReport("life", 7, 3, 2, 10**15)
+    report = PeerReport("life", 7, 3, 2, 10**15, "no space")
     assert report_from(json.loads(json.dumps(report_to(report)))) == report
 
 
@@ -38,4 +38,4 @@ def test_anything_else_is_a_protocol_error(data: bytes) -> None:
 @pytest.mark.parametrize("frame", [{}, {"life": "x"}, {"life": 1, "head": 1}, {"life": "x", "head": -1}])
 def test_a_report_with_other_values_is_a_protocol_error(frame: dict[str, object]) -> None:
     with pytest.raises(ProtocolError):
-        report_from({"settled": 0, "alike": 0, "arrived": 0, **frame})
+        report_from({"settled": 0, "alike": 0, "arrived": 0, "failure": "", **frame})
