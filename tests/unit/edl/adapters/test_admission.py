@@ -49,7 +49,8 @@ async def call(port: int, method: str, body: bytes, token: str | None, streaming
                 ask: Any = channel.unary_unary(path)
                 await ask(body, metadata=metadata, timeout=30)
         except grpc.aio.AioRpcError as error:
-            return str(error.code().name)
+            seen = error.code().name
+            return f"INTERNAL: {error.debug_error_string()}" if seen == "INTERNAL" else str(seen)
     return "OK"
 
 
