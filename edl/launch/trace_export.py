@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import threading
 from collections.abc import Callable
 
 from edl import __version__
@@ -39,7 +40,9 @@ class TraceExport:
 
     async def end(self) -> None:
         """Send what waits, if the collector takes it within ``END_S``."""
-        try:
-            await asyncio.wait_for(asyncio.to_thread(self._export.end), END_S)
-        except asyncio.TimeoutError:
+        # A daemon: a collector that does not answer must not keep the launcher from exiting.
+        ending = threading.Thread(target=self._export.end, name="edl-traces", daemon=True)
+        ending.start()
+        await asyncio.to_thread(ending.join, END_S)
+        if ending.is_alive():
             self._log("the collector of traces does not respond: the last ones are lost")
