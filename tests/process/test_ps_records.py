@@ -15,7 +15,7 @@ pytest.importorskip("pyarrow")
 @pytest.mark.parametrize(
     ("mode", "kills", "arguments"),
     [
-        ("async", 2, ()),
+        pytest.param("async", 2, (), marks=pytest.mark.soak),
         ("async", 2, ("--no-wait",)),
         ("sync", 2, ()),
         pytest.param("async", 6, (), marks=pytest.mark.soak),

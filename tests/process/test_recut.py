@@ -29,7 +29,7 @@ def redone(began: dict[int, dict[str, Any]], job: Sharded) -> dict[int, int]:
 
 @pytest.mark.parametrize(
     "how",
-    [(), ("--hsdp",), ("--tp",), ("--restart",)],
+    [(), ("--hsdp",), ("--tp",), pytest.param(("--restart",), marks=pytest.mark.soak)],
     ids=["processes stay", "HSDP", "tensor parallel", "processes restart"],
 )
 def test_worlds_of_any_size_begin_from_memory(tmp_path: Path, how: tuple[str, ...]) -> None:

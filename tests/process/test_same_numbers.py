@@ -79,6 +79,7 @@ def compare(etcd: OutsideEtcd, folder: Path, framework: str, nodes: int, per_nod
 
 
 @pytest.mark.slow
+@pytest.mark.soak_but("torch")
 @pytest.mark.timeout(900)
 def test_a_few_kills_change_no_bit(etcd: OutsideEtcd, tmp_path: Path, framework: str) -> None:
     compare(etcd, tmp_path, framework, nodes=2, per_node=2, kills=4)
