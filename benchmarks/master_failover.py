@@ -109,7 +109,7 @@ def main(**rest: Any) -> None:
     for run in range(common.runs):
         for launcher in common.launchers:
             one = measure(launcher, common.keep)
-            told = ", ".join(f"{metric} {report.seconds(value)}" for metric, value in one.values.items())
+            told = report.figures(one.values)
             report.progress(f"failover {run + 1}/{common.runs} {launcher.name}: {told or one.note}")
             outcomes.append(one)
     title = "Steps of the workers around the death of the Master"

@@ -169,7 +169,7 @@ def measure_all(common: Common, megabytes: int, seconds: float) -> list[Outcome]
             Watched(python, rejoins=True, ports=ports),
         ):
             one = measure(launcher, megabytes, seconds, common.keep)
-            figures = ", ".join(f"{metric} {report.seconds(value)}" for metric, value in one.values.items())
+            figures = report.figures(one.values)
             report.progress(f"{run + 1}/{common.runs} {launcher.name}: {figures or one.note}")
             outcomes.append(one)
     return outcomes

@@ -221,7 +221,7 @@ def measure_all(common: Common, framework: str, events: list[Event], arguments: 
                 if event.for_edl_only and not launcher.is_edl:
                     continue
                 one = measure(event, launcher, framework, common.keep, arguments)
-                told = ", ".join(f"{metric} {report.seconds(value)}" for metric, value in one.values.items())
+                told = report.figures(one.values)
                 told += f", {one.redone} steps redone" if one.redone is not None else ""
                 report.progress(f"{event.name} {run + 1}/{common.runs} {launcher.name}: {told or one.note}")
                 outcomes.append(one)

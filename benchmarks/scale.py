@@ -156,7 +156,7 @@ def main(**rest: Any) -> None:
     for run in range(common.runs):
         for name, story in stories:
             for one in story():
-                told = ", ".join(f"{metric} {report.seconds(value)}" for metric, value in one.values.items())
+                told = report.figures(one.values)
                 report.progress(f"{run + 1}/{common.runs} {name} {one.event}: {told} {one.note}")
                 outcomes.append(one)
     outcomes.sort(key=lambda one: (len(one.event), one.event))

@@ -73,7 +73,7 @@ def measure_all(common: Common, sizes: list[float]) -> list[Outcome]:
         for run in range(common.runs):
             for launcher in common.launchers:
                 one = measure(launcher, size, common.keep)
-                figures = ", ".join(f"{metric} {report.seconds(value)}" for metric, value in one.values.items())
+                figures = report.figures(one.values)
                 report.progress(f"{one.event} {run + 1}/{common.runs} {launcher.name}: {figures or one.note}")
                 outcomes.append(one)
                 time.sleep(0.5)

@@ -6,7 +6,7 @@ import json
 import platform
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -52,6 +52,11 @@ def machine() -> dict[str, object]:
 def seconds(value: float) -> str:
     """Format seconds with three significant digits; below a second as milliseconds."""
     return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.1f} s"
+
+
+def figures(values: Mapping[str, float]) -> str:
+    """The figures of one run on one line."""
+    return ", ".join(f"{metric} {seconds(value)}" for metric, value in values.items())
 
 
 def _rows(outcomes: Sequence[Outcome], own: str) -> list[list[str]]:

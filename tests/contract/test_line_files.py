@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,19 +15,14 @@ from edl.history.parts import HistoryPart
 from edl.history.reading import find_runs, read
 from edl.history.writer import HistoryFiles
 from tests.support.history_fixture import RUN, line
+from tests.support.small_disk import small_disk
 
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 256 KiB, where one may be mounted."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
-    mounted = subprocess.run(command, capture_output=True, text=True, check=False)
-    if mounted.returncode:
-        pytest.skip(f"may not mount a small file system: {mounted.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+    with small_disk(tmp_path / "disk", "256k", lazy=True) as folder:
+        yield folder
 
 
 def test_appends_whole_lines_and_reads_them(tmp_path: Path) -> None:

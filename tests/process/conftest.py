@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.process.harness import OutsideEtcd
+from tests.support.small_disk import small_disk
 
 
 @pytest.fixture(scope="session")
@@ -35,12 +35,5 @@ def own_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OutsideEtcd]:
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of a megabyte, where one may be mounted."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], capture_output=True, text=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip(f"may not mount a small file system: {mounted.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+    with small_disk(tmp_path / "disk", "1m", lazy=True) as folder:
+        yield folder

@@ -16,6 +16,7 @@ import pytest
 from edl.exit_codes import ExitCode
 from tests.process.free_ports import free_endpoints
 from tests.process.harness import Job, OutsideEtcd
+from tests.support.small_disk import small_disk
 
 HAS_STARTED = ("is the Master", "round 1", "serving the store")
 
@@ -212,14 +213,7 @@ def interpreter_without(folder: Path, package: str) -> Path:
 
 
 def test_a_disk_that_is_full_costs_log_lines_and_no_step(tmp_path: Path, etcd: OutsideEtcd) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(disk)], capture_output=True, text=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip(f"may not mount a small file system: {mounted.stderr.strip()}")
-    try:
+    with small_disk(tmp_path / "disk", "16k") as disk:
         options = ("--redirects=3", "--tee=0:2", "--max-restarts=0")
         arguments = ("--steps=30", f"--say={'x' * 30_000}", "--fail=0:20:3", "--fail-rounds=1")
         with Job(tmp_path, [etcd.endpoint], options=options, arguments=arguments) as job:
@@ -233,8 +227,6 @@ def test_a_disk_that_is_full_costs_log_lines_and_no_step(tmp_path: Path, etcd: O
             assert str(disk) in said[0]
             assert "Traceback" not in node.text
             assert "giving up with status 3" in node.text.split("Root Cause")[1]
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
 
 
 def test_a_log_folder_that_cannot_be_made(tmp_path: Path, etcd: OutsideEtcd) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import subprocess
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 
 from edl.exit_codes import ExitCode
 from tests.process.harness import ROOT, WORKERS, Job, OutsideEtcd, until
+from tests.support.small_disk import small_disk
 from tests.torch_release import since
 
 pytestmark = [pytest.mark.torch, since("2.6", "FSDP2 works on GPUs alone")]
@@ -179,23 +179,19 @@ def test_checkpoints_of_which_none_is_whole_end_the_job_with_the_reasons(tmp_pat
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+def disk(tmp_path: Path) -> Iterator[Path]:
     """The checkpoint directory on a file system with room for two checkpoints and a part of a third one."""
-    folder = tmp_path / "checkpoints"
-    folder.mkdir()
-    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1100k", "none", folder]).returncode:
-        pytest.skip("may not mount a file system here")
-    yield folder
-    subprocess.run(["umount", folder], check=True)
+    with small_disk(tmp_path / "checkpoints", "1100k") as folder:
+        yield folder
 
 
-def test_a_full_disk_costs_a_checkpoint_and_not_the_job(tmp_path: Path, small_disk: Path) -> None:
+def test_a_full_disk_costs_a_checkpoint_and_not_the_job(tmp_path: Path, disk: Path) -> None:
     """And what could not be written leaves no room taken; once there is room again, checkpoints are written again."""
-    ballast = small_disk / "ballast"
+    ballast = disk / "ballast"
 
     def errors() -> list[str]:
         """Fill what has become free since, such as by a checkpoint that was deleted; what ``edl events`` says of it."""
-        free = os.statvfs(small_disk)
+        free = os.statvfs(disk)
         with contextlib.suppress(OSError), ballast.open("ab") as file:
             file.write(bytes(free.f_bavail * free.f_frsize))
         return [event["text"] for event in job.events() if "could not be written" in event["text"]]
@@ -213,7 +209,7 @@ def test_a_full_disk_costs_a_checkpoint_and_not_the_job(tmp_path: Path, small_di
         until(lambda: {path.name for path in job.complete()} - before, "another checkpoint")
         job.stop_at(job.steps()[-1].step + 60)
         assert list(ended(job)) == [1], "one round"
-    left = [path for path in small_disk.glob("commit-*") if not (path / "DONE").exists()]
+    left = [path for path in disk.glob("commit-*") if not (path / "DONE").exists()]
     assert not left, "what could not be written takes no room"
 
 

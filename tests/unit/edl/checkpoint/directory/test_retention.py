@@ -29,6 +29,7 @@ from edl.exit_codes import ExitCode
 from edl.rendezvous.phrases import amount
 from edl.wire.records import Version
 from tests.support.checkpoint_tools import Fault, FaultyFiles, load, open_checkpoint_storage, save, state
+from tests.support.small_disk import small_disk
 
 versions = st.builds(Version, st.integers(0, 3), st.integers(0, 30))
 
@@ -303,42 +304,35 @@ def test_a_file_system_that_takes_no_files() -> None:
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+def disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of one MiB."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("may not mount a file system")
-    try:
+    with small_disk(tmp_path / "small", "1m") as folder:
         yield folder
-    finally:
-        subprocess.run(["umount", str(folder)], check=True)
 
 
-def test_a_full_disk(small_disk: Path) -> None:
-    checkpoint_storage = open_checkpoint_storage(PlainFiles(small_disk), keep=2)
+def test_a_full_disk(disk: Path) -> None:
+    checkpoint_storage = open_checkpoint_storage(PlainFiles(disk), keep=2)
     checkpoint_storage.check()
     for commit in (10, 20):
         save(checkpoint_storage, commit, size=200_000)
-    before = PlainFiles(small_disk).free_bytes()
+    before = PlainFiles(disk).free_bytes()
     with pytest.raises(CheckpointError) as caught:
         save(checkpoint_storage, 30, size=2_000_000)
     said = str(caught.value)
-    for part in ("no space is left", "it needs 1.9 MiB", "KiB free", "--checkpoint-keep", str(small_disk)):
+    for part in ("no space is left", "it needs 1.9 MiB", "KiB free", "--checkpoint-keep", str(disk)):
         assert part in said
-    assert PlainFiles(small_disk).free_bytes() == before
+    assert PlainFiles(disk).free_bytes() == before
     save(checkpoint_storage, 40, size=200_000)
-    assert commits(small_disk) == [20, 40]
+    assert commits(disk) == [20, 40]
     assert load(checkpoint_storage)[0] == Version(1, 40)
 
 
-def test_a_disk_mounted_read_only(small_disk: Path) -> None:
-    checkpoint_storage = open_checkpoint_storage(PlainFiles(small_disk))
+def test_a_disk_mounted_read_only(disk: Path) -> None:
+    checkpoint_storage = open_checkpoint_storage(PlainFiles(disk))
     save(checkpoint_storage, 10)
-    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
     with pytest.raises(CheckpointError, match=r"mounted read-only.*Mount it read-write"):
-        open_checkpoint_storage(PlainFiles(small_disk)).check()
+        open_checkpoint_storage(PlainFiles(disk)).check()
     with pytest.raises(CheckpointError, match="mounted read-only"):
         save(checkpoint_storage, 20)
     assert load(checkpoint_storage)[0] == Version(1, 10)
