@@ -23,6 +23,11 @@ class WatchedMaster(ElectedMaster, Protocol):
         """The history, and with ``follow`` also new entries until the Master steps down."""
         ...
 
+    async def ended_within(self, limit_s: float) -> bool:
+        """Wait for the end of the job, but no longer than ``limit_s`` seconds; whether it has come. The Master's
+        launcher exits when its companions have returned, so they pause by this and not by ``asyncio.sleep``."""
+        ...
+
     def watched(self, alarms: Sequence[Alarm]) -> None:
         """Report the alarms of the watchdogs for the whole job; these are all of them. They are in the history, and
         ``status`` shows them, as soon as the store has them."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 
 from edl.denylist.places import DenylistPlace
@@ -46,7 +45,7 @@ class DenylistCompanion:
                 return
             except EdlError as error:
                 self._note(str(error))
-            await asyncio.sleep(self._place.look_s)
+            await self._master.ended_within(self._place.look_s)
 
     async def look(self) -> None:
         """Read the entries, tell the Master, and change what the job's dropped slots require. Raises ``StoreError`` or

@@ -5,7 +5,7 @@ The shell first writes ``kept`` and the notes to the store, and only then sends 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from edl.master import service as sv
@@ -21,6 +21,28 @@ class Hosted:
 
     service: str | None
     event: sv.Event
+
+
+class HelperEvents:
+    """Passes the events of connections to helpers to the service that uses the helper; a ``LineListener``."""
+
+    def __init__(self, put: Callable[[Hosted], None]) -> None:
+        self._put = put
+
+    def up(self, name: str) -> None:
+        """Called when a connection is open."""
+        service, _, key = name.partition("/")
+        self._put(Hosted(service, sv.LineUp(key)))
+
+    def down(self, name: str, refused: bool) -> None:
+        """Called when a connection has broken or cannot be opened."""
+        service, _, key = name.partition("/")
+        self._put(Hosted(service, sv.LineDown(key, refused)))
+
+    def heard(self, name: str, body: str) -> None:
+        """Called with each message of a helper."""
+        service, _, key = name.partition("/")
+        self._put(Hosted(service, sv.HelperSaid(key, body)))
 
 
 @dataclass(slots=True)

@@ -25,7 +25,7 @@ from edl.master.goodput.goodput import Goodput
 from edl.master.goodput.slot_times import SlotTimes
 from edl.master.guarded import GuardedStore
 from edl.master.history import KEPT, JobHistory, folded
-from edl.master.hosting import Hosted, Hosting
+from edl.master.hosting import Hosted, HelperEvents, Hosting
 from edl.master.machine import absent, step, step_all, take_over
 from edl.master.probing import Probing, Refuses
 from edl.master.service import Service
@@ -131,7 +131,7 @@ class MasterShell:
         self._stored: Record | None = None
         self._hosting = Hosting(deps.services())
         self._services_timer = Timer(deps.clock.now_s, lambda: self._events.put_nowait(Hosted(None, sv.Tick())))
-        listener = _Listener(self._events)
+        listener = HelperEvents(self._events.put_nowait)
         self._lines = deps.lines(token, listener) if deps.lines is not None and self._hosting else None
         self.history = JobHistory()
         self._goodput = Goodput(deps.wall_clock_s)
@@ -153,7 +153,6 @@ class MasterShell:
         """Set once an ended job's outcome is in the store."""
         self.concluded = asyncio.Event()
         """Set once the companions have finished after that."""
-        """Set once the job has ended and nothing is left to do."""
 
     @property
     def state(self) -> MasterState | None:
@@ -466,6 +465,12 @@ class MasterShell:
         """Wait for the next change of the status; see ``ElectedMaster``. Raises ``FencedOut`` after stepping down."""
         await self._notifier.changed()
 
+    async def ended_within(self, limit_s: float) -> bool:
+        """Wait for the end of the job, but no longer than this; see ``WatchedMaster``."""
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self.announced.wait(), limit_s)
+        return self.announced.is_set()
+
     def explain(self, text: str) -> None:
         """Set the explanation in the status why the size is not reached; see ``ElectedMaster``."""
         self._explanation = text
@@ -570,28 +575,6 @@ class MasterShell:
             self._lines.close()
         self._streams.close()
         self.history.close()
-
-
-class _Listener:
-    """Queues the events of connections to helpers for the service that uses the helper; a ``LineListener``."""
-
-    def __init__(self, events: asyncio.Queue[_Incoming]) -> None:
-        self._events = events
-
-    def up(self, name: str) -> None:
-        """Called when a connection is open."""
-        service, _, key = name.partition("/")
-        self._events.put_nowait(Hosted(service, sv.LineUp(key)))
-
-    def down(self, name: str, refused: bool) -> None:
-        """Called when a connection has broken or cannot be opened."""
-        service, _, key = name.partition("/")
-        self._events.put_nowait(Hosted(service, sv.LineDown(key, refused)))
-
-    def heard(self, name: str, body: str) -> None:
-        """Called with each message of a helper."""
-        service, _, key = name.partition("/")
-        self._events.put_nowait(Hosted(service, sv.HelperSaid(key, body)))
 
 
 def _below(prefix: str, values: Mapping[str, bytes]) -> dict[str, bytes]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
 from edl.ports import Clock
@@ -33,13 +32,14 @@ class JobWatch:
         memory = job.JobMemory()
         status = self._master.status()
         raised = raising.resumed([alarm for alarm in status.alarms if not (alarm.node or alarm.shared)])
-        while status.phase != "ended":
+        over = status.phase == "ended"
+        while not over:
             trouble = await self._master.store_trouble()
             status, now_s = self._master.status(), self._clock.now_s()
             memory, readings = job.look(memory, job.snapshot_of(status, now_s, trouble), self._limits)
             before, raised = raised, raising.update(raised, readings, now_s)
             self._report(before, raised)
-            await asyncio.sleep(LOOK_S)
+            over = await self._master.ended_within(LOOK_S)
 
     def _report(self, before: raising.Raised, after: raising.Raised) -> None:
         key = (STORE, "")

@@ -145,7 +145,7 @@ def read_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=1_000_000, help="unless FOLDER/last-step says otherwise")
-    parser.add_argument("--pause", type=float, default=0.02)
+    parser.add_argument("--pause", type=float, default=0.1)
     parser.add_argument("--save-every", type=int, default=5)
     parser.add_argument("--width", type=int, default=1, help="how often as large one tensor is made")
     parser.add_argument("--fail-at", type=int, default=0, help="raise an error at this step, as if FOLDER/fail existed")

@@ -18,7 +18,7 @@ import edl.torch as edl
 parser = argparse.ArgumentParser()
 parser.add_argument("--folder", type=Path, required=True)
 parser.add_argument("--steps", type=int, default=1_000_000, help="unless FOLDER/last-step says otherwise")
-parser.add_argument("--work", type=float, default=0.03, help="seconds of each rank's own part of a step")
+parser.add_argument("--work", type=float, default=0.1, help="seconds of each rank's own part of a step")
 parser.add_argument("--slow", default="", metavar="RANK:HOW:SECONDS", help="compute or data: additional time per step")
 options = parser.parse_args()
 SLOW_RANK, HOW, EXTRA_S = (options.slow or "-1::0").split(":")

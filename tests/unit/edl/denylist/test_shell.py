@@ -48,6 +48,10 @@ class Boss:
     def status(self) -> JobStatus:
         return self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
 
+    async def ended_within(self, limit_s: float) -> bool:
+        await asyncio.sleep(limit_s)
+        return False
+
     def denylist(self, entries: Sequence[DenylistEntry]) -> None:
         self.told.append(tuple(entries))
 

@@ -85,6 +85,9 @@ class MemoryMaster:
     def watched(self, alarms: Sequence[Alarm]) -> None:
         raise AssertionError
 
+    async def ended_within(self, limit_s: float) -> bool:
+        raise AssertionError
+
     async def store_trouble(self) -> str:
         raise AssertionError
 
