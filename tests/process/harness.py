@@ -30,8 +30,8 @@ ROOT = Path(__file__).resolve().parents[2]
 WORKERS = Path(__file__).resolve().parent / "workers"
 PLAIN = WORKERS / "plain.py"
 DEADLINE_S = float(os.environ.get("TEST_DEADLINE_S", "120"))
-ASK_S = 0.2
-"""Pause between two questions to a Master: each is a process."""
+ASK_S = 0.5
+"""Pause between two questions to a Master: each is a process, and they would take a quarter of a core."""
 MARK = forking.MARK
 SHARED_MEMORY = Path("/dev/shm")
 

@@ -17,7 +17,7 @@ pytest.importorskip("pyarrow")
     [
         pytest.param("async", 2, (), marks=pytest.mark.soak),
         ("async", 2, ("--no-wait",)),
-        ("sync", 2, ()),
+        pytest.param("sync", 2, (), marks=pytest.mark.soak),
         pytest.param("async", 6, (), marks=pytest.mark.soak),
     ],
 )

@@ -29,8 +29,12 @@ def redone(began: dict[int, dict[str, Any]], job: Sharded) -> dict[int, int]:
 
 @pytest.mark.parametrize(
     "how",
-    [(), ("--hsdp",), ("--tp",), pytest.param(("--restart",), marks=pytest.mark.soak)],
-    ids=["processes stay", "HSDP", "tensor parallel", "processes restart"],
+    [
+        pytest.param((), id="processes stay"),
+        pytest.param(("--hsdp",), id="HSDP", marks=pytest.mark.soak),
+        pytest.param(("--tp",), id="tensor parallel"),
+        pytest.param(("--restart",), id="processes restart", marks=pytest.mark.soak),
+    ],
 )
 def test_worlds_of_any_size_begin_from_memory(tmp_path: Path, how: tuple[str, ...]) -> None:
     """2 → 3 → 2 → 1 → 2 nodes with two workers each: a join, a killed launcher, a drain, and a join again."""
