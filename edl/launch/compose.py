@@ -366,12 +366,14 @@ def _begin_beside(settings: LaunchSettings, deps: _NodeDeps, wired: Wired) -> No
 
 
 def _companions(settings: LaunchSettings, deps: _NodeDeps, log: Callable[[str], None]) -> scaling.Companions:
-    """What runs beside the Master: the scheduler's reconciler, watchdogs and notifications, the denylist."""
+    """What runs beside the Master: the scheduler's reconciler, watchdogs and notifications, the denylist, and what ends
+    the live status."""
     store, token = deps.opened.store, deps.registration.token
     parts = (
         scaling.companions(settings, store, deps.opened.endpoints, log),
         watching.companions(settings, token, log),
         denylist_companion.companions(settings, store, token, log),
+        lambda master: (deps.web.see_off(master),) if deps.web is not None else (),
     )
     return lambda master: tuple(work for part in parts for work in part(master))
 

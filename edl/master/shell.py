@@ -25,7 +25,7 @@ from edl.master.goodput.goodput import Goodput
 from edl.master.goodput.slot_times import SlotTimes
 from edl.master.guarded import GuardedStore
 from edl.master.history import KEPT, JobHistory, folded
-from edl.master.hosting import Hosted, HelperEvents, Hosting
+from edl.master.hosting import HelperEvents, Hosted, Hosting
 from edl.master.machine import absent, step, step_all, take_over
 from edl.master.probing import Probing, Refuses
 from edl.master.service import Service

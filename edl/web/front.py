@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from edl.errors import PortInUse, SettingError
 from edl.metrics.facts import HistoryTotals, NodeFacts
 from edl.tasks import end
+from edl.watched_master import WatchedMaster
 from edl.web.access import Tokens
 from edl.web.settings import HttpLimits, HttpSettings
 from edl.wire.address import address
@@ -29,6 +30,7 @@ from edl.wire.status import Answer, EventsRequest, HistoryEntry, JobStatus
 WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 - to recognise them
 BACKLOG = 128
 """Limit on connections that wait in the kernel's queue."""
+DAY_S = 86_400.0
 
 
 class Authority(Protocol):
@@ -83,6 +85,10 @@ class Serving(Protocol):
 
     async def start(self, listening: socket.socket) -> None:
         """Serve requests on this socket."""
+        ...
+
+    async def conclude(self) -> None:
+        """End the streams of the status after sending the current one."""
         ...
 
     async def close(self) -> None:
@@ -194,6 +200,14 @@ class Web:
     def use_master(self, authority: Authority | None) -> None:
         """Use this Master from now on; None: this launcher is not the Master."""
         self.authority = authority
+
+    async def see_off(self, master: WatchedMaster) -> None:
+        """Beside the Master: when the job has ended, send the final status to everybody who follows it. The launcher
+        exits right afterwards, long before the next regular event."""
+        while not await master.ended_within(DAY_S):
+            pass
+        if self._server is not None:
+            await self._server.conclude()
 
     def interrupt(self) -> None:
         """Do nothing: HTTP is served until the launcher ends (see ``edl.launch.launcher.Beside``)."""

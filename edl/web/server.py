@@ -152,6 +152,10 @@ class HttpServer:
         self._connections = connections
         self._sockets = await asyncio.get_running_loop().create_server(connections, sock=listening, **options)
 
+    async def conclude(self) -> None:
+        """Send everybody who follows the status the last one, and wait until they have it, at most ``send_s``."""
+        await self._feed.conclude()
+
     async def close(self) -> None:
         """Stop serving. Open requests get a fraction of a second to finish."""
         if self._sockets is not None:

@@ -55,9 +55,11 @@ class StatusFeed:
         self._change = ""
         """The event of the last change; empty: there was none since the feed began."""
         self._published = asyncio.Event()
+        self._last = False
+        """Whether the current status is the last one."""
 
     async def follow(self) -> AsyncIterator[str]:
-        """Events from now on, until there is no status any more."""
+        """Events from now on, until there is no status any more, or the last one has been sent."""
         self._readers += 1
         try:
             if self._reading is None:
@@ -70,13 +72,25 @@ class StatusFeed:
                     missed = seen != self._number - 1 or not self._change
                     seen = self._number
                     yield self._event() if missed else self._change
+                elif self._last:
+                    return
                 else:
                     await self._published.wait()
         finally:
             self._readers -= 1
+            if not self._readers:
+                self._publish()  # for ``conclude``
             if not self._readers and self._reading is not None:
                 reading, self._reading = self._reading, None
                 await end(reading)
+
+    async def conclude(self) -> None:
+        """Send the current status as the last one, and wait until all readers have got it or are gone."""
+        self._last = True
+        self._renew()
+        self._publish()
+        while self._readers:
+            await self._published.wait()
 
     def _event(self) -> str:
         """The event of the whole status."""
@@ -89,18 +103,23 @@ class StatusFeed:
         try:
             while self._status is not None:
                 await asyncio.sleep(self._interval_s)
-                old, new = self._status, self._read()
-                if new == old:
-                    continue
-                self._status, self._whole = new, ""
-                if new is not None:
-                    self._number += 1
-                    self._change = _event("change", change_of(old, new))
-                self._publish()
+                if self._renew():
+                    self._publish()
         finally:
             if self._reading is asyncio.current_task():  # else there may be a successor already
                 self._status = None
                 self._publish()
+
+    def _renew(self) -> bool:
+        """Read the status; returns whether it has changed."""
+        old, new = self._status, self._read()
+        if new == old:
+            return False
+        self._status, self._whole = new, ""
+        if new is not None:
+            self._number += 1
+            self._change = _event("change", change_of(old, new)) if old is not None else ""
+        return True
 
     def _publish(self) -> None:
         """Wake all readers."""

@@ -30,7 +30,7 @@ from tests.sim.test_transitions import allowed
 from tests.sim.transitions import recorded
 
 SEEDS = 20
-KEPT = 6
+KEPT = 4
 """States kept of each phase, and events of each kind."""
 
 

@@ -9,7 +9,7 @@ from tests.unit.edl.stragglers.synchronous_job import WINDOWS, Model, named_in
 
 JOBS = 40
 """For each case; a case has another seed for each job."""
-CHUNKS = [pytest.param(number, marks=() if number < 2 else pytest.mark.soak) for number in range(20)]
+CHUNKS = [pytest.param(number, marks=() if number < 1 else pytest.mark.soak) for number in range(20)]
 
 
 def drawn(seed: int, starved: float = 0.0, steps: int = 0) -> Model:

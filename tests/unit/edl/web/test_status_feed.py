@@ -139,6 +139,29 @@ def test_what_does_not_change_is_not_sent() -> None:
     with_clock(scenario)
 
 
+def test_at_the_end_everybody_gets_the_last_status_before_the_interval_is_over() -> None:
+    async def scenario(feed: StatusFeed, master: DashboardMaster, tick: Callable[[], None]) -> None:
+        fast, slow = feed.follow(), feed.follow()
+        await anext(fast)
+        await anext(slow)
+        waiting = asyncio.ensure_future(anext(fast))
+        await turns()
+        master.show(phase="ended", commit=9)
+        ending = asyncio.ensure_future(feed.conclude())
+        assert parsed(await waiting) == ("change", {"fields": {"commit": 9, "phase": "ended"}, "nodes": [], "gone": []})
+        assert await anext(fast, None) is None
+        await turns()
+        assert not ending.done(), "the slow one has not asked for it yet"
+        assert parsed(await anext(slow))[1]["fields"]["phase"] == "ended"
+        await slow.aclose()  # type: ignore[attr-defined]
+        await ending
+        late = feed.follow()
+        assert parsed(await anext(late))[1]["phase"] == "ended"
+        assert await anext(late, None) is None
+
+    with_clock(scenario)
+
+
 def test_a_slow_reader_gets_the_whole_status_and_delays_nobody() -> None:
     async def scenario(feed: StatusFeed, master: DashboardMaster, tick: Callable[[], None]) -> None:
         slow, fast = feed.follow(), feed.follow()

@@ -201,7 +201,7 @@ def test_a_torn_checkpoint_is_not_used_but_the_one_before(
         assert "checkpoint-0000000002: " in found.refused[0], found.refused
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", [pytest.param(n, marks=() if n < 10 else pytest.mark.soak) for n in range(30)])
 def test_no_flipped_bit_goes_unnoticed(plain: Files, tmp_path: Path, seed: int) -> None:
     rows = some(300)
     run = checkpoint(plain, 1, rows, servers=1)

@@ -200,7 +200,7 @@ class TestRandom:
         noise = rng.choice((0.0, 0.005, 0.02))
         return Job(curve, start, reach, unit, unit, highest, rules, noise, seed)
 
-    @pytest.mark.parametrize("block", [pytest.param(n, marks=() if n < 8 else pytest.mark.soak) for n in range(20)])
+    @pytest.mark.parametrize("block", [pytest.param(n, marks=() if n < 4 else pytest.mark.soak) for n in range(20)])
     def test_converges_and_rests(self, block: int) -> None:
         for seed in range(block * 100, block * 100 + 100):
             job = self.drawn(seed)
