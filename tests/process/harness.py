@@ -39,7 +39,7 @@ T = TypeVar("T")
 J = TypeVar("J", bound="Job")
 
 
-def until(condition: Callable[[], T], what: str, limit_s: float = DEADLINE_S, pause_s: float = 0.02) -> T:
+def until(condition: Callable[[], T], what: str, limit_s: float = DEADLINE_S, pause_s: float = 0.05) -> T:
     """Wait until the condition is true; returns its value. ``pause_s``: between two looks."""
     deadline = time.monotonic() + limit_s
     while not (value := condition()):
