@@ -23,6 +23,9 @@ ASKED = "Edl-Relay"
 _REQUEST = ("Accept", "Authorization", "Content-Type", "Last-Event-ID")
 _RESPONSE = ("Cache-Control", "Content-Type", "Date", "Retry-After", "WWW-Authenticate")
 _AGAIN = {"Retry-After": "1"}
+LAST_S = 2.0
+"""Seconds that an ending launcher leaves the Master's to end the streams that it passes on: at the end of a job they
+bring the final status."""
 
 
 class Relay:
@@ -32,9 +35,17 @@ class Relay:
         self._settings = settings
         self._limits = limits
         self._session: aiohttp.ClientSession | None = None
+        self._passing = 0
+        """Number of requests that are being passed on."""
+        self._passed = asyncio.Event()
+        """Set when there is none any more."""
 
     async def close(self) -> None:
-        """Close all connections."""
+        """Close all connections, once nothing is passed on any more, at most ``LAST_S`` later."""
+        if self._passing:
+            self._passed.clear()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._passed.wait(), LAST_S)
         session, self._session = self._session, None
         if session is not None:
             await session.close()
@@ -45,6 +56,7 @@ class Relay:
         if "Authorization" not in request.headers:
             raise Refusal(401, "a relayed request needs a token", {"WWW-Authenticate": "Bearer"})
         headers = {name: request.headers[name] for name in _REQUEST if name in request.headers}
+        self._passing += 1
         try:
             async with self._open().request(
                 request.method, url, data=body or None, headers=headers, allow_redirects=False
@@ -55,6 +67,10 @@ class Relay:
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
             why = str(error) or type(error).__name__
             raise Refusal(503, f"the Master's launcher does not answer: {why}. Open {url} itself", _AGAIN) from None
+        finally:
+            self._passing -= 1
+            if not self._passing:
+                self._passed.set()
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:

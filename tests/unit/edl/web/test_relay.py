@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 from collections.abc import AsyncIterator
 
@@ -19,10 +20,10 @@ LIMITS = HttpLimits(rate=1e6, burst=1e6, status_s=0.001)
 
 @contextlib.asynccontextmanager
 async def another(
-    master: FakeMaster | None, url: str | None = None, settings: HttpSettings | None = None
+    master: FakeMaster | None, url: str | None = None, settings: HttpSettings | None = None, limits: HttpLimits = LIMITS
 ) -> AsyncIterator[Web]:
     """Another launcher of the job, whose Master this is."""
-    deps = WebDeps(JOB, settings or HttpSettings(0), lambda: TOKEN, lambda text: None, lambda: 100.0, LIMITS)
+    deps = WebDeps(JOB, settings or HttpSettings(0), lambda: TOKEN, lambda text: None, lambda: 100.0, limits)
     web = Web(deps)
     web.listen(HOST)
     web.begin(lambda: url, node_facts, FakeOutput())
@@ -66,6 +67,26 @@ def test_a_stream_is_passed_on_as_it_comes() -> None:
                 assert b"4711" in await stream.content.readuntil(b"\n\n")
                 job.close()
                 assert await stream.content.read() == b"", "it ends with the Master"
+
+    play(scenario, rules=False, limits=LIMITS)
+
+
+def test_the_final_status_comes_through_a_launcher_that_is_leaving() -> None:
+    async def scenario(on: Setup) -> None:
+        job = training()
+        async with another(job, limits=dataclasses.replace(LIMITS, status_s=60.0)) as master:
+            on.url = master.url
+            headers = {"Authorization": f"Bearer {TOKEN}", "Accept": "text/event-stream", **RELAY}
+            async with on.session.get(f"{on.web.url}/v1/jobs/{JOB}/status", headers=headers) as stream:
+                assert (await stream.content.readuntil(b"\n\n")).startswith(b"event: status\n")
+                leaving = asyncio.ensure_future(on.web.leave())
+                await asyncio.sleep(0)
+                assert master._server is not None
+                job.show(phase="ended", commit=4711)
+                await master._server.conclude()
+                assert b'"ended"' in await stream.content.readuntil(b"\n\n")
+                assert await stream.content.read() == b""
+                await leaving
 
     play(scenario, rules=False, limits=LIMITS)
 
