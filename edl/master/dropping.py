@@ -104,6 +104,9 @@ def _drop_by_itself(
 
 def missed(turn: MasterTurn, entry: NodeEntry, slot: int) -> str:
     """Why the job cannot do without a slot; empty if it can."""
+    others = [one for one in turn.members() if one.info.node != entry.info.node]
+    if turn.spec.independent and others and all(one.finished for one in others):
+        return "the workers of all other nodes have ended, and nobody would do its work"
     left = [one for one in rules.usable(turn.record.dropped, entry.info) if one != slot]
     if not turn.spec.replicas.whole(len(left)) and not turn.next_size(_others(turn, entry)).nodes:
         return (

@@ -363,7 +363,8 @@ def _form(turn: MasterTurn, entries: Sequence[NodeEntry], restore: Restore, why:
     turn.at_boundary = False
     turn.formed_at_s = turn.now_s
     for entry in entries:
-        entry = turn.update(entry, status=NodeStatus.RUNNING, due_s=float("inf"), underway=False, prestarted=False)
+        fresh = {"underway": False, "finished": False, "prestarted": False}
+        entry = turn.update(entry, status=NodeStatus.RUNNING, due_s=float("inf"), **fresh)
         entry = turn.update(entry, idled=False, uses=turn.places(entry))
         turn.tell(entry, StartRound(world, turn.reason))
     if turn.spec.independent:

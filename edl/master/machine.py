@@ -449,7 +449,7 @@ def _done(turn: MasterTurn, entry: NodeEntry, saving: bool, unsaved: str) -> Non
     node, record = entry.info.node, turn.record
     if turn.member(entry) is None or node in turn.finished:
         return
-    turn.update(entry, status=NodeStatus.DONE)
+    turn.update(entry, status=NodeStatus.DONE, finished=True)
     others = tuple(one for one in record.saving if one != node)
     now_saving = (*others, node) if saving else others
     done = record.done if node in record.done else (*record.done, node)

@@ -197,6 +197,8 @@ class NodeEntry:
     """Whether it has been ordered to load the state since it last was in a world."""
     underway: bool = False
     """Whether all its workers of the current round train and can be held at a step boundary."""
+    finished: bool = False
+    """Whether all its workers of the last world have ended with status 0."""
     how: str = ""
     """How its workers entered the current round, for the status."""
     draining: bool = False

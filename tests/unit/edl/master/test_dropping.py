@@ -10,6 +10,7 @@ import pytest
 from edl.agent.machine import events as ag
 from edl.agent.machine.state import AgentPhase, AgentState, WorkerStatus
 from edl.config import FaultTolerance, NodeRange, Replicas, SlotRules, Timeouts
+from edl.job_records import Training
 from edl.master import events as ev
 from edl.master.incidents import MAX_FAILURES_KEPT
 from edl.master.machine import take_over
@@ -191,6 +192,20 @@ class TestDrops:
         rule.breaks(failure(slot=1))
         assert rule.places == {"a": (1,)}
         assert any("the last one of its node" in one.text for one in rule.effects if isinstance(one, ev.HistoryNote))
+
+    @pytest.mark.parametrize("others_end", [True, False])
+    def test_the_slot_of_the_last_independent_worker_stays(self, others_end: bool) -> None:
+        """Else the job would end well, with what that worker still had to do undone."""
+        rule = Slotted(NodeRange(2, 2), strikes=1)
+        rule.spec = dataclasses.replace(rule.spec, servers=Training())
+        rule.state = dataclasses.replace(rule.state, spec=rule.spec)
+        rule.come(node_info("a", 2), node_info("b", 1))
+        if others_end:
+            rule.feed(ev.NodeSaid(NodeId("b"), Incarnation(2), WorkersDone(Round(1))))
+        rule.breaks(failure())
+        assert rule.places == {"a": (0, 1) if others_end else (0,), "b": (0,)}
+        notes = [one.text for one in rule.effects if isinstance(one, ev.HistoryNote)]
+        assert any("it stays: the workers of all other nodes have ended" in text for text in notes) is others_end
 
     def test_nothing_is_said_of_a_lone_slot(self) -> None:
         rule = Slotted(NodeRange(1, 2), strikes=1)
