@@ -136,6 +136,27 @@ def test_a_right_command_passes(line: str) -> None:
     assert [problem(call) for call in calls(line)] == [""] * len(list(calls(line)))
 
 
+# --- the README in Chinese -------------------------------------------------------------------------------------------
+
+
+def code_of(page: str) -> set[str]:
+    """The lines of a page's code blocks, without comments and without continuations of lines."""
+    text = "\n".join(text.replace("\\\n", " ") for _, text in BLOCK.findall(page))
+    lines = (" ".join(re.sub(r"(^|\s)#.*$", "", line).split()) for line in text.splitlines())
+    return {line for line in lines if line}
+
+
+def test_the_chinese_readme_has_the_code_of_the_english_one() -> None:
+    english, chinese = (code_of((ROOT / name).read_text()) for name in ("README.md", "README.zh.md"))
+    assert chinese == english
+
+
+def test_a_command_of_the_chinese_readme_that_differs_is_found() -> None:
+    block = "```console\n$ edl-run --nnodes=1:2 \\\n    train.py   # two nodes\n```\n"
+    assert code_of(block) == code_of(block.replace("two nodes", "两个节点").replace("\\\n  ", ""))
+    assert code_of(block) != code_of(block.replace("1:2", "1:3"))
+
+
 # --- defaults that docs/tuning.md names ------------------------------------------------------------------------------
 
 
