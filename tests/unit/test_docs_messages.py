@@ -85,11 +85,18 @@ def headings() -> list[str]:
     return re.findall(r"\*\*`([^`]+)`\*\*", page("troubleshooting.md"))
 
 
+def reasons(name: str) -> list[str]:
+    """The messages in the tables of a page whose first column is called ``reason``."""
+    tables = re.findall(r"^\| reason \|.*\n(?:\|.*\n)+", page(name), re.MULTILINE)
+    return [message for table in tables for message in seen(table)]
+
+
 MESSAGES = [*seen(page("failures.md")), *headings()]
+REASONS = [*reasons("checkpoints.md"), *reasons("parameter-servers.md")]
 
 
-@pytest.mark.parametrize("message", MESSAGES)
-def test_every_message_on_the_pages_about_failures_is_one_of_the_program(message: str) -> None:
+@pytest.mark.parametrize("message", [*MESSAGES, *REASONS])
+def test_every_quoted_message_is_one_of_the_program(message: str) -> None:
     assert unknown(message, program()) == []
 
 
@@ -100,6 +107,7 @@ def test_no_message_is_explained_twice() -> None:
 def test_the_pages_about_failures_quote_many_messages() -> None:
     assert len(seen(page("failures.md"))) > 100
     assert len(headings()) > 30
+    assert len(REASONS) > 12
 
 
 def test_a_message_that_the_program_does_not_say_is_found() -> None:
