@@ -76,7 +76,7 @@ NO_TLS = (
 )
 ROOM = (
     "A store started by edl frees space by itself; in any other one compact, defragment, and disarm the alarm "
-    "(docs/troubleshooting.md)"
+    "(docs/failures.md)"
 )
 
 FOREIGN = (

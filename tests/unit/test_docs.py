@@ -45,7 +45,10 @@ PAGES = sorted(
     [
         *(
             ROOT / name
-            for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md")
+            for name in (
+                *("README.md", "README.zh.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"),
+                "benchmarks/README.md",
+            )
         ),
         *DOCS.rglob("*.md"),
         *(ROOT / "examples").rglob("*.md"),

@@ -66,7 +66,7 @@ def main() -> None:
         time.sleep(options.pause)
     if rank == 0:
         (options.folder / "result").write_text(f"{loss.item()}")
-    del parallel  # freed after the group, it may wait for a thread that waits for it (docs/troubleshooting.md)
+    del parallel  # freed after the group, it may wait for a thread that waits for it (docs/failures.md)
     dist.destroy_process_group()
 
 
