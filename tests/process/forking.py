@@ -3,11 +3,11 @@ launcher a good part of one, and tests need hundreds of them.
 
 A forked program is what ``python -m`` makes of it, with four differences that are accepted in tests: the interpreter's
 seed of hashes is the same for all, ``/proc/PID/cmdline`` shows the forker's words, more is imported than it has asked
-for, and one that ends in good order does not take its modules apart. The first fork server of a forked launcher, its pservers and readers are forked too (``workers/spare.py``).
-What an interpreter or a library reads when it starts must be the same for forker and program (``spare.AT_START``).
-``TEST_REAL_STARTS=1``, which ``--soak`` sets, has every program started by itself; without it
-``test_both_ends_of_a_pipe_that_nobody_reads`` (test_bad_input.py) and those of test_partition.py start launchers for
-real, as the tests of schedulers do.
+for, and one that ends in good order does not take its modules apart. The first fork server of a forked launcher, its
+pservers and readers are forked too (``workers/spare.py``). What an interpreter or a library reads at its start must be
+the same for forker and program (``spare.AT_START``). ``TEST_REAL_STARTS=1``, which ``--soak`` sets, has every program
+started by itself; without it ``test_both_ends_of_a_pipe_that_nobody_reads`` (test_bad_input.py) and those of
+test_partition.py start launchers for real, as the tests of schedulers do.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,9 +47,28 @@ class Board(Dispatcher):
         super().__init__()
         self.bench = bench
         self.slot = slot
+        self.coming: deque[tuple[LeaseMachine, str | None]] = deque()
+        """What the worker is about to hear, in order, and from which Master."""
+        self.hearing = False
 
     def say(self, text: str, number: int) -> None:
         self.bench.said(self.slot, text, number)
+
+    def deliver(self) -> None:
+        """One after the other, as a stream does, unless another thread is at it. Nothing comes from a Master that has
+        been replaced."""
+        while True:
+            with self.bench.lock:
+                if self.hearing or not self.coming:
+                    return
+                self.hearing = True
+                machine, text = self.coming.popleft()
+                stale = machine is not self.bench.machine
+            try:
+                if not stale:
+                    self.hear(text)
+            finally:
+                self.hearing = False
 
 
 class Bench:
@@ -79,10 +99,10 @@ class Bench:
         """Begin a round with this many workers."""
         if self.round:
             self.broken = self.round
-            self._step(WorldEnded(Round(self.round), "test"))
+            self.do(WorldEnded(Round(self.round), "test"))
         self.round, self.size = self.round + 1, size
         self.barrier, self.parts = threading.Barrier(size), {}
-        self._step(WorldBegan(self.world()))
+        self.do(WorldBegan(self.world()))
 
     def world(self) -> World:
         return World(Round(self.round), (Member(NODE, Incarnation(0), "h", self.size, Rank(0), ()),), 0)
@@ -98,31 +118,49 @@ class Bench:
             self.machine = LeaseMachine()
             effects = self.machine.load(dict(self.kept), 0.0)
             effects += self.machine.step(WorldBegan(self.world(), taken_over=True), 0.0)
-        self._do(effects)
-        self.reattach()
+            self._take(effects)
+            self._attach()
+        self._deliver()
 
     def reattach(self) -> None:
-        for board in self.boards[: self.size]:
-            board.hear(None)
+        """All streams break and are there again."""
+        with self.lock:
+            self._attach()
+        self._deliver()
+
+    def _attach(self) -> None:
+        for board in self.attached():
+            board.coming.append((self.machine, None))
+
+    def attached(self) -> list[Board]:
+        """The boards of the world, in the order in which they attach to another Master."""
+        return self.boards[: self.size]
 
     def said(self, slot: int, text: str, number: int) -> None:
         self.words += 1
         if not self.lose():
-            self._step(Said(Caller(NODE, slot), Round(number), text))
+            self.do(Said(Caller(NODE, slot), Round(number), text))
 
-    def _step(self, event: Event) -> None:
+    def do(self, event: Event) -> tuple[Effect, ...]:
+        """Step the machine, and carry out its effects, which are returned."""
         with self.lock:
             effects = self.machine.step(event, self.now_s)
-        self._do(effects)
+            self._take(effects)
+        self._deliver()
+        return effects
 
-    def _do(self, effects: tuple[Effect, ...]) -> None:
+    def _deliver(self) -> None:
+        for board in self.boards:
+            board.deliver()
+
+    def _take(self, effects: tuple[Effect, ...]) -> None:
         for effect in effects:
             match effect:
                 case Keep(name, value):
                     self.kept[name] = value
                 case TellWorker(caller, body):
                     if not self.lose():
-                        self.boards[caller.slot].hear(body)
+                        self.boards[caller.slot].coming.append((self.machine, body))
                 case AddToHistory(text):
                     self.notes.append(text)
                 case ReportFlaw(name, text):

@@ -22,7 +22,7 @@ from edl.master.service import Caller, Said, WorldBegan
 from edl.types import Round
 from edl.wire.records import NO_SETTINGS
 from edl.worker.boundary import RoundOver
-from tests.support.data_fixture import NODE, ArrayData, Bench, Training, exactly_once, write_ipc
+from tests.support.data_fixture import NODE, ArrayData, Bench, Board, Training, exactly_once, write_ipc
 
 RECORDS = 400
 
@@ -56,9 +56,8 @@ class Eventful(Bench):
             assert self.granted.wait(10), "the other worker gets shards of the epoch that has begun"
         self.replace_master()
 
-    def reattach(self) -> None:
-        for board in reversed(self.boards[: self.size]):  # the others' streams are there first
-            board.hear(None)
+    def attached(self) -> list[Board]:
+        return super().attached()[::-1]  # the others' streams are there first
 
     def _listen(self, board: Any, hear: Any) -> None:
         def heard(text: str | None) -> None:
@@ -78,7 +77,8 @@ def test_a_master_that_dies_right_after_it_has_begun_an_epoch(files: str, late: 
     training = Training(
         bench, lambda slot: ArrayData(bench, slot, "d", files, batch_size=8, shard_records=25, tail="join"), 2
     )
-    assert training.world(2) == ["done"] * 2
+    results = training.world(2)
+    assert results == ["done"] * 2, [str(one) for one in results]
     exactly_once(training.lineage, RECORDS, 2)
 
 

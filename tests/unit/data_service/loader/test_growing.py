@@ -239,10 +239,7 @@ def test_an_order_from_outside(bench: Bench, folder: Path) -> None:
     answers: list[Answered] = []
 
     def order(dataset: str, files: list[str], when: str = "now") -> Answered:
-        with bench.lock:
-            body = add_request.encode(AddRequest(dataset, tuple(files), when))
-            effects = bench.machine.step(Ordered(len(answers), "me", body), 0.0)
-        bench._do(effects)
+        effects = bench.do(Ordered(len(answers), "me", add_request.encode(AddRequest(dataset, tuple(files), when))))
         answers.extend(one for one in effects if isinstance(one, Answered))
         return answers[-1]
 
@@ -275,8 +272,7 @@ def test_an_order_waits_for_a_worker_and_for_another_master(bench: Bench, folder
     bench.begin(1)
     body = add_request.encode(AddRequest("d", (str(folder / "new"),)))
     more(folder)
-    effects = bench.machine.step(Ordered(1, "me", body), 0.0)
-    bench._do(effects)
+    effects = bench.do(Ordered(1, "me", body))
     assert any("waiting until a worker" in one.text for one in effects if isinstance(one, Answered))
     bench.replace_master()
     data.load_state_dict(state)
