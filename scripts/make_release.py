@@ -1,4 +1,4 @@
-"""Builds sdist and wheel of the current commit, checks them, and tries the wheel: ``scripts/release``, docs/release.md."""
+"""Builds sdist and wheel of the current commit, checks them, and tries the wheel: see docs/release.md."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from edl.config import environment
 from scripts.release_contents import has_section, path_problems, sdist_problems, sums_text, wheel_problems
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -41,7 +42,7 @@ def fail(problem: str) -> NoReturn:
 
 def run(command: Sequence[str | Path], cwd: Path, **variables: str) -> str:
     """Run a program; returns its stdout. Ends the script with the program's output if it fails."""
-    ours = {name: value for name, value in os.environ.items() if not name.startswith(("EDL_", "PYTHON", "PIP_REQUIRE"))}
+    ours = {name: value for name, value in environment().items() if not name.startswith(("EDL_", "PYTHON"))}
     words = [str(word) for word in command]
     done = subprocess.run(words, cwd=cwd, env={**ours, **variables}, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -138,7 +139,7 @@ def try_wheel(wheel: Path, version: str, python: Interpreter, tools: Path, folde
     if not Path(where).is_relative_to(folder.resolve()):
         fail(f"import edl finds {where}, not what was installed")
     (folder / "job.py").write_text(JOB)
-    path = f"{programs}{os.pathsep}{os.environ.get('PATH', '')}"
+    path = f"{programs}{os.pathsep}{environment().get('PATH', '')}"
     options = ("--nnodes=1", "--nproc-per-node=2", f"--log-dir={folder / 'logs'}")
     run([programs / "python", "-m", "edl.launch", *options, "job.py"], folder, PATH=path)
     ran = sorted(one.name for one in folder.glob("rank-*"))
@@ -148,11 +149,13 @@ def try_wheel(wheel: Path, version: str, python: Interpreter, tools: Path, folde
     return programs / "python"
 
 
-def write_sbom(tools: Path, environment: Path, target: Path, work: Path) -> None:
-    """List what the wheel brings along, in CycloneDX's JSON. ``environment``: an interpreter with nothing else."""
-    shutil.copy(ROOT / "pyproject.toml", work)
+def write_sbom(tools: Path, python: Path, version: str, target: Path) -> None:
+    """List what the wheel brings along, in CycloneDX's JSON. ``python``: an interpreter that has the wheel alone."""
+    text = (ROOT / "pyproject.toml").read_text()
+    project = target.parent / "pyproject.toml"
+    project.write_text(text.replace('dynamic = ["version"]', f'version = "{version}"'))
     command = [tools / "cyclonedx-py", "environment", "--output-reproducible", "--of=JSON", f"--output-file={target}"]
-    run([*command, f"--pyproject={work / 'pyproject.toml'}", environment], work)
+    run([*command, f"--pyproject={project}", python], target.parent)
 
 
 def sign(sums: Path, key: str) -> None:
@@ -205,7 +208,7 @@ def main() -> None:
         if not environments:
             fail(f"no Python of {', '.join(PYTHONS)} is on the PATH: name one with --python")
         sbom = work / f"edl-{version}.cdx.json"
-        write_sbom(tools, environments[-1], sbom, work)
+        write_sbom(tools, environments[-1], version, sbom)
         out.mkdir(parents=True, exist_ok=True)
         files = [Path(shutil.copy(one, out)) for one in (sdist, wheel, sbom)]
     sums = out / "SHA256SUMS"

@@ -53,4 +53,6 @@ def sums_text(sums: Mapping[str, str]) -> str:
 
 def _differences(found: Collection[str], wanted: Collection[str], archive: str) -> list[str]:
     missing = [f"{archive} lacks {name}" for name in sorted(set(wanted) - set(found))]
-    return missing + [f"{archive} contains {name}, which does not belong in it" for name in sorted({*found} - {*wanted})]
+    return missing + [
+        f"{archive} contains {name}, which does not belong in it" for name in sorted({*found} - {*wanted})
+    ]

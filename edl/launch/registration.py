@@ -84,9 +84,9 @@ class Registration:
     async def agree(self) -> None:
         """Agree with the other launchers on the job's specification and token, or found the job.
 
-        Raises ``JobConflict`` if a running job of this id has other settings or a version of edl that is not compatible,
-        and ``JobEnded`` if this node's previous launcher belonged to a job that has just ended and did not learn of the
-        end. Any other launcher founds a new job once the launchers of the ended one are gone.
+        Raises ``JobConflict`` if a running job of this id has other settings or a version of edl that is not
+        compatible, and ``JobEnded`` if this node's previous launcher belonged to a job that has just ended and did not
+        learn of the end. Any other launcher founds a new job once the launchers of the ended one are gone.
         """
         mine = self._keys.launcher(self._node)
         belonged = any(entry.key == mine for entry in (await self._store.read(mine)).entries)

@@ -48,8 +48,8 @@ def refusal(job: str, mine: str, founder: Founder) -> str:
             f"job {job} was started by an unknown version of edl, and this launcher is edl {mine}. "
             f"Install the job's version on this node, or end the job and start all its launchers with edl {mine}"
         )
-    upgrade = _newer(mine, founder.edl)
-    rest = f", or upgrade the job: end it with a checkpoint, and start all launchers with edl {mine}" if upgrade else ""
+    upgrade = f", or upgrade the job: end it with a checkpoint, and start all launchers with edl {mine}"
+    rest = upgrade if _newer(mine, founder.edl) else ""
     return (
         f"job {job} runs edl {founder.edl}{_where(founder)}, and this launcher is edl {mine}: {_rule(mine, founder)}. "
         f"Install edl {founder.edl} on this node{rest} (docs/release.md)"
@@ -83,7 +83,6 @@ def _line(version: str) -> tuple[int, int] | None:
 
 
 def _newer(mine: str, theirs: str) -> bool:
-    """Whether the first numbers of a version say that it is newer; pre-releases of one version are not told apart."""
-    return [int(number) for number in re.findall(r"\d+", mine)[:3]] > [
-        int(number) for number in re.findall(r"\d+", theirs)[:3]
-    ]
+    """Whether a version is newer by its first three numbers. Pre-releases of one version count as equally new."""
+    first, second = ([int(number) for number in re.findall(r"\d+", one)[:3]] for one in (mine, theirs))
+    return first > second

@@ -2,9 +2,9 @@
 
     python tests/data/checkpoints/make.py
 
-Run it for each release with other first two numbers, and commit the folder. ``tests/unit/edl/torch/
-test_old_checkpoints.py`` and ``tests/unit/ps/checkpoint/test_old_tables.py`` read the folders of all versions. A folder is
-never made again: what is in it stands for the files that users have.
+Run it for each release with other first two numbers, and commit the folder. The folders of all versions are read by
+``test_old_checkpoints.py`` and ``test_old_tables.py``. A folder is never made again: what is in it stands for the files
+that users have.
 """
 
 from __future__ import annotations

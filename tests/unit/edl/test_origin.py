@@ -125,7 +125,9 @@ def test_a_running_job_of_an_unknown_version_is_not_joined() -> None:
         await old.join(info("a"))
         revision = bench.store.revision
         for allowed in ((), ASPECTS):
-            with pytest.raises(ForeignJob, match="started by an unknown version of edl, and this launcher is edl 0.1.0"):
+            with pytest.raises(
+                ForeignJob, match=r"started by an unknown version of edl, and this launcher is edl 0\.1\.0"
+            ):
                 await registration(bench, BOB, *allowed).agree()
         assert bench.store.revision == revision
 

@@ -51,9 +51,7 @@ def test_what_has_ended_and_what_never_was() -> None:
 def test_a_job_of_another_version_is_named_before_anything_of_it_is_decoded() -> None:
     store, heard = MemoryStore(FakeClock()), list[str]()
     unreadable = b"another form"
-    store.write_now(
-        [Put(KEYS.origin, b'{"edl":"99.1.0"}'), Put(KEYS.master, unreadable), Put(KEYS.token, unreadable)]
-    )
+    store.write_now([Put(KEYS.origin, b'{"edl":"99.1.0"}'), Put(KEYS.master, unreadable), Put(KEYS.token, unreadable)])
     with pytest.raises(ProtocolError):
         asyncio.run(_client(store, KEYS, None, None, heard.append))
     (text,) = heard

@@ -105,5 +105,7 @@ def test_one_of_an_unknown_newer_format_is_refused_and_stays(kind: str, tmp_path
 def test_a_directory_of_an_unknown_newer_format_is_not_written_to(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(STORED / VERSIONS[-1] / "whole", tmp_path / "saved"))
     of_newer_format(folder / "edl.json")
-    with pytest.raises(CheckpointError, match=rf"edl.json has format {NEWER}, newer than this edl knows \(1\): upgrade"):
+    with pytest.raises(
+        CheckpointError, match=rf"edl.json has format {NEWER}, newer than this edl knows \(1\): upgrade"
+    ):
         open_checkpoint_storage(PlainFiles(folder), "another run", job="whole").check()
