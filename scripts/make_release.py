@@ -154,8 +154,8 @@ def write_sbom(tools: Path, python: Path, version: str, target: Path) -> None:
     text = (ROOT / "pyproject.toml").read_text()
     project = target.parent / "pyproject.toml"
     project.write_text(text.replace('dynamic = ["version"]', f'version = "{version}"'))
-    command = [tools / "cyclonedx-py", "environment", "--output-reproducible", "--of=JSON", f"--output-file={target}"]
-    run([*command, f"--pyproject={project}", python], target.parent)
+    options = ("--output-reproducible", "--of=JSON", f"--output-file={target}", f"--pyproject={project}")
+    run([tools / "cyclonedx-py", "environment", *options, python], target.parent)
 
 
 def sign(sums: Path, key: str) -> None:
@@ -173,7 +173,7 @@ def digests(files: Sequence[Path]) -> Mapping[str, str]:
     return {one.name: hashlib.sha256(one.read_bytes()).hexdigest() for one in files}
 
 
-def options() -> argparse.Namespace:
+def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="scripts/release", description=__doc__)
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="folder for the files; default: dist")
@@ -185,7 +185,7 @@ def options() -> argparse.Namespace:
 
 def main() -> None:
     """Build, check, try, list, sum up and sign; ends at the first problem and leaves nothing then."""
-    given = options()
+    given = arguments()
     match = re.search(r'^__version__ = "(.+)"$', (ROOT / "edl/__init__.py").read_text(), re.MULTILINE)
     version = match[1] if match else fail("edl/__init__.py has no __version__")
     out: Path = given.out.resolve()

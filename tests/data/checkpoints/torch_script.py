@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,7 +14,7 @@ import edl.torch as edl
 STEPS = 3
 
 
-def model_and_optimizer() -> dict[str, torch.nn.Module | torch.optim.Optimizer]:
+def model_and_optimizer() -> dict[str, Any]:
     model = nn.Linear(4, 6)
     with torch.no_grad():
         model.weight.copy_(torch.arange(24.0).view(6, 4))
@@ -21,7 +22,7 @@ def model_and_optimizer() -> dict[str, torch.nn.Module | torch.optim.Optimizer]:
     return {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.25, momentum=0.5)}
 
 
-def sharded(mesh: DeviceMesh) -> dict[str, torch.nn.Module | torch.optim.Optimizer]:
+def sharded(mesh: DeviceMesh) -> dict[str, Any]:
     from torch.distributed.fsdp import fully_shard
 
     made = model_and_optimizer()
@@ -49,7 +50,7 @@ def train(state: edl.State) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--sharded", action="store_true")
-    values = {"step": 0, "seen": {"steps": [], "name": "größe", "limit": None}}
+    values: dict[str, Any] = {"step": 0, "seen": {"steps": [], "name": "größe", "limit": None}}
     if parser.parse_args().sharded:
         train(edl.State(build=sharded, **values))
     else:
