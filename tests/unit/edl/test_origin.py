@@ -157,7 +157,7 @@ def test_a_job_whose_settings_this_version_cannot_read_is_refused_for_its_versio
     async def scenario(bench: Bench) -> None:
         await founded(bench)
         lease = bench.leave_key("a2", 1)
-        unreadable = [Put(KEYS.spec, b"2"), Put(KEYS.node(NodeId("b")), b"2", lease)]
+        unreadable = [Put(KEYS.spec, b"2"), Put(KEYS.node(NodeId("0")), b"2", lease)]
         for origin, text in ((b'{"edl":"3.0.0","uid":"x"}', "runs edl 3.0.0"), (b'{"edl":3}', "an unknown version")):
             await bench.store.write([*unreadable, Put(KEYS.origin, origin)], [])
             revision = bench.store.revision
