@@ -193,6 +193,9 @@ def main() -> None:
     if left:
         fail(f"{out} is not empty: {', '.join(left)}. Remove them, or use --out")
     tracked = check_commit(version, rehearsal=given.rehearsal)
+    pythons = list(interpreters(given.python))
+    if not pythons:
+        fail(f"no Python of {', '.join(PYTHONS)} is on the PATH: name one with --python")
     with tempfile.TemporaryDirectory(prefix="edl-release-") as temporary:
         work = Path(temporary).resolve()
         venv.create(work / "tools", with_pip=True)
@@ -201,12 +204,10 @@ def main() -> None:
         sdist, wheel = build(tools, work)
         check_archives(sdist, wheel, tracked, work)
         environments = []
-        for python in interpreters(given.python):
+        for python in pythons:
             folder = work / f"try-{python.version}"
             folder.mkdir()
             environments.append(try_wheel(wheel, version, python, tools, folder))
-        if not environments:
-            fail(f"no Python of {', '.join(PYTHONS)} is on the PATH: name one with --python")
         sbom = work / f"edl-{version}.cdx.json"
         write_sbom(tools, environments[-1], version, sbom)
         out.mkdir(parents=True, exist_ok=True)
