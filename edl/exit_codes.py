@@ -39,7 +39,7 @@ class ExitCode(enum.IntEnum):
     ranks and tensors."""
     FOREIGN_JOB = 12
     """The job with this id has another owner, runs another script, or has other versions of edl, Python or the
-    framework, and ``--allow-differences`` does not name the difference."""
+    framework, and ``--allow-differences`` does not name the difference; it cannot allow another edl."""
     INTERNAL = 70
     """A bug in edl; the message asks for a report."""
     INTERRUPTED = 130

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from typing import TYPE_CHECKING
 
 import click
@@ -41,12 +42,12 @@ async def _data_sets(where: Where) -> list[str]:
     from edl.cli.data_text import data_sets
     from edl.cli.find import master_of
 
-    async with master_of(where) as client:
+    async with master_of(dataclasses.replace(where, quiet=True)) as client:
         return [one.name for one in data_sets(await client.status()) if one.name.isprintable()]
 
 
 async def _names(where: Where) -> list[str]:
     from edl.cli.find import master_of
 
-    async with master_of(where) as client:
+    async with master_of(dataclasses.replace(where, quiet=True)) as client:
         return [node.node for node in (await client.status()).nodes if node.node.isprintable()]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+import functools
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import click
 import grpc
 import grpc.aio
 
+from edl import __version__
 from edl.adapters.etcd import EtcdStore
 from edl.adapters.etcd_cluster import refuse_other_secret
 from edl.adapters.etcd_plan import is_socket, split_endpoint
@@ -26,6 +29,7 @@ from edl.wire.address import address
 from edl.wire.keys import JobKeys
 from edl.wire.messages import Finish
 from edl.wire.records import NodeInfo
+from edl.wire.release import founder_of, remark
 from edl.wire.secret import Secret, described, described_own, token_of
 
 SHOWN_NODES = 8
@@ -44,6 +48,8 @@ class Where:
     secret_file: str = ""
     secret: str = ""
     """The text of the secret itself."""
+    quiet: bool = False
+    """Whether to say nothing about a job of another version of edl."""
 
 
 class NoMaster(UsageError):
@@ -91,7 +97,7 @@ async def master_of(where: Where) -> AsyncIterator[JobClient]:
     store = EtcdStore(where.endpoints, tls=tls, user=where.user, password=where.password)
     try:
         job = JobId(where.job or await _only_job(store))
-        client = await _client(store, JobKeys(job), secret, identity)
+        client = await _client(store, JobKeys(job), secret, identity, _be_silent if where.quiet else _say_once)
         client.door = door_of(where.endpoints, secret, own=tls is None or tls is not identity)
     except StoreUnavailable:
         if tls is None:
@@ -105,6 +111,16 @@ async def master_of(where: Where) -> AsyncIterator[JobClient]:
         raise NoAnswer(_silence(client, error)) from error
     finally:
         await client.close()
+
+
+@functools.cache
+def _say_once(text: str) -> None:
+    """Print on stderr, once: some commands look at a job again and again."""
+    click.echo(f"edl: {text}", err=True)
+
+
+def _be_silent(text: str) -> None:
+    """Print nothing."""
 
 
 @contextlib.asynccontextmanager
@@ -202,8 +218,18 @@ async def _only_job(store: Store) -> str:
     raise SettingError("--rdzv-id", "''", f"jobs in this store: {listed}", "Name one with --rdzv-id")
 
 
-async def _client(store: Store, keys: JobKeys, secret: Secret | None, identity: Identity | None) -> JobClient:
+async def _client(
+    store: Store,
+    keys: JobKeys,
+    secret: Secret | None,
+    identity: Identity | None,
+    say: Callable[[str], None] = _be_silent,
+) -> JobClient:
+    """``say``: called if the job runs a version of edl with which this one may misunderstand it."""
     values = {entry.key: entry.value for entry in (await store.read(keys.prefix)).entries}
+    skew = remark(keys.job, __version__, founder_of(values.get(keys.origin, b"")))
+    if skew:
+        say(skew)
     if keys.master in values and keys.token in values:
         master = plain.loads(MasterInfo, values[keys.master])
         token = token_of(values[keys.token], secret, keys.job)

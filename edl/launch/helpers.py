@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from edl import __version__
 from edl.adapters.clock import SystemClock
 from edl.config import JobSpec
-from edl.errors import LeaseLost, SettingError, StoreError, StoreUnavailable, UsageError, WorkerStartError
+from edl.errors import ForeignJob, LeaseLost, SettingError, StoreError, StoreUnavailable, UsageError, WorkerStartError
 from edl.exit_codes import ExitCode
 from edl.launch.addresses import address_towards, etcd_store
 from edl.launch.console import console
@@ -31,6 +32,7 @@ from edl.types import JobId
 from edl.wire import plain
 from edl.wire.keys import JobKeys
 from edl.wire.messages import Finish
+from edl.wire.release import compatible, founder_of, refusal
 from edl.wire.secret import Secret, described, described_own, token_of
 
 FIRST_PAUSE_S = 0.2
@@ -373,7 +375,7 @@ async def _take_part(
     """Run helpers from the beginning of the job to its end; returns the exit status. They are added to ``started``; the
     caller ends them."""
     keys = JobKeys(settings.job)
-    poll = _JobPoll(store, keys, settings.recover_s, settings.store.secret)
+    poll = _JobPoll(store, keys, settings.recover_s, settings.store.secret, __version__)
     found = await poll.until_begun(log)
     if found is None:
         log(poll.reason)
@@ -399,8 +401,10 @@ async def _take_part(
 class _JobPoll:
     """Polls the store for the beginning and the end of the job."""
 
-    def __init__(self, store: Store, keys: JobKeys, timeout_s: float, secret: Secret | None) -> None:
+    def __init__(self, store: Store, keys: JobKeys, timeout_s: float, secret: Secret | None, version: str) -> None:
+        """``version``: this launcher's version of edl."""
         self._secret = secret
+        self._version = version
         self._store = store
         self._keys = keys
         self._timeout_s = timeout_s
@@ -410,7 +414,8 @@ class _JobPoll:
 
     async def until_begun(self, log: Callable[[str], None]) -> tuple[JobSpec, str] | None:
         """Wait for the job; returns its settings and its token, or None if it has just ended. Raises ``UsageError`` or
-        ``StoreUnavailable`` after ``timeout_s`` seconds, and ``SettingError`` if the job has another secret."""
+        ``StoreUnavailable`` after ``timeout_s`` seconds, ``SettingError`` if the job has another secret, and
+        ``ForeignJob`` if it has a version of edl that is not compatible."""
         deadline_s, said, job = self._clock.now_s() + self._timeout_s, False, self._keys.job
         while True:
             problem: StoreUnavailable | None = None
@@ -419,6 +424,7 @@ class _JobPoll:
                     return None
                 spec, token = await self._value(self._keys.spec), await self._value(self._keys.token)
                 if spec and token and (await self._store.read(self._keys.nodes)).entries:
+                    self._refuse_other_version(await self._value(self._keys.origin))
                     return plain.loads(JobSpec, spec), self._read_token(token)
             except StoreUnavailable as error:
                 problem = error
@@ -431,14 +437,18 @@ class _JobPoll:
 
     async def until_ended(self, timeout_s: float) -> int:
         """Wait until the job has ended, or has had no node for ``timeout_s`` seconds; returns the exit status. Raises
-        ``StoreUnavailable`` if the store does not answer for that long."""
-        seen_s = self._clock.now_s()
+        ``StoreUnavailable`` if the store does not answer for that long, and ``ForeignJob`` if a version of edl that is
+        not compatible founds the job again."""
+        seen_s, compared = self._clock.now_s(), b""
         while True:
             await asyncio.sleep(LOOK_S)
             try:
                 if await self._has_ended():
                     return int(ExitCode.OK)
                 there = await self._value(self._keys.token)
+                if there and there != compared:  # each founding writes another token
+                    self._refuse_other_version(await self._value(self._keys.origin))
+                    compared = there
                 nodes = (await self._store.read(self._keys.nodes)).entries
             except StoreUnavailable:
                 if self._clock.now_s() - seen_s >= timeout_s:
@@ -459,6 +469,11 @@ class _JobPoll:
             outcome = plain.loads(Finish, farewell)
             self.reason = f"job {self._keys.job} has ended: {outcome.reason}"
         return bool(farewell)
+
+    def _refuse_other_version(self, origin: bytes) -> None:
+        founder = founder_of(origin)
+        if not compatible(self._version, founder.edl):
+            raise ForeignJob(refusal(self._keys.job, self._version, founder))
 
     def _read_token(self, stored: bytes) -> str:
         token = token_of(stored, self._secret, self._keys.job)

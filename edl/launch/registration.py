@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 
 from edl.config import JobSpec
-from edl.errors import ForeignJob, JobConflict, LeaseLost, StoreError, StoreUnavailable
+from edl.errors import ForeignJob, JobConflict, LeaseLost, ProtocolError, StoreError, StoreUnavailable
 from edl.exit_codes import ExitCode
 from edl.launch.options.agreement import differences
 from edl.ports import Condition, CreatedAt, Delete, KeyValue, ModifiedAt, Operation, Put, Store
@@ -18,6 +18,7 @@ from edl.wire.keys import JobKeys
 from edl.wire.messages import Finish
 from edl.wire.origin import Origin, refused
 from edl.wire.records import NodeInfo
+from edl.wire.release import compatible, founder_of, refusal
 from edl.wire.secret import Secret, described, described_own, stored_token, token_of
 
 RETRY_S = 0.2
@@ -60,7 +61,7 @@ class Registration:
     ) -> None:
         """``refuses``: whether an address refuses connections, so that its launcher is dead. ``answers``: whether a
         living launcher answers there. ``origin``: compared with that of the job's founder, except for the aspects in
-        ``allowed``; None: no comparison."""
+        ``allowed``; its version of edl always counts. None: no comparison."""
         self._origin = origin
         self._allowed = allowed
         self._secret = secret
@@ -83,9 +84,9 @@ class Registration:
     async def agree(self) -> None:
         """Agree with the other launchers on the job's specification and token, or found the job.
 
-        Raises ``JobConflict`` if a running job of this id has other settings, and ``JobEnded`` if this node's previous
-        launcher belonged to a job that has just ended and did not learn of the end. Any other launcher founds a new job
-        once the launchers of the ended one are gone.
+        Raises ``JobConflict`` if a running job of this id has other settings or a version of edl that is not
+        compatible, and ``JobEnded`` if this node's previous launcher belonged to a job that has just ended and did not
+        learn of the end. Any other launcher founds a new job once the launchers of the ended one are gone.
         """
         mine = self._keys.launcher(self._node)
         belonged = any(entry.key == mine for entry in (await self._store.read(mine)).entries)
@@ -130,6 +131,9 @@ class Registration:
         stored = entries.get(self._keys.spec)
         if stored is None:
             return None
+        other = self._other_version(entries)  # before anything else is decoded: it may have another form there
+        if other is not None:
+            return other
         theirs = plain.loads(JobSpec, stored.value)
         found = differences(self._spec, theirs)
         token = entries.get(self._keys.token)
@@ -152,6 +156,17 @@ class Registration:
             )
         return None
 
+    def _other_version(self, entries: Mapping[str, KeyValue]) -> ForeignJob | None:
+        """An error if the job was founded by a version of edl that is not compatible with this launcher's; None if it
+        was not."""
+        if self._origin is None:
+            return None
+        stored = entries.get(self._keys.origin)
+        founder = founder_of(stored.value if stored is not None else b"")
+        if compatible(self._origin.edl, founder.edl):
+            return None
+        return ForeignJob(refusal(self._spec.job, self._origin.edl, founder))
+
     @property
     def _leases_end_s(self) -> float:
         """Seconds after which a lease that still exists must have been renewed, so that its launcher is alive."""
@@ -168,7 +183,10 @@ class Registration:
         while self._in_use(entries := await self._entries()):
             for key, entry in entries.items():
                 if key.startswith(self._keys.nodes):
-                    other = plain.loads(NodeInfo, entry.value)
+                    try:
+                        other = plain.loads(NodeInfo, entry.value)
+                    except ProtocolError:
+                        continue  # of a very different version: only its lease tells whether it is alive
                     if await self._refuses(other.host, other.port):
                         await self._store.revoke_lease(other.incarnation)
                     elif await self._answers(other.host, other.port):
@@ -185,12 +203,12 @@ class Registration:
     def _foreign(self, entries: dict[str, KeyValue]) -> dict[str, str]:
         """Aspects in which this launcher differs from the job's founder, except allowed ones, each with a
         description."""
-        if self._origin is None:
-            return {}
         stored = entries.get(self._keys.origin)
-        founder = plain.loads(Origin, stored.value) if stored is not None else None
+        if self._origin is None or stored is None:
+            return {}
+        founder = plain.loads(Origin, stored.value)
         found = refused(self._origin.differences(founder, proved=self._secret is not None), self._allowed)
-        where = f" (the job was started by node {founder.node} on {founder.host})" if founder is not None else ""
+        where = f" (the job was started by node {founder.node} on {founder.host})"
         return {aspect: text + where for aspect, text in found.items()}
 
     async def _found(self, entries: dict[str, KeyValue]) -> None:

@@ -12,7 +12,8 @@ ASPECTS = (OWNER, SCRIPT, VERSIONS)
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Origin of one launcher. Empty fields are not compared."""
+    """Origin of one launcher. Empty fields are not compared. ``release.py`` reads some of them in all versions of edl,
+    and compares the versions of edl."""
 
     node: str
     host: str
@@ -29,11 +30,8 @@ class Origin:
     frameworks: tuple[str, ...] = ()
     """Names with versions, such as ``torch 2.9.0``."""
 
-    def differences(self, founder: Origin | None, proved: bool) -> dict[str, str]:
-        """Differences by aspect, as text. ``founder``: None if the job has none, as with older versions of edl.
-        ``proved``: both hold the job's secret, so user names do not matter."""
-        if founder is None:
-            return {VERSIONS: f"edl {self.edl} here, and an older one in the job, which did not record its owner"}
+    def differences(self, founder: Origin, proved: bool) -> dict[str, str]:
+        """Differences by aspect, as text. ``proved``: both hold the job's secret, so user names do not matter."""
         found = {}
         if not proved and not self._same_owner(founder):
             found[OWNER] = f"{self._owner()} here, {founder._owner()} in the job"
@@ -56,10 +54,9 @@ class Origin:
     def _owner(self) -> str:
         return f"{self.user or 'a user without a name'} (uid {self.uid}) at {self.host}"
 
-    def _versions(self) -> tuple[str, str, str]:
+    def _versions(self) -> tuple[str, str]:
         """Frameworks are compared if both sides have some."""
-        edl, python = self.edl and f"edl {self.edl}", self.python and f"Python {self.python}"
-        return edl, python, " and ".join(self.frameworks)
+        return self.python and f"Python {self.python}", " and ".join(self.frameworks)
 
 
 def refused(differences: dict[str, str], allowed: Collection[str]) -> dict[str, str]:

@@ -16,7 +16,7 @@ from edl.launch.registration import Registration
 from edl.ports import CommandKind, Put, WorkerCommand
 from edl.types import NodeId
 from edl.wire import plain
-from edl.wire.origin import Origin, refused
+from edl.wire.origin import ASPECTS, Origin, refused
 from edl.wire.secret import Secret
 from tests.unit.edl.launch.test_registration import KEYS, SPEC, Bench, info, play
 
@@ -40,11 +40,11 @@ def other(**changes: object) -> Origin:
     (other(script="/elsewhere/train.py"), []),
     (other(digest="d2" * 32), ["script"]),
     (other(digest=""), []),
-    (other(edl="0.2.0"), ["versions"]),
+    (other(edl="0.2.0"), []),  # see wire/test_release.py
     (other(python="3.11"), ["versions"]),
     (other(frameworks=("torch 2.8.0",)), ["versions"]),
     (other(frameworks=(), python=""), []),
-    (other(uid=2000, user="bob", digest="d2" * 32, edl="9"), ["owner", "script", "versions"]),
+    (other(uid=2000, user="bob", digest="d2" * 32, python="3.9"), ["owner", "script", "versions"]),
 ])  # fmt: skip
 def test_what_is_another_job(mine: Origin, aspects: list[str]) -> None:
     found = mine.differences(ALICE, proved=False)
@@ -118,16 +118,74 @@ def test_a_job_whose_launchers_are_gone_is_founded_again_under_the_new_owner() -
     play(scenario)
 
 
-def test_a_running_job_of_an_older_version_is_not_joined_unawares() -> None:
+def test_a_running_job_of_an_unknown_version_is_not_joined() -> None:
     async def scenario(bench: Bench) -> None:
         old = bench.registration()  # says nothing of itself
         await old.agree()
         await old.join(info("a"))
         revision = bench.store.revision
-        with pytest.raises(ForeignJob, match=r"an older one in the job.*--allow-differences=versions"):
-            await registration(bench, BOB).agree()
+        for allowed in ((), ASPECTS):
+            with pytest.raises(
+                ForeignJob, match=r"started by an unknown version of edl, and this launcher is edl 0\.1\.0"
+            ):
+                await registration(bench, BOB, *allowed).agree()
         assert bench.store.revision == revision
-        await registration(bench, BOB, "versions").agree()
+
+    play(scenario)
+
+
+NEXT = other(edl="0.2.0")
+
+
+def test_a_launcher_of_another_version_is_refused_whatever_it_allows_and_nothing_is_touched() -> None:
+    async def scenario(bench: Bench) -> None:
+        await founded(bench)
+        revision = bench.store.revision
+        for allowed in ((), ASPECTS):
+            with pytest.raises(ForeignJob) as caught:
+                await registration(bench, NEXT, *allowed).agree()
+            text = str(caught.value)
+            assert "runs edl 0.1.0 (started by node a on h1), and this launcher is edl 0.2.0" in text
+            assert "Install edl 0.1.0 on this node" in text and "start all launchers with edl 0.2.0" in text
+            assert "--allow-differences" not in text
+        assert bench.store.revision == revision
+
+    play(scenario)
+
+
+def test_a_job_whose_settings_this_version_cannot_read_is_refused_for_its_version() -> None:
+    async def scenario(bench: Bench) -> None:
+        await founded(bench)
+        lease = bench.leave_key("a2", 1)
+        unreadable = [Put(KEYS.spec, b"2"), Put(KEYS.node(NodeId("0")), b"2", lease)]
+        for origin, text in ((b'{"edl":"3.0.0","uid":"x"}', "runs edl 3.0.0"), (b'{"edl":3}', "an unknown version")):
+            await bench.store.write([*unreadable, Put(KEYS.origin, origin)], [])
+            revision = bench.store.revision
+            with pytest.raises(ForeignJob, match=text):
+                await registration(bench, ALICE).agree()
+            assert bench.store.revision == revision
+
+    play(scenario)
+
+
+def test_a_later_patch_of_the_same_version_joins() -> None:
+    async def scenario(bench: Bench) -> None:
+        await founded(bench)
+        patched = registration(bench, other(edl="0.1.7"))
+        await patched.agree()
+        await patched.join(info("b", 5001))
+
+    play(scenario)
+
+
+def test_a_job_whose_launchers_are_gone_is_founded_again_by_another_version() -> None:
+    async def scenario(bench: Bench) -> None:
+        await founded(bench)
+        bench.hosts.dead.add(5000)
+        await bench.store.write([Put(KEYS.record, b"of another form")], [])
+        await registration(bench, NEXT).agree()
+        assert bench.value(KEYS.record) is None
+        assert plain.loads(Origin, bench.value(KEYS.origin) or b"") == NEXT
 
     play(scenario)
 

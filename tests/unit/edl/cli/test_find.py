@@ -6,7 +6,9 @@ import asyncio
 
 import pytest
 
+from edl import __version__
 from edl.cli.find import SHOWN_NODES, NoMaster, _client
+from edl.errors import ProtocolError
 from edl.ports import Put
 from edl.testing.clock import FakeClock
 from edl.testing.memory_store import MemoryStore
@@ -14,6 +16,7 @@ from edl.types import JobId, NodeId
 from edl.wire import plain
 from edl.wire.keys import JobKeys
 from edl.wire.messages import Finish
+from edl.wire.release import Founder
 
 KEYS = JobKeys(JobId("job"))
 
@@ -43,3 +46,17 @@ def test_a_job_without_launchers_elects_nobody() -> None:
 def test_what_has_ended_and_what_never_was() -> None:
     assert "has ended with exit code 1: lost" in said(Put(KEYS.farewell, plain.dumps(Finish(1, "lost"))))
     assert said() == "no job job in this store. Check --rdzv-id and --rdzv-endpoint"
+
+
+def test_a_job_of_another_version_is_named_before_anything_of_it_is_decoded() -> None:
+    store, heard = MemoryStore(FakeClock()), list[str]()
+    unreadable = b"another form"
+    store.write_now([Put(KEYS.origin, b'{"edl":"99.1.0"}'), Put(KEYS.master, unreadable), Put(KEYS.token, unreadable)])
+    with pytest.raises(ProtocolError):
+        asyncio.run(_client(store, KEYS, None, None, heard.append))
+    (text,) = heard
+    assert "job job runs edl 99.1.0, and this command is edl " in text
+    store.write_now([Put(KEYS.origin, plain.dumps(Founder(__version__)))])
+    with pytest.raises(ProtocolError):
+        asyncio.run(_client(store, KEYS, None, None, heard.append))
+    assert len(heard) == 1
