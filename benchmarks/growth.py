@@ -34,7 +34,7 @@ import click
 import psutil
 
 from benchmarks.common.etcd import PrivateEtcd
-from benchmarks.common.loglog import draw
+from edl.simulate.loglog import draw
 from edl.adapters.clock import SystemClock, wall_clock_s
 from edl.adapters.etcd import EtcdStore
 from edl.adapters.transport import Connection, MasterClient, MasterServer, refuses

@@ -61,6 +61,8 @@ class SimulatedAccount:
     repair_ns: int
     slowed_ns: int
     """Part of ``useful``: what stragglers made longer."""
+    stalled_ns: int
+    """Part of ``redone``: waiting for a lost member until the Master knew. The Master's accounts count it so, too."""
     lost_steps: int
     """Steps of the job that were made and then repeated."""
     rollbacks: Mapping[RestoredFrom, int] = field(default_factory=dict)
@@ -80,6 +82,19 @@ class SimulatedAccount:
         """Share of the job's slot time that is useful, as ``edl status`` shows it."""
         whole = sum(self.amounts.values())
         return self.amounts.get(SlotUse.USEFUL, 0) / whole if whole else 0.0
+
+    @property
+    def running(self) -> float:
+        """Share of the time of slots with a place in a world during which these made steps, or saved."""
+        busy = sum(self.amounts.values()) - self.amounts.get(SlotUse.IDLE, 0)
+        made = (SlotUse.USEFUL, SlotUse.REDONE, SlotUse.COMMIT)
+        return (sum(self.amounts.get(use, 0) for use in made) - self.stalled_ns) / busy if busy else 0.0
+
+    @property
+    def effective(self) -> float:
+        """Share of the same time that is useful."""
+        busy = sum(self.amounts.values()) - self.amounts.get(SlotUse.IDLE, 0)
+        return self.amounts.get(SlotUse.USEFUL, 0) / busy if busy else 0.0
 
     @property
     def of_cluster(self) -> float:
@@ -107,6 +122,7 @@ def account(history: SimulatedHistory, rules: SavingRules) -> SimulatedAccount:
         amounts,
         history.repair_ns,
         sum(one.slowed_ns for one in work.pieces),
+        work.stalled_ns,
         work.lost_work_ns // work.step_ns,
         work.rollbacks,
         work.checkpoints,
@@ -148,7 +164,7 @@ class _Work:
         self._memory_ns = 0
         self._next_save_ns = self._every_ns or None
         self._writes: list[_Write] = [_Write(0, 0)]
-        self.commit_ns = self.redone_ns = self.lost_work_ns = 0
+        self.commit_ns = self.redone_ns = self.stalled_ns = self.lost_work_ns = 0
         self.checkpoints = self.skipped = self.writing_ns = 0
         self.rollbacks: dict[RestoredFrom, int] = dict.fromkeys(RestoredFrom, 0)
 
@@ -191,7 +207,9 @@ class _Work:
             self._train(begin_ns, end_ns, spell.slots, pace)
         if spell.planned:
             self._memory_ns = self.at_ns
-        self.redone_ns += (spell.end_ns - spell.halted_ns) * spell.slots - spell.spoilt_ns
+        stalled_ns = (spell.end_ns - spell.halted_ns) * spell.slots - spell.spoilt_ns
+        self.stalled_ns += stalled_ns
+        self.redone_ns += stalled_ns
 
     def _train(self, now_ns: int, end_ns: int, slots: int, pace: float) -> None:
         while now_ns < end_ns:
