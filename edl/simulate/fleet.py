@@ -40,6 +40,8 @@ STORED = Version(1, 1)
 FIRST_COMMIT = 10
 GRACE_S = 120.0
 """Notice that a drained node has."""
+RETURN_S = 0.001
+"""A node's next launcher registers after the lease of the last one has ended."""
 PORTS = (9000, 9001, 9002)
 
 
@@ -283,7 +285,7 @@ class Fleet:
 
     def _expired(self, node: FleetNode, life: Incarnation, since_s: float, now_s: float) -> list[ev.Event]:
         node.gone_s = now_s
-        self._agenda.add(max(now_s, since_s + node.away_s), functools.partial(self._back, node))
+        self._agenda.add(max(now_s + RETURN_S, since_s + node.away_s), functools.partial(self._back, node))
         return [ev.NodeExpired(node.info.node, life)]
 
     def _back(self, node: FleetNode, now_s: float) -> list[ev.Event]:
