@@ -10,7 +10,21 @@ from typing import TYPE_CHECKING
 import click
 
 from edl import __version__
-from edl.cli import config, data, denylist, errors, health, history, notify, output, pservers, simulate, size, top, watch
+from edl.cli import (
+    config,
+    data,
+    denylist,
+    errors,
+    health,
+    history,
+    notify,
+    output,
+    pservers,
+    simulate,
+    size,
+    top,
+    watch,
+)
 from edl.cli.confirm import confirm, must_ask, yes_option
 from edl.cli.options import job_options, wait_option, where_of
 from edl.errors import EdlError

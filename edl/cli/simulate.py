@@ -24,7 +24,7 @@ PRESETS = ("dlrover", "byterobust", "meta")
 _SIZE = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
-class _Duration(click.ParamType):
+class _Duration(click.ParamType[float]):
     """``20ms``, ``90s``, ``15m``, ``2h`` or ``3d``."""
 
     name = "time"
@@ -62,9 +62,9 @@ DURATION = _Duration()
     "faults",
     multiple=True,
     metavar="KIND:every=T[,…]",
-    help="Faults by chance: worker, node, rack, switch, drain, master, store, straggler, slow-storage. every: mean time "
-    "between those of one unit; shape: Weibull's, 1 is exponential; lasts: T, or ~T for a mean; factor: times slower. "
-    f"Repeat it. Default: {' '.join(DEFAULT_FAULTS)}",
+    help="Faults by chance: worker, node, rack, switch, drain, master, store, straggler, slow-storage. every: mean "
+    "time between those of one unit; shape: Weibull's, 1 is exponential; lasts: T, or ~T for a mean; factor: times "
+    f"slower. Repeat it. Default: {' '.join(DEFAULT_FAULTS)}",
 )
 @click.option("--trace", type=click.Path(path_type=Path), help="Recorded faults: CSV, or JSON lines.")
 @click.option("--time", "times", multiple=True, metavar="PHASE=T", help="Duration of a phase of recovery. Repeat it.")
@@ -77,7 +77,7 @@ DURATION = _Duration()
 @click.option("--checkpoint-size", default="0", metavar="SIZE", help="Size of one, such as 500G.")
 @click.option("--price", default=0.0, help="Price of a slot for an hour.")
 @click.option("--recommend", is_flag=True, help="Simulate other settings, and name the best ones.")
-@click.option("--plot", type=click.Path(path_type=Path), help="Draw loss against checkpoint interval into this SVG file.")
+@click.option("--plot", type=click.Path(path_type=Path), help="Draw loss against checkpoint interval as SVG.")
 @click.option("--preset", type=click.Choice(PRESETS), help="Simulate published figures instead.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def simulate(preset: str | None, recommend: bool, plot: Path | None, as_json: bool, **given: Any) -> None:

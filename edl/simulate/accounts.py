@@ -1,7 +1,7 @@
 """Commits and checkpoints within a simulated history: which training counted, and what saving cost.
 
-The Master's decisions do not depend on when checkpoints are written, so one history serves every interval. All times are
-integers, in nanoseconds. Time only moves from one use to another: the sum stays what the Master has counted.
+The Master's decisions do not depend on when checkpoints are written, so one history serves every interval. All times
+are integers, in nanoseconds. Time only moves from one use to another: the sum stays what the Master has counted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Recommends settings by simulating several and taking the best. Compared are shares of the whole cluster's slot time."""
+"""Recommends settings by simulating several and taking the best. Compared are shares of the cluster's slot time."""
 
 from __future__ import annotations
 

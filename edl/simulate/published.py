@@ -109,7 +109,11 @@ PRESETS: Mapping[str, tuple[tuple[str, SimulatedScenario, tuple[_Claim, ...]], .
         ),
     ),
     "byterobust": tuple(
-        (f"9,600 GPUs, stall {minutes} min", _stalls(9_600, minutes * MINUTE_S), (_Claim("effective", 0.97, _effective),))
+        (
+            f"9,600 GPUs, stall {minutes} min",
+            _stalls(9_600, minutes * MINUTE_S),
+            (_Claim("effective", 0.97, _effective),),
+        )
         for minutes in (2, 5, 10)
     ),
     "meta": (

@@ -63,7 +63,9 @@ def _json_rows(path: Path, text: str) -> Iterator[tuple[int, Mapping[str, Any]]]
         except ValueError as error:
             raise FaultFileError(f"{path}, line {line}: not JSON ({error}). Write one object a line") from None
         if not isinstance(row, dict):
-            raise FaultFileError(f"{path}, line {line}: {content.strip()[:40]!r} is no object with {', '.join(COLUMNS)}")
+            raise FaultFileError(
+                f"{path}, line {line}: {content.strip()[:40]!r} is no object with {', '.join(COLUMNS)}"
+            )
         _check_names(f"{path}, line {line}", list(row))
         yield line, row
 

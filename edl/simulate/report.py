@@ -64,10 +64,11 @@ def summary_lines(told: dict[str, Any]) -> list[str]:
         "with spares, repairs and stragglers",
         f"{count(told['nodes'])}, {count(told['slots'], 'slot')}, {duration(told['duration_s'])}; faults: {faults}",
         f"{count(told['worlds'], 'world')}; {count(told['lost_steps'], 'step')} repeated; returned to "
-        + ", ".join(f"{source} {times} times" for source, times in told["restored_from"].items() if source != "scratch"),
+        + ", ".join(f"{name} {times} times" for name, times in told["restored_from"].items() if name != "scratch"),
     ]
     waited = f", {duration(told['waited_s'])} in all, at most {duration(told['longest_wait_s'])}"
-    lines.append(f"Without a world for lack of nodes: {told['waits_for_nodes']} times" + waited * bool(told["waited_s"]))
+    waited = waited if told["waited_s"] else ""
+    lines.append(f"Without a world for lack of nodes: {told['waits_for_nodes']} times{waited}")
     skipped = f", {told['checkpoints_skipped']} skipped because storage was busy" if told["checkpoints_skipped"] else ""
     wrote = f", {amount(told['checkpoint_bytes'])}" if told["checkpoint_bytes"] else ""
     lines.append(f"Checkpoints: {told['checkpoints']}{wrote}{skipped}; storage busy {told['storage_busy']:.1%}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from edl.errors import SettingError
 from edl.simulate.accounts import SavingRules
@@ -23,8 +23,8 @@ class SimulatedScenario:
     job: JobShape
     processes: tuple[FaultProcess, ...] = ()
     recorded: tuple[TimedFault, ...] = ()
-    times: PhaseTimes = PhaseTimes()
-    saving: SavingRules = SavingRules()
+    times: PhaseTimes = field(default_factory=PhaseTimes)
+    saving: SavingRules = field(default_factory=SavingRules)
     horizon_s: float = 30 * DAY_S
     seed: int = 0
     price: float = 0.0

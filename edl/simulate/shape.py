@@ -48,7 +48,7 @@ class JobShape:
     state_nodes: int = 1
     """Nodes over which one complete state is spread; 1: each node has all of it; 0: all nodes of the world."""
     memory: bool = True
-    """Whether commits are kept in memory, with copies on other nodes. Otherwise each fault costs a checkpoint's load."""
+    """Whether commits are kept in memory, with copies on other nodes. Otherwise each fault costs a load."""
     in_process: bool = True
     """Whether workers keep their processes. Otherwise all of them start again after each fault."""
 

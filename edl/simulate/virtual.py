@@ -94,15 +94,19 @@ class _VirtualJob:
         self._agenda.add(0.0, self._fleet.join_all)
         for fault in faults:
             self._agenda.add(fault.at_s, functools.partial(self._strike, fault), heard=fault.kind is FaultType.DRAIN)
-        while self._state.record.phase is not Phase.ENDED:
+        while not self._ended:
             now_s = self._agenda.next_s(self._wake_s)
             if now_s > horizon_s:
                 break
             events = self._agenda.events(now_s)
             if events or now_s >= max(self._wake_s, self._agenda.silent_until_s):
                 self._decide(events or [ev.Tick()], now_s)
-            horizon_s = now_s if self._state.record.phase is Phase.ENDED else horizon_s
+            horizon_s = now_s if self._ended else horizon_s
         return self._result(horizon_s)
+
+    @property
+    def _ended(self) -> bool:
+        return self._state.record.phase is Phase.ENDED
 
     def _decide(self, events: Sequence[ev.Event], now_s: float) -> None:
         before, trained = self._state, self._slot_times.trains
@@ -147,9 +151,7 @@ class _VirtualJob:
         halted_ns = now_ns if self._halted_ns is None else self._halted_ns
         planned = planned and self._halted_ns is None
         self._spells.append(
-            TrainingSpell(
-                self._begun_ns, now_ns, halted_ns, world.size, restored, planned, spoilt, tuple(self._paces)
-            )
+            TrainingSpell(self._begun_ns, now_ns, halted_ns, world.size, restored, planned, spoilt, tuple(self._paces))
         )
 
     # --- faults ------------------------------------------------------------------------------------------------------
@@ -182,9 +184,10 @@ class _VirtualJob:
     def _halt(self, nodes: Sequence[FleetNode], now_s: float) -> None:
         """No step is completed without a member."""
         world = self._state.record.world
-        if self._slot_times.trains and self._halted_ns is None and world is not None:
-            if any(world.member(node.info.node) is not None for node in nodes):
-                self._halted_ns = round(now_s * NS)
+        if not self._slot_times.trains or self._halted_ns is not None or world is None:
+            return
+        if any(world.member(node.info.node) is not None for node in nodes):
+            self._halted_ns = round(now_s * NS)
 
     def _be_silent(self, until_s: float) -> None:
         self._agenda.silent_until_s = max(self._agenda.silent_until_s, until_s)

@@ -36,7 +36,7 @@ def some_spells(chance: random.Random) -> list[TrainingSpell]:
     return found
 
 
-def reference(spells: list[TrainingSpell], rules: SavingRules) -> tuple[int, int, int]:
+def reference(spells: list[TrainingSpell], rules: SavingRules) -> tuple[int, int, int]:  # noqa: PLR0915 - one pass
     """Seconds of slot time: useful, redone, commit. Second by second, all times being whole seconds."""
     step, every = int(rules.step_s), round(rules.checkpoint_s / rules.step_s) * int(rules.step_s)
     cycle = rules.commit_steps * step

@@ -64,7 +64,9 @@ def some_job(seed: int) -> tuple[SimulatedHistory, SimulatedAccount]:
     ]
     faults = draw(processes, cluster, DAY_S, seed)
     history = simulate(cluster, job, PhaseTimes(), faults, DAY_S, checked)
-    saving = SavingRules(chance.choice([0.5, 7.0]), chance.choice([0, 1, 5]), 0.1, 300.0, chance.choice([0, 20.0]), 40.0)
+    saving = SavingRules(
+        chance.choice([0.5, 7.0]), chance.choice([0, 1, 5]), 0.1, 300.0, chance.choice([0, 20.0]), 40.0
+    )
     return history, account(history, saving)
 
 
