@@ -50,7 +50,7 @@ def test_racks_and_switches_fail_together() -> None:
 @pytest.mark.parametrize("wrong", [{"every_s": 0.0}, {"shape": 0.0}, {"lasts_s": -1.0}, {"factor": math.nan}])
 def test_bad_processes(wrong: dict[str, float]) -> None:
     with pytest.raises(SettingError, match="--fault node:"):
-        FaultProcess(FaultType.NODE, **{"every_s": 1.0, **wrong})
+        FaultProcess(FaultType.NODE, **{"every_s": 1.0, **wrong})  # type: ignore[arg-type]
 
 
 def test_recorded_faults_in_both_forms(tmp_path: Path) -> None:
