@@ -115,6 +115,7 @@ def test_a_silent_node_stalls_the_others_until_it_is_noticed() -> None:
     # Two nodes wait for 3 s, the silent one for half of it: then its stream breaks, and it counts as lost.
     assert found.stalled_ns == round((3.0 + 3.0 + 1.5) * NS)
     assert found.amounts[SlotUse.LOST] == round(1.5 * NS)
+    assert 0 <= found.amounts[SlotUse.REDONE] - found.stalled_ns <= 3 * NS / 1000, "and less than a step each"
     assert found.repair_ns == round((500.0 - 3.0) * NS)
 
 
