@@ -93,16 +93,16 @@ def simulate(preset: str | None, recommend: bool, plot: Path | None, as_json: bo
 
     scenario = _scenario(**given)
     history = scenario.run()
-    told = report.document(scenario, history, account(history, scenario.saving))
+    result = report.document(scenario, history, account(history, scenario.saving))
     found = advice.recommend(scenario, history) if recommend else []
     if plot is not None:
         _draw(plot, advice.interval(history, scenario.saving))
     if as_json:
-        click.echo(json.dumps({**told, "advice": [_plain(one) for one in found]}, indent=2))
+        click.echo(json.dumps({**result, "advice": [_plain(one) for one in found]}, indent=2))
         return
     console = screen()
-    show_lines(console, [*report.summary_lines(told), ""])
-    show_table(console, ("use", "slot-hours", "share"), report.use_rows(told))
+    show_lines(console, [*report.summary_lines(result), ""])
+    show_table(console, ("use", "slot-hours", "share"), report.use_rows(result))
     for one in found:
         show_lines(console, ["", f"Recommended: {one.setting} {one.best:,.0f} ({one.why})"])
         if one.tried:

@@ -132,7 +132,7 @@ def account(history: SimulatedHistory, rules: SavingRules) -> SimulatedAccount:
 
 
 @dataclass(slots=True)
-class _Piece:
+class _CountedTraining:
     """Training of one world that still counts."""
 
     work_ns: int
@@ -159,7 +159,7 @@ class _Work:
         self._commit_ns = round(rules.commit_s * NS) if self._cycle_ns else 0
         self._every_ns = round(rules.checkpoint_s / rules.step_s) * self.step_ns
         self._blocks_ns = round(rules.blocks_s * NS)
-        self.pieces: list[_Piece] = []
+        self.pieces: list[_CountedTraining] = []
         self.at_ns = 0
         self._memory_ns = 0
         self._next_save_ns = self._every_ns or None
@@ -247,7 +247,7 @@ class _Work:
         """Train for ``took_ns``, for at most ``work_ns`` of work."""
         work_ns = min(work_ns, int(took_ns / pace)) if took_ns < _longer(work_ns, pace) else work_ns
         self.at_ns += work_ns
-        self.pieces.append(_Piece(work_ns, took_ns * slots, max(0, took_ns - work_ns) * slots))
+        self.pieces.append(_CountedTraining(work_ns, took_ns * slots, max(0, took_ns - work_ns) * slots))
         if self._cycle_ns:
             self._memory_ns = max(self._memory_ns, self.at_ns - self.at_ns % self._cycle_ns)
         return took_ns

@@ -267,7 +267,7 @@ class Fleet:
         return True
 
     def drain(self, node: FleetNode, away_s: float) -> list[ev.Event]:
-        """A node is told that it will be taken away; returns what it says."""
+        """A node learns that it will be taken away; returns what it says."""
         if not node.up:
             return []
         node.away_s = away_s

@@ -48,32 +48,34 @@ def document(scenario: SimulatedScenario, history: SimulatedHistory, found: Simu
     }
 
 
-def use_rows(told: dict[str, Any]) -> list[tuple[str, str, str]]:
+def use_rows(result: dict[str, Any]) -> list[tuple[str, str, str]]:
     """A row for each use: its name, slot-hours, share."""
-    whole_s = told["slot_s"] or 1.0
+    whole_s = result["slot_s"] or 1.0
     return [
-        (name, f"{used_s / 3600:,.1f}", f"{used_s / whole_s:.3%}") for name, used_s in told["uses_s"].items() if used_s
+        (name, f"{used_s / 3600:,.1f}", f"{used_s / whole_s:.3%}")
+        for name, used_s in result["uses_s"].items()
+        if used_s
     ]
 
 
-def summary_lines(told: dict[str, Any]) -> list[str]:
+def summary_lines(doc: dict[str, Any]) -> list[str]:
     """The result in sentences."""
-    faults = ", ".join(f"{number} {name}" for name, number in told["faults"].items() if number) or "none"
+    faults = ", ".join(f"{number} {name}" for name, number in doc["faults"].items() if number) or "none"
     lines = [
-        f"Goodput: {told['goodput']:.2%} of the job's slot time; {told['goodput_of_cluster']:.2%} of the cluster's, "
+        f"Goodput: {doc['goodput']:.2%} of the job's slot time; {doc['goodput_of_cluster']:.2%} of the cluster's, "
         "with spares, repairs and stragglers",
-        f"{count(told['nodes'])}, {count(told['slots'], 'slot')}, {duration(told['duration_s'])}; faults: {faults}",
-        f"{count(told['worlds'], 'world')}; {count(told['lost_steps'], 'step')} repeated; returned to "
-        + ", ".join(f"{name} {times} times" for name, times in told["restored_from"].items() if name != "scratch"),
+        f"{count(doc['nodes'])}, {count(doc['slots'], 'slot')}, {duration(doc['duration_s'])}; faults: {faults}",
+        f"{count(doc['worlds'], 'world')}; {count(doc['lost_steps'], 'step')} repeated; returned to "
+        + ", ".join(f"{name} {times} times" for name, times in doc["restored_from"].items() if name != "scratch"),
     ]
-    waited = f", {duration(told['waited_s'])} in all, at most {duration(told['longest_wait_s'])}"
-    waited = waited if told["waited_s"] else ""
-    lines.append(f"Without a world for lack of nodes: {told['waits_for_nodes']} times{waited}")
-    skipped = f", {told['checkpoints_skipped']} skipped because storage was busy" if told["checkpoints_skipped"] else ""
-    wrote = f", {amount(told['checkpoint_bytes'])}" if told["checkpoint_bytes"] else ""
-    lines.append(f"Checkpoints: {told['checkpoints']}{wrote}{skipped}; storage busy {told['storage_busy']:.1%}")
-    if told["cost"]:
-        lines.append(f"Cost: {told['cost']:,.0f}, of which {told['cost_lost']:,.0f} for nothing")
-    if told["ended"]:
-        lines.append(f"The job ended early: {told['ended']}")
+    waited = f", {duration(doc['waited_s'])} in all, at most {duration(doc['longest_wait_s'])}"
+    waited = waited if doc["waited_s"] else ""
+    lines.append(f"Without a world for lack of nodes: {doc['waits_for_nodes']} times{waited}")
+    skipped = f", {doc['checkpoints_skipped']} skipped because storage was busy" if doc["checkpoints_skipped"] else ""
+    wrote = f", {amount(doc['checkpoint_bytes'])}" if doc["checkpoint_bytes"] else ""
+    lines.append(f"Checkpoints: {doc['checkpoints']}{wrote}{skipped}; storage busy {doc['storage_busy']:.1%}")
+    if doc["cost"]:
+        lines.append(f"Cost: {doc['cost']:,.0f}, of which {doc['cost_lost']:,.0f} for nothing")
+    if doc["ended"]:
+        lines.append(f"The job ended early: {doc['ended']}")
     return lines

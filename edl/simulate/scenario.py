@@ -1,4 +1,4 @@
-"""Everything that one simulation is told, and running it."""
+"""Everything that one simulation is given, and running it."""
 
 from __future__ import annotations
 

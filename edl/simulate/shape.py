@@ -24,7 +24,7 @@ class ClusterShape:
     switch_nodes: int = 0
     """Nodes behind each switch; 0: no switches."""
     racks_known: bool = True
-    """Whether launchers are told their rack (``--rack``), so that copies go to another one."""
+    """Whether launchers know their rack (``--rack``), so that copies go to another one."""
 
     def __post_init__(self) -> None:
         _between("--nodes", self.nodes, 1, MOST_NODES)

@@ -50,13 +50,13 @@ def simulate(
 def spec_of(job: JobShape, times: PhaseTimes) -> JobSpec:
     """The settings with which the Master runs."""
     lease_s = min(3600.0, max(1.0, times.noticed_node_s))
-    patience_s = 60.0 + 2 * (times.stop_s + times.start_s + times.boot_s + times.hold_s)
+    limit_s = 60.0 + 2 * (times.stop_s + times.start_s + times.boot_s + times.hold_s)
     timeouts = Timeouts(
         recover_s=FOREVER_S,
         lease_ttl_s=lease_s,
-        warming_s=patience_s,
-        boundary_s=patience_s,
-        rejoin_s=patience_s,
+        warming_s=limit_s,
+        boundary_s=limit_s,
+        rejoin_s=limit_s,
         loading_s=FOREVER_S,
         restart_s=0.0,
     )
