@@ -34,7 +34,6 @@ import click
 import psutil
 
 from benchmarks.common.etcd import PrivateEtcd
-from benchmarks.common.loglog import draw
 from edl.adapters.clock import SystemClock, wall_clock_s
 from edl.adapters.etcd import EtcdStore
 from edl.adapters.transport import Connection, MasterClient, MasterServer, refuses
@@ -44,6 +43,7 @@ from edl.master.candidate import Candidate, CandidateCallbacks
 from edl.master.election import MasterInfo
 from edl.master.shell import MasterDeps, MasterShell
 from edl.ports import Condition, Delete, Operation, Put
+from edl.simulate.loglog import draw
 from edl.tasks import Backoff
 from edl.types import Incarnation, JobId, NodeId, Rank, Round
 from edl.wire import codec, edl_pb2, plain

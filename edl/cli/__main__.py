@@ -10,7 +10,21 @@ from typing import TYPE_CHECKING
 import click
 
 from edl import __version__
-from edl.cli import config, data, denylist, errors, health, history, notify, output, pservers, size, top, watch
+from edl.cli import (
+    config,
+    data,
+    denylist,
+    errors,
+    health,
+    history,
+    notify,
+    output,
+    pservers,
+    simulate,
+    size,
+    top,
+    watch,
+)
 from edl.cli.confirm import confirm, must_ask, yes_option
 from edl.cli.options import job_options, wait_option, where_of
 from edl.errors import EdlError
@@ -102,6 +116,7 @@ edl.add_command(output.stacks)
 edl.add_command(notify.notify)
 edl.add_command(denylist.denylist)
 edl.add_command(watch.watch)
+edl.add_command(simulate.simulate)
 for _command in size.COMMANDS:
     edl.add_command(_command)
 

@@ -62,7 +62,8 @@ def answered(turn: MasterTurn, entry: NodeEntry, answer: Boundary) -> None:
         return
     answers = {**agreement.answers, entry.info.node: answer.commit}
     turn.agreement = dataclasses.replace(agreement, answers=answers)
-    if set(answers) >= {member.node for member in world.members}:
+    enough = len(answers) >= len(world.members)  # looking at all members after each answer would be quadratic
+    if enough and set(answers) >= {member.node for member in world.members}:
         _settle(turn, agreement, max(answers.values()) + 1)
 
 

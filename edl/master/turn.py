@@ -17,7 +17,7 @@ from edl.master.state import MasterState, NodeEntry, NodeStatus, Phase, Record
 from edl.rendezvous.rules import NextSize, next_size
 from edl.types import Incarnation, NodeId
 from edl.wire.messages import MasterMessage
-from edl.wire.records import Member
+from edl.wire.records import Member, World
 
 
 class MasterTurn:
@@ -60,6 +60,8 @@ class MasterTurn:
         self._departing: set[tuple[NodeId, Incarnation]] = set()
         self._cordoned: set[NodeId] = set()
         self._known_health: KnownHealth | None = None
+        self._lagging: NodeId | None = None
+        """The last member that was not underway when ``underway`` looked; most likely it still is not."""
 
     def decision(self) -> Decision:
         """The result of this step."""
@@ -197,8 +199,17 @@ class MasterTurn:
         world = self.record.world
         if self.record.phase is not Phase.RUNNING or world is None:
             return False
-        members = self.members()
-        return len(members) == len(world.members) and all(entry.underway for entry in members)
+        # A thousand reports come in one step: looking at all members after each would be quadratic.
+        if self._lagging is not None and world.member(self._lagging) is not None and self._lags(world, self._lagging):
+            return False
+        lagging = (member.node for member in reversed(world.members) if self._lags(world, member.node))
+        self._lagging = next(lagging, None)
+        return self._lagging is None
+
+    def _lags(self, world: World, node: NodeId) -> bool:
+        """Whether this member is gone or not underway."""
+        place, entry = world.member(node), self.nodes.get(node)
+        return place is None or entry is None or entry.info.incarnation != place.incarnation or not entry.underway
 
     # --- changes and effects ---------------------------------------------------------------------------------------
 

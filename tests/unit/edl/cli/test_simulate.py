@@ -1,0 +1,86 @@
+"""``edl simulate`` on small jobs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from edl.cli.__main__ import edl
+from edl.cli.simulate import PRESETS, parse_fault
+from edl.errors import SettingError
+from edl.simulate import published
+from edl.simulate.faults import FaultProcess, FaultType
+
+SMALL = ("--nodes=4", "--spares=1", "--for=2d", "--fault=node:every=2d,lasts=1h")
+
+
+def simulate(*words: str) -> Result:
+    return CliRunner().invoke(edl, ["simulate", *words])
+
+
+def told(*words: str) -> Any:
+    return json.loads(simulate(*words, "--json").stdout)
+
+
+def test_a_table_for_people() -> None:
+    shown = simulate(*SMALL, "--price=2").stdout
+    assert shown.startswith("Goodput: ")
+    assert "5 nodes, 40 slots, 2 days; faults: " in shown
+    assert "Cost: 3,840, of which" in shown
+    assert any(line.split() == ["use", "slot-hours", "share"] for line in shown.splitlines())
+
+
+def test_json_adds_up() -> None:
+    found = told(*SMALL)
+    assert sum(found["uses_s"].values()) == pytest.approx(found["slot_s"]) == pytest.approx(5 * 8 * 2 * 86_400)
+    assert 0.5 < found["goodput_of_cluster"] < found["goodput"] < 1
+
+
+def test_recommendations_and_the_plot(tmp_path: Path) -> None:
+    picture = tmp_path / "interval.svg"
+    words = ("--no-memory", "--checkpoint-blocks=30s", "--recommend", f"--plot={picture}")
+    found = told(*SMALL, *words)
+    assert [one["setting"] for one in found["advice"]] == ["--checkpoint-every", "--spares", "--node-unit"]
+    assert picture.read_text().startswith("<svg")
+
+
+def test_recorded_faults(tmp_path: Path) -> None:
+    trace = tmp_path / "faults.csv"
+    trace.write_text("at_s,kind,unit\n3600,worker,2\n7200,master,\n")
+    assert told("--nodes=4", "--for=1d", f"--trace={trace}")["faults"] == {"master": 1, "worker": 1}
+
+
+def test_a_fault_on_the_command_line() -> None:
+    process = parse_fault("node:every=30d,shape=0.7,lasts=~2h")
+    assert process == FaultProcess(FaultType.NODE, 30 * 86_400.0, 0.7, 7200.0, varies=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("meteor:every=1d", "'meteor' is no kind of fault"),
+        ("node", "every= is missing"),
+        ("node:every=1d,often=2", "unknown 'often'"),
+        ("node:every=often", "every='often' is no duration"),
+        ("node:every=1d,shape=round", "shape='round' is no number"),
+    ],
+)
+def test_bad_faults(text: str, message: str) -> None:
+    with pytest.raises(SettingError, match=message):
+        parse_fault(text)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--time=lunch=1h",), ("--step=long",), ("--checkpoint-size=huge",), ("--for=200d",), ("--min-nodes=900",)],
+)
+def test_other_bad_values_are_refused(words: tuple[str, ...]) -> None:
+    assert simulate("--nodes=4", *words).exit_code != 0
+
+
+def test_the_presets_are_those_that_exist() -> None:
+    assert set(PRESETS) == set(published.PRESETS)
