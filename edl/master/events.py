@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from edl import machine
 from edl.machine import Tick as Tick
@@ -183,6 +183,8 @@ class HistoryNote:
     node: str = ""
     severity: str = ""
     """See ``HistoryEntry``."""
+    round: int = field(default=0, compare=False)
+    """The last round when it was noted, which several events of one step may leave behind; 0: that of the record."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,8 @@ def folded(notes: Sequence[HistoryNote]) -> list[HistoryNote]:
         named = [one.node for one in notes if one.kind is note.kind]
         if note.node == named[0]:
             some, more = ", ".join(named[:FOLDED]), len(named) - FOLDED
-            found.append(HistoryNote(note.kind, f"{len(named)} nodes {_FOLDS[note.kind]}: {some} and {more} more"))
+            text = f"{len(named)} nodes {_FOLDS[note.kind]}: {some} and {more} more"
+            found.append(HistoryNote(note.kind, text, round=note.round))
     return _failures_folded(found)
 
 
@@ -73,7 +74,7 @@ def _failures_folded(notes: list[HistoryNote]) -> list[HistoryNote]:
     text = f"{ALSO}{len(more)} more workers failed, on {some}"
     dropped = {*others[FOLDED + 1 :]}
     rest = [note for index, note in enumerate(notes) if index not in dropped]
-    rest[others[FOLDED]] = HistoryNote(Kind.WORKER_FAILED, text)
+    rest[others[FOLDED]] = HistoryNote(Kind.WORKER_FAILED, text, round=notes[others[FOLDED]].round)
     return rest
 
 
@@ -122,7 +123,8 @@ class JobHistory:
     def make(self, note: HistoryNote, number_of_round: int, at_s: float) -> HistoryEntry:
         """Create the next numbered entry from a note. It becomes visible with ``publish``. ``at_s``: seconds since the
         Unix epoch."""
-        entry = HistoryEntry(self._next, at_s, note.kind.value, note.text, note.node, number_of_round, note.severity)
+        number = note.round or number_of_round
+        entry = HistoryEntry(self._next, at_s, note.kind.value, note.text, note.node, number, note.severity)
         self._next += 1
         return entry
 

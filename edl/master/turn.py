@@ -238,7 +238,7 @@ class MasterTurn:
 
     def mention(self, kind: Kind, text: str, node: str = "", severity: str = "") -> None:
         """Add an entry to the history that explains no decision: the reason of this step stays."""
-        self.effects.append(HistoryNote(kind, text, node, severity))
+        self.effects.append(HistoryNote(kind, text, node, severity, self.record.round))
 
     def wake_at(self, at_s: float) -> None:
         """Request a tick at this time."""

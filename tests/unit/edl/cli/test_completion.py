@@ -77,4 +77,4 @@ def test_nothing_without_an_answer(job: Job, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_commands() -> None:
-    assert completed([], "s") == ["scale", "set", "stacks", "status", "stop", "suspend"]
+    assert completed([], "s") == ["scale", "set", "simulate", "stacks", "status", "stop", "suspend"]

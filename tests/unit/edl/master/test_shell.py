@@ -528,6 +528,17 @@ class TestEnd:
 
         play(scenario)
 
+    def test_what_ended_a_round_is_of_that_round_even_if_the_next_one_forms_in_the_same_step(self) -> None:
+        async def scenario(bench: Bench) -> None:
+            _, _, agent = await running(bench)
+            agent.say(failure())
+            agent.ready(seen=1)  # heard at once
+            await until(lambda: any(entry.round == 2 for entry in bench.history()))
+            rounds = [entry.round for entry in bench.history() if entry.kind == "worker-failed"]
+            assert rounds == [1], bench.history()
+
+        play(scenario)
+
     def test_does_not_wait_for_the_next_look_of_what_runs_beside_it(self) -> None:
         async def scenario(bench: Bench) -> None:
             place = MemoryPlace()
