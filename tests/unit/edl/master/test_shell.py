@@ -5,13 +5,10 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import itertools
-from collections.abc import Coroutine, Sequence
 
 import pytest
 
 from edl.config import JobSpec, NodeRange
-from edl.denylist.plan import Author
-from edl.denylist.shell import DenylistCompanion
 from edl.errors import FencedOut, ProtocolError, StoreError
 from edl.master import candidate as candidate_module
 from edl.master import guarded as guarded_module
@@ -21,16 +18,12 @@ from edl.master.shell import MasterShell
 from edl.master.state import Phase
 from edl.ports import Delete, Put
 from edl.types import NodeId, Rank, Round
-from edl.watch.shell import JobWatch
-from edl.watch.table import DEFAULT_LIMITS
-from edl.watched_master import WatchedMaster
 from edl.wire import plain
 from edl.wire.messages import Finish, StartRound, StopRound, WorkerFailed, WorkersDone
 from edl.wire.records import Failure
 from edl.wire.scale_requests import Resize
 from edl.wire.status import EventsRequest
 from tests.support.master_fixture import KEYS, SPEC, TTL_S, Agent, Bench, play, turns, until
-from tests.unit.edl.denylist.test_shell import MemoryPlace
 
 
 @pytest.fixture(autouse=True)
@@ -525,44 +518,6 @@ class TestEnd:
             assert bench.stored() == [KEYS.farewell, *sorted(names[1:]), KEYS.master]
             bench.clock.advance(FAREWELL_TTL_S)
             assert bench.stored() == [KEYS.master]
-
-        play(scenario)
-
-    def test_what_ended_a_round_is_of_that_round_even_if_the_next_one_forms_in_the_same_step(self) -> None:
-        async def scenario(bench: Bench) -> None:
-            _, _, agent = await running(bench)
-            agent.say(failure())
-            agent.ready(seen=1)  # heard at once
-            await until(lambda: any(entry.round == 2 for entry in bench.history()))
-            rounds = [entry.round for entry in bench.history() if entry.kind == "worker-failed"]
-            assert rounds == [1], bench.history()
-
-        play(scenario)
-
-    def test_does_not_wait_for_the_next_look_of_what_runs_beside_it(self) -> None:
-        async def scenario(bench: Bench) -> None:
-            place = MemoryPlace()
-            place.look_s = 3600.0
-
-            def beside(master: WatchedMaster) -> Sequence[Coroutine[None, None, None]]:
-                author = Author("my-job", "run1", 0.0)
-                denylist = DenylistCompanion(master, place, author, lambda: 0.0, bench.said.append)
-                return JobWatch(master, DEFAULT_LIMITS, bench.clock, lambda *_: None).run(), denylist.run()
-
-            shell = MasterShell(dataclasses.replace(bench.deps(), companions=beside), bench.crown())
-            run = bench.start(shell.run())
-            await until(lambda: shell.serving)
-            agent = Agent(bench, shell, bench.register("a"))
-            agent.attach()
-            agent.ready()
-            await agent.hears(StartRound)
-            agent.say(WorkersDone(Round(1)))
-            await agent.hears(Finish)
-            agent.say(None)
-            bench.store.revoke_now(agent.info.incarnation)
-            await until(run.done)  # in turns of the event loop: no time passes
-            assert shell.concluded.is_set()
-            assert not [line for line in bench.said if "companion" in line]
 
         play(scenario)
 
