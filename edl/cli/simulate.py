@@ -96,7 +96,7 @@ def simulate(preset: str | None, recommend: bool, plot: Path | None, as_json: bo
     result = report.document(scenario, history, account(history, scenario.saving))
     found = advice.recommend(scenario, history) if recommend else []
     if plot is not None:
-        _draw(plot, advice.interval(history, scenario.saving))
+        _draw(plot, found[0] if found else advice.interval(history, scenario.saving))
     if as_json:
         click.echo(json.dumps({**result, "advice": [_plain(one) for one in found]}, indent=2))
         return
@@ -153,20 +153,19 @@ def _scenario(**given: Any) -> SimulatedScenario:
 
 def parse_fault(text: str) -> FaultProcess:
     """Parse ``node:every=30d,shape=0.7,lasts=~2h``. Raises ``SettingError``."""
-    from edl.simulate.faults import FaultProcess, FaultType
+    from edl.simulate.faults import KINDS, FaultProcess
 
-    kinds = {kind.value: kind for kind in FaultType}
     name, _, rest = text.partition(":")
     values = dict(item.partition("=")[::2] for item in rest.split(",") if item)
-    if name not in kinds:
-        raise SettingError("--fault", text, f"{name!r} is no kind of fault", f"Use one of {', '.join(kinds)}")
+    if name not in KINDS:
+        raise SettingError("--fault", text, f"{name!r} is no kind of fault", f"Use one of {', '.join(KINDS)}")
     unknown = sorted(set(values) - {"every", "shape", "lasts", "factor"})
     if unknown or "every" not in values:
         what = f"unknown {unknown[0]!r}" if unknown else "every= is missing"
         raise SettingError("--fault", text, what, "Write KIND:every=30d,shape=1,lasts=2h,factor=2")
     lasts = values.get("lasts", "0s")
     return FaultProcess(
-        kinds[name],
+        KINDS[name],
         _parsed(text, "every", values["every"]),
         _number(text, "shape", values.get("shape", "1")),
         _parsed(text, "lasts", lasts.removeprefix("~")),
@@ -176,11 +175,9 @@ def parse_fault(text: str) -> FaultProcess:
 
 
 def _times(given: Sequence[str]) -> Any:
-    import dataclasses
+    from edl.simulate.shape import PhaseTimes, phases
 
-    from edl.simulate.shape import PhaseTimes
-
-    known = {field.name.removesuffix("_s").replace("_", "-"): field.name for field in dataclasses.fields(PhaseTimes)}
+    known = phases()
     chosen = {}
     for text in given:
         name, _, value = text.partition("=")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from edl.errors import SettingError
 from edl.master.goodput.slot_times import NS
@@ -17,6 +18,11 @@ AROUND = (0.125, 0.25, 0.5, 0.7, 1.0, 1.4, 2.0, 4.0, 8.0)
 """Intervals that are tried, as multiples of Young's."""
 SPARES = (0, 1, 2, 4, 8)
 UNITS = (1, 2, 4, 8, 16, 32)
+
+
+Known = Mapping[SimulatedScenario, SimulatedHistory]
+"""Scenarios that have been simulated already."""
+NOTHING_KNOWN: Known = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +76,14 @@ def interval(history: SimulatedHistory, saving: SavingRules) -> SettingAdvice:
     return SettingAdvice("--checkpoint-every", _best(tried).value, tried, why)
 
 
-def spares(scenario: SimulatedScenario) -> SettingAdvice:
+def spares(scenario: SimulatedScenario, known: Known = NOTHING_KNOWN) -> SettingAdvice:
     """The number of spares, which cost their own slots."""
     values = sorted({*SPARES, scenario.spares})
-    tried = _simulated((float(value), scenario.with_spares(value)) for value in values)
+    tried = _simulated(((float(value), scenario.with_spares(value)) for value in values), known)
     return SettingAdvice("--spares", _best(tried).value, tried, "a spare that idles counts as slot time that is lost")
 
 
-def unit(scenario: SimulatedScenario) -> SettingAdvice:
+def unit(scenario: SimulatedScenario, known: Known = NOTHING_KNOWN) -> SettingAdvice:
     """The node unit, among those that the model's replicas allow. Faster steps of certain sizes are not part of it."""
     found = []
     for value in sorted({*UNITS, scenario.job.unit}):
@@ -88,28 +94,31 @@ def unit(scenario: SimulatedScenario) -> SettingAdvice:
         except SettingError:
             continue  # no size within the bounds is a multiple of it
         found.append((float(value), dataclasses.replace(scenario, job=job)))
-    tried = _simulated(found)
+    tried = _simulated(found, known)
     return SettingAdvice("--node-unit", _best(tried).value, tried, "the smallest that the model allows idles least")
 
 
-def placement(scenario: SimulatedScenario) -> SettingAdvice:
+def placement(scenario: SimulatedScenario, known: Known = NOTHING_KNOWN) -> SettingAdvice:
     """Whether launchers should know their racks: 1 yes, 0 no. ``edl`` then keeps copies on other racks."""
     both = (
         (float(known), dataclasses.replace(scenario, cluster=dataclasses.replace(scenario.cluster, racks_known=known)))
         for known in (True, False)
     )
-    tried = _simulated(both)
+    tried = _simulated(both, known)
     return SettingAdvice("--rack", _best(tried).value, tried, "1: copies on other racks, 0: on any other node")
 
 
 def recommend(scenario: SimulatedScenario, history: SimulatedHistory) -> list[SettingAdvice]:
     """All that can be recommended for a scenario, whose history is already known."""
-    found = [interval(history, scenario.saving), spares(scenario), unit(scenario)]
-    return [*found, placement(scenario)] if scenario.cluster.rack_nodes else found
+    known = {scenario: history}
+    found = [interval(history, scenario.saving), spares(scenario, known), unit(scenario, known)]
+    return [*found, placement(scenario, known)] if scenario.cluster.rack_nodes else found
 
 
-def _simulated(scenarios: Iterable[tuple[float, SimulatedScenario]]) -> tuple[TriedSetting, ...]:
-    return tuple(TriedSetting(value, account(one.run(), one.saving).of_cluster) for value, one in scenarios)
+def _simulated(scenarios: Iterable[tuple[float, SimulatedScenario]], known: Known) -> tuple[TriedSetting, ...]:
+    return tuple(
+        TriedSetting(value, account(known.get(one) or one.run(), one.saving).of_cluster) for value, one in scenarios
+    )
 
 
 def _best(tried: tuple[TriedSetting, ...]) -> TriedSetting:

@@ -56,6 +56,10 @@ class TimedFault:
         return (self.at_s, self.kind.value, self.unit) < (other.at_s, other.kind.value, other.unit)
 
 
+KINDS = {kind.value: kind for kind in FaultType}
+"""Kinds of faults by their names."""
+
+
 @dataclass(frozen=True, slots=True)
 class FaultProcess:
     """Faults of one kind that come by chance. Each unit fails on its own; a unit under repair does not fail."""

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from edl.errors import SettingError, UsageError
-from edl.simulate.faults import FaultType, TimedFault, check
+from edl.simulate.faults import KINDS, TimedFault, check
 from edl.simulate.shape import ClusterShape
 
 COLUMNS = ("at_s", "kind", "unit", "lasts_s", "factor")
 REQUIRED = ("at_s", "kind")
-KINDS = {kind.value: kind for kind in FaultType}
 _DEFAULTS = {"unit": 0, "lasts_s": 0.0, "factor": 1.0}
 
 

@@ -90,11 +90,15 @@ class PhaseTimes:
     """Without a Master after one has died."""
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
+        for phase, name in phases().items():
+            value = getattr(self, name)
             if not 0 <= value < 1e7:  # written this way, it also rejects NaN
-                name = f"--time {field.name.removesuffix('_s').replace('_', '-')}"
-                raise SettingError(name, f"{value:g}", "must be from 0 to 1e7 seconds")
+                raise SettingError(f"--time {phase}", f"{value:g}", "must be from 0 to 1e7 seconds")
+
+
+def phases() -> dict[str, str]:
+    """The fields of ``PhaseTimes`` by their names in ``--time``."""
+    return {one.name.removesuffix("_s").replace("_", "-"): one.name for one in dataclasses.fields(PhaseTimes)}
 
 
 def _between(name: str, value: int, least: int, most: int) -> None:
