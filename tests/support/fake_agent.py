@@ -381,7 +381,8 @@ class FakeAgent:
             case local.Committed():
                 key = (message.stream, message.era, message.commit, message.shard)
                 self.kept[key] = self.buffers.fill(message)
-                self.offer(message.stream, message.size)
+                if local.offered(message):
+                    self.offer(message.stream, message.size)
             case local.Fetch(stream, era, commit, shard):
                 piece = self.kept.get((stream, era, commit, shard))
                 if piece is None:
