@@ -237,8 +237,8 @@ def test_callbacks_are_called_in_each_further_world() -> None:
         threading.Event().wait(0.001)
     assert called == []
     one.agent.send(local.Break(1, "gone"))
-    one.steps = 10
     one.until(local.Parked)
+    one.steps = 10
     one.agent.heard.put(local.Parked(1))
     restore = newest([one])
     seat_all([one], 2, restore)
