@@ -304,9 +304,8 @@ class Launcher:
     async def _let_master_finish(self, shell: MasterShell | None) -> None:
         """If this launcher is the Master and the job has ended, wait until the other nodes know, at most
         ``FAREWELL_S``, and then until the Master's companions have finished: a scheduler may take long to answer."""
-        if shell is not None and shell.ended:
+        if shell is not None and shell.ended and await shell.ended_within(FAREWELL_S):
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(shell.announced.wait(), FAREWELL_S)
                 await asyncio.wait_for(shell.concluded.wait(), COMPANIONS_S)
 
     async def _say_farewell(self, *, ended: bool) -> None:
