@@ -214,9 +214,12 @@ class MasterTurn:
     # --- changes and effects ---------------------------------------------------------------------------------------
 
     def update(self, entry: NodeEntry, **changes: Any) -> NodeEntry:
-        """Replace fields of a node's entry; returns the new entry."""
+        """Replace fields of a node's entry; returns the new entry, or this one if they have these values already."""
+        node = entry.info.node
+        if self.nodes.get(node) is entry and all(getattr(entry, name) == value for name, value in changes.items()):
+            return entry  # to copy an entry is most of what a new world costs the machine
         changed = dataclasses.replace(entry, **changes)
-        self.nodes[entry.info.node] = changed
+        self.nodes[node] = changed
         return changed
 
     def write(self, **changes: Any) -> None:

@@ -79,20 +79,17 @@ def decode_agent(data: bytes) -> AgentMessage:
 
 
 def encode_master(message: MasterMessage) -> bytes:
-    """Encode a Master's message in its envelope. A message to all nodes of a world names all of them, so its bytes are
-    cached: encoding it once per node would be quadratic in the number of nodes."""
-    if not isinstance(message, messages.StartRound):
-        return _encode_master(message)
-    for kept, data in _start:
-        if kept.world is message.world and kept.reason == message.reason:
-            return data
-    data = _encode_master(message)
-    _start[:] = [(message, data)]
+    """Encode a Master's message in its envelope. The same message often goes to all nodes, and one of them names all
+    nodes, so its bytes are kept: encoding it once per node would be quadratic in the number of nodes."""
+    kept, data = _encoded.get(type(message), (None, b""))
+    if kept != message:
+        data = _encode_master(message)
+        _encoded[type(message)] = (message, data)
     return data
 
 
-_start: list[tuple[messages.StartRound, bytes]] = []
-"""The last message of that kind, if any, and its bytes."""
+_encoded: dict[type, tuple[MasterMessage, bytes]] = {}
+"""The last message of each kind, and its bytes."""
 
 
 def _encode_master(message: MasterMessage) -> bytes:

@@ -232,7 +232,8 @@ class _Book:
             self._close(node, stint, {one: round(share * took_ns) for one, share in shares.items()})
         elif use is not stint.use:
             self._close(node, stint, {})
-        self.stints[node] = dataclasses.replace(self.stints[node], use=use)
+        if self.stints[node].use is not use:
+            self.stints[node] = dataclasses.replace(self.stints[node], use=use)
 
     def _was_starting(self, stint: Stint) -> bool:
         """Whether what counted as training was the start of a script, as the first report of training now shows."""

@@ -31,7 +31,7 @@ from edl.wire import (
     scale_requests,
     status,
 )
-from edl.wire.messages import Attach, Expelled, Finish, Leaving, Ready, StartRound
+from edl.wire.messages import Attach, Expelled, Finish, Leaving, Ready, StartRound, StopRound
 from edl.wire.records import Failure, Member, NodeInfo, World
 
 GARBAGE = (b"\xff", b"\x0a\xff", b"not protobuf", b"\x0a\x05ab")
@@ -109,6 +109,23 @@ class TestCodec:
         assert codec.decode_agent(codec.encode_agent(Leaving(""))) == Leaving("")
         assert codec.decode_agent(codec.encode_agent(Ready(Round(0), ()))) == Ready(Round(0), ())
         assert codec.decode_master(codec.encode_master(Expelled(""))) == Expelled("")
+
+    def test_what_goes_to_all_nodes_is_encoded_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        encoded: list[object] = []
+        really = codec._encode_master
+
+        def encode(message: messages.MasterMessage) -> bytes:
+            encoded.append(message)
+            return really(message)
+
+        monkeypatch.setattr(codec, "_encode_master", encode)
+        for round_ in (Round(1), Round(2), Round(1)):
+            for dump in (False, True, False):
+                for _ in range(3):
+                    order = StopRound(round_, f"node {round_}", dump)
+                    assert codec.decode_master(codec.encode_master(order)) == order
+                    codec.encode_master(Expelled(""))
+        assert len([one for one in encoded if isinstance(one, StopRound)]) == 9
 
     def test_numbers_below_zero_survive(self) -> None:
         info = NodeInfo(NodeId("a"), Incarnation(2**62), "h", 1, 1, node_rank=-1)
