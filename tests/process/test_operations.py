@@ -125,17 +125,17 @@ def test_errors_after_failed_workers(tmp_path: Path, etcd: OutsideEtcd) -> None:
     arguments = ("--fail=1:5:raise", "--fail-rounds=2")
     with Job(tmp_path, [etcd.endpoint], options=("--slot-strikes=0",), arguments=arguments) as job:
         job.start("a", "b")
-        job.wait_world(2, after=2)
+        failing = job.wait_world(2, after=2).nodes[1]
         shown = job.cli("errors")
         assert shown.returncode == 0, shown.stderr
         assert shown.stdout.startswith("Incident in round 2, ")
         assert "rank      : 1 (local_rank: 0)" in shown.stdout
-        assert "(node: b)" in shown.stdout
+        assert f"(node: {failing})" in shown.stdout
         assert "traceback : Traceback (most recent call last):" in shown.stdout
         assert shown.stdout.splitlines()[-1] == "1 earlier incident: edl errors --all"
         plain = json.loads(job.cli("errors", "--all", "--json").stdout)
         assert [incident["round"] for incident in plain["incidents"]] == [2, 1]
-        assert plain["incidents"][0]["failures"][0]["node"] == "b"
+        assert plain["incidents"][0]["failures"][0]["node"] == failing
         assert "restart 1 of 3" in plain["incidents"][1]["events"][0]["text"]
 
 

@@ -25,9 +25,14 @@ def masters(job: Job, names: list[str]) -> list[str]:
     return [name for name in names for _ in ELECTED.findall(job.nodes[name].text)]
 
 
+PROBE = re.compile(r"[a-z0-9_]{8}")
+"""A file of four bytes with which Python's ``tempfile`` tries out a folder. It stays if the launcher is killed then."""
+
+
 def files(folder: Path) -> list[str]:
     """All that lie below it, but for the notes of killed launchers, which the next one or ``edl status`` removes."""
-    return [str(path) for path in folder.rglob("*") if not (path.is_dir() or path.match("*@*.json"))]
+    found = (path for path in folder.rglob("*") if not (path.is_dir() or path.match("*@*.json")))
+    return [str(path) for path in found if not PROBE.fullmatch(path.name)]
 
 
 def stampede(
