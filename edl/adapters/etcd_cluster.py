@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import enum
 import ipaddress
 import json
 import os
@@ -28,10 +29,16 @@ from edl.errors import PortInUse, SettingError, StoreError, StoreUnavailable
 from edl.wire.address import address
 
 IDENTIFY_S = 2.0
-"""Seconds for finding out whether the program on a taken port is etcd; an etcd that is starting needs a moment."""
+"""Seconds for finding out whether a program that answers on a taken port is etcd after all."""
 
-READY_S = 10.0
-"""Seconds that a new member may take until it is ready."""
+SILENT_S = 30.0
+"""Seconds for the first answer of the program on a taken port: an etcd that is starting on a busy host needs many."""
+
+CLAIM_S = 10.0
+"""Seconds to wait for another launcher that is starting the same member, before the next one is tried."""
+
+READY_S = 60.0
+"""Seconds that a new member may take until it is ready. One whose process ends is not waited for."""
 
 _now_s = SystemClock().now_s
 
@@ -74,8 +81,8 @@ async def start_local_member(
         listen = await _listen_addresses(plan, plans)
         if not listen:
             continue
-        async with _claim(plan, timeout_s):
-            member = await _start_unless_taken(plan, plans, listen, folder, token, timeout_s)
+        async with _claim(plan) as claimed:
+            member = await _start_unless_taken(plan, plans, listen, folder, token, timeout_s) if claimed else None
         if member is not None:
             return member
     return None
@@ -102,12 +109,18 @@ async def _start_unless_taken(
 ) -> EtcdMember | None:
     taken = [port for port in (plan.client_port, plan.peer_port) if any(not can_bind(ip, port) for ip in listen)]
     if taken:
-        if await _is_etcd(plan):
+        program = await _program_at(plan)
+        if program is _Program.ETCD:
             return None  # another launcher's member on this host
         await refuse_other_secret((plan.endpoint, address(plan.host, plan.peer_port)), plan.identity)
+        uses = {
+            _Program.OTHER: "a program other than etcd uses it. Stop",
+            _Program.SILENT: f"the program that uses it has not answered for {SILENT_S:g} s. If it is etcd on a busy "
+            "host, start this launcher again; otherwise stop",
+        }
         raise PortInUse(
-            f"port {taken[0]} on {plan.host} is needed for the embedded etcd member of {plan.endpoint}, but a program "
-            "other than etcd uses it. Stop that program or choose other ports with --rdzv-endpoint"
+            f"port {taken[0]} on {plan.host} is needed for the embedded etcd member of {plan.endpoint}, but "
+            f"{uses[program]} that program or choose other ports with --rdzv-endpoint"
         )
     member = EtcdMember(plan, folder, listen=listen, token=token)
     try:
@@ -120,7 +133,7 @@ async def _start_unless_taken(
         await member.stop(0)
         raise
     except StoreError:
-        if not member.running and await _is_etcd(plan, 0.0):
+        if not member.running and await _program_at(plan, 0.0) is _Program.ETCD:
             return None  # another launcher was faster
         await member.stop(0)
         raise
@@ -128,20 +141,19 @@ async def _start_unless_taken(
 
 
 @contextlib.asynccontextmanager
-async def _claim(plan: MemberPlan, timeout_s: float) -> AsyncIterator[None]:
-    """Keep this user's other launchers from starting the same member at the same time.
+async def _claim(plan: MemberPlan) -> AsyncIterator[bool]:
+    """Keep this user's other launchers from starting the same member at the same time. Gives False if another one has
+    been starting it for ``CLAIM_S``.
 
     Against launchers of other users only etcd's own failure to bind the port protects.
     """
     lock = runtime_folder() / f"etcd-{plan.client_port}-{_network()}.lock"
     async with contextlib.AsyncExitStack() as held:
-        try:
-            await held.enter_async_context(claim(lock, timeout_s))
-        except TimeoutError:
-            raise StoreUnavailable(
-                f"another launcher has been starting the etcd member {plan.endpoint} for {timeout_s:g} s: {lock}"
-            ) from None
-        yield
+        claimed = False
+        with contextlib.suppress(TimeoutError):
+            await held.enter_async_context(claim(lock, CLAIM_S))
+            claimed = True
+        yield claimed
 
 
 def _network() -> int:
@@ -196,23 +208,34 @@ def _outward_address(host: str) -> str | None:
         return str(probe.getsockname()[0])
 
 
-async def _is_etcd(plan: MemberPlan, timeout_s: float = IDENTIFY_S) -> bool:
-    """Whether etcd answers on the client or the peer port. The peer port answers even before there is a majority."""
+class _Program(enum.Enum):
+    """What uses a port."""
+
+    ETCD = enum.auto()
+    OTHER = enum.auto()
+    SILENT = enum.auto()
+    """It accepts connections, or their packets are lost, and does not answer."""
+
+
+async def _program_at(plan: MemberPlan, timeout_s: float = IDENTIFY_S) -> _Program:
+    """What is on the member's ports. An etcd without a majority does not answer on the client port, so that one is only
+    asked if nothing is on the peer port."""
     deadline_s = _now_s() + timeout_s
     while True:
-        ports = (plan.peer_port, plan.client_port)
-        tries = [asyncio.ensure_future(_get_json(plan.host, port, "/version", plan.identity)) for port in ports]
-        try:
-            # One answer is enough; the client port of an etcd without a majority does not answer at all.
-            for answer in asyncio.as_completed(tries):
-                version = await answer
-                if isinstance(version, dict) and "etcdserver" in version:
-                    return True
-        finally:
-            for one in tries:
-                one.cancel()
+        for port in (plan.peer_port, plan.client_port):
+            try:
+                version = await _fetch_json(plan.host, port, "/version", plan.identity, SILENT_S)
+            except asyncio.TimeoutError:
+                return _Program.SILENT
+            except ConnectionRefusedError:
+                continue
+            except _NO_JSON:
+                break
+            if isinstance(version, dict) and "etcdserver" in version:
+                return _Program.ETCD
+            break
         if _now_s() >= deadline_s:
-            return False
+            return _Program.OTHER
         await asyncio.sleep(10 * POLL_S)
 
 
@@ -231,8 +254,21 @@ async def refuse_other_secret(endpoints: Sequence[str], identity: Identity | Non
             raise SettingError("--secret-file", None, what, "Leave it out, or give one to all nodes of the job")
 
 
+_NO_JSON = (OSError, EOFError, ValueError, asyncio.LimitOverrunError, asyncio.TimeoutError)
+"""Errors of ``_fetch_json``."""
+
+
 async def _get_json(host: str, port: int, path: str, identity: Identity | None) -> Any:
-    """The JSON that a GET returns, or None for any other result. etcd's own HTTP pages are small and plain."""
+    """The JSON that a GET returns within ``PROBE_S``, or None for any other result."""
+    try:
+        return await _fetch_json(host, port, path, identity, PROBE_S)
+    except _NO_JSON:
+        return None
+
+
+async def _fetch_json(host: str, port: int, path: str, identity: Identity | None, limit_s: float) -> Any:
+    """The JSON that a GET returns; None for another status. etcd's own HTTP pages are small and plain. Raises what is
+    in ``_NO_JSON``."""
 
     async def fetch() -> Any:
         context = identity.context() if identity is not None else None
@@ -246,10 +282,7 @@ async def _get_json(host: str, port: int, path: str, identity: Identity | None) 
         finally:
             writer.close()
 
-    try:
-        return await asyncio.wait_for(fetch(), PROBE_S)
-    except (OSError, EOFError, ValueError, asyncio.LimitOverrunError, asyncio.TimeoutError):
-        return None
+    return await asyncio.wait_for(fetch(), limit_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,11 +18,13 @@ from pathlib import Path
 import psutil
 import pytest
 
+from edl.adapters import etcd_cluster
+from edl.adapters.claims import claim
 from edl.adapters.etcd import EtcdStore
-from edl.adapters.etcd_cluster import start_local_member, start_private_member
+from edl.adapters.etcd_cluster import IDENTIFY_S, start_local_member, start_private_member
 from edl.adapters.etcd_plan import plan_members
 from edl.adapters.etcd_server import EtcdMember, find_binary, version_of
-from edl.adapters.host_notes import socket_folder
+from edl.adapters.host_notes import runtime_folder, socket_folder
 from edl.errors import PortInUse, SettingError, StoreError, StoreUnavailable
 from edl.ports import Put
 from tests.process.etcd_fixture import ROOT, keys_seen, kill, persistently, run, start, three_members
@@ -194,6 +196,55 @@ def test_a_port_of_another_program_is_named(tmp_path: Path, offset: int) -> None
             await start_local_member([plan.endpoint], tmp_path)
         server.close()
         await server.wait_closed()
+
+    run(body())
+
+
+def test_a_program_that_does_not_answer_is_not_called_something_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be an etcd on a busy host."""
+    monkeypatch.setattr(etcd_cluster, "SILENT_S", 3.0)
+
+    async def body() -> None:
+        plan = plan_members(free_endpoints(1))[0]
+        late = r"has not answered for 3 s\. If it is etcd on a busy host, start"
+        with socket.create_server(("127.0.0.1", plan.peer_port)), pytest.raises(PortInUse, match=late):
+            await start_local_member([plan.endpoint], tmp_path)
+
+    run(body())
+
+
+def test_an_etcd_that_answers_late_is_recognised(tmp_path: Path) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(1.5 * IDENTIFY_S)
+        body = b'{"etcdserver": "3.5.1"}'
+        writer.write(b"HTTP/1.0 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+        writer.close()
+
+    async def body() -> None:
+        plan = plan_members(free_endpoints(1))[0]
+        async with await asyncio.start_server(answer, "127.0.0.1", plan.peer_port):
+            assert await start_local_member([plan.endpoint], tmp_path) is None, "others only connect"
+
+    run(body())
+
+
+def test_a_member_that_another_launcher_is_slow_to_start_is_left_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(etcd_cluster, "CLAIM_S", 0.1)
+
+    async def body() -> None:
+        first, second = plan_members(free_endpoints(2))
+        lock = runtime_folder() / f"etcd-{first.client_port}-{etcd_cluster._network()}.lock"
+        async with claim(lock, 1.0):
+            member = await start_local_member([first.endpoint, second.endpoint], tmp_path)
+        assert member is not None
+        try:
+            assert member.endpoint == second.endpoint
+        finally:
+            await member.stop(0)
 
     run(body())
 
