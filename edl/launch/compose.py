@@ -12,7 +12,7 @@ A launcher
    is ready, and starts and stops workers as the Master orders;
 6. ends when the agent does, and cleans up (``Launcher._say_farewell``).
 
-``launch`` does 1 to 3; ``_put_together`` builds what 4 to 6 need, ``wire`` (``wiring.py``) connects it, and
+``_launch`` does 1 to 3; ``_put_together`` builds what 4 to 6 need, ``wire`` (``wiring.py``) connects it, and
 ``Launcher.run`` (``launcher.py``) runs it.
 """
 
@@ -60,6 +60,7 @@ from edl.launch.hang_sources import LocalHangSources
 from edl.launch.helpers import HelperDeps, HelperKind, HelpersBeside
 from edl.launch.launcher import Beside, Launcher, LauncherDeps, ended_before
 from edl.launch.lease_guard import LeaseGuard
+from edl.launch.leave_signals import cancelled_by_signals
 from edl.launch.node_answers import NodeAnswers
 from edl.launch.node_checkpoints import CheckpointReports, open_checkpoints
 from edl.launch.origin import origin_of
@@ -96,6 +97,10 @@ READERS_GRACE_S = 5.0
 async def launch(settings: LaunchSettings) -> int:
     """Take part in the job that ``settings`` describe; returns the exit status. Raises ``EdlError``."""
     log = console(settings.node.name)
+    return await cancelled_by_signals(_launch(settings, log), log)
+
+
+async def _launch(settings: LaunchSettings, log: Callable[[str], None]) -> int:
     files_before = take_all(settings, log)
     _check_packages(settings)
     files, switches = await _checkpoint_directory(settings, log)

@@ -24,7 +24,7 @@ from edl.exit_codes import ExitCode
 from edl.launch.addresses import address_towards, etcd_store
 from edl.launch.console import console
 from edl.launch.helper_process import HelperProcess
-from edl.launch.launcher import SIGNALS
+from edl.launch.leave_signals import SIGNALS
 from edl.launch.settings import HelperSettings
 from edl.ports import Delete, Operation, Put, Store
 from edl.tasks import end

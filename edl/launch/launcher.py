@@ -18,6 +18,7 @@ from edl.agent.shell import AgentShell
 from edl.errors import StoreError
 from edl.exit_codes import ExitCode
 from edl.launch.console import exit_at_once
+from edl.launch.leave_signals import SIGNALS, handled_signals
 from edl.launch.preemption_notices import Poller
 from edl.launch.registration import JobEnded, Registration
 from edl.launch.settings import LeaveSettings
@@ -31,7 +32,6 @@ from edl.wire.keys import JobKeys
 from edl.wire.records import Failure, NodeInfo
 from edl.wire.status import HistoryEntry
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 FAREWELL_S = 6.0
 """Seconds that a launcher whose job has ended waits for the other nodes: as the Master until they know of the end, as a
 member of the store until they have left."""
@@ -167,8 +167,7 @@ class Launcher:
         """Run until this node has left or the job has ended; returns the exit status."""
         deps = self._deps
         loop = asyncio.get_running_loop()
-        # SIGHUP stays ignored under nohup.
-        for number in (one for one in SIGNALS if one != signal.SIGHUP or signal.getsignal(one) != signal.SIG_IGN):
+        for number in handled_signals():
             loop.add_signal_handler(number, self._interrupt, number)
         for announced in set(deps.leave.signals) - set(SIGNALS):
             loop.add_signal_handler(announced, self._announced, announced)

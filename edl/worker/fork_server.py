@@ -172,7 +172,9 @@ class _ForkServer:
             self._warmed("workers are started cold")
         elif settings.standby is Standby.FORK:
             try:
-                self.image = warm(settings.kind, settings.target, settings.preload)
+                # Nobody reads the socket meanwhile, whose end tells of the agent's.
+                with linux.dying_with_parent():
+                    self.image = warm(settings.kind, settings.target, settings.preload)
             except ImportFailed as failure:
                 self._tell(failed(failure))
                 return False

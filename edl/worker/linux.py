@@ -10,7 +10,7 @@ import signal
 import time
 import traceback
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from edl.adapters.family import stat_fields
 from edl.exit_codes import ExitCode
@@ -37,6 +37,16 @@ def die_with_parent(parent: int) -> None:
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def dying_with_parent() -> Iterator[None]:
+    """Have the kernel send SIGKILL to this process if its parent ends meanwhile."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    try:
+        yield
+    finally:
+        _prctl(_PR_SET_PDEATHSIG, 0)
 
 
 def adopt_orphans() -> None:

@@ -355,6 +355,33 @@ def test_nothing_survives_the_agent(tmp_path: Path, standby: Standby) -> None:
     wait_gone(pins)
 
 
+def test_an_import_does_not_survive_the_agent(tmp_path: Path) -> None:
+    imports = tmp_path / "pid"
+    text = f"import os, time; open({str(imports)!r}, 'w').write(f'{{os.getpid()}} '); time.sleep(600)"
+    script(tmp_path, text, "endless.py")
+    target = script(tmp_path, "print('ran')")
+    agent_text = f"""
+        import asyncio
+        from pathlib import Path
+        from edl.config import Standby
+        from edl.ports import CommandKind, WorkerCommand
+        from tests.process.fork_server_fixture import Bench
+
+        async def main():
+            bench = Bench(Path({str(tmp_path)!r}), WorkerCommand(CommandKind.SCRIPT, {target!r}), Standby.FORK, 2)
+            bench.preload = ("endless",)
+            async with bench.open():
+                pass
+
+        asyncio.run(main())
+    """
+    with subprocess.Popen([sys.executable, script(tmp_path, agent_text, "agent.py")], env=base_environment()) as agent:
+        run(until(lambda: imports.exists() and imports.read_text().endswith(" "), "the import"))
+        forked = pin(int(imports.read_text()))
+        agent.kill()
+    wait_gone([forked])
+
+
 @EVERY
 def test_a_fork_server_that_is_killed_takes_its_workers_and_is_replaced(tmp_path: Path, standby: Standby) -> None:
     bench = script_bench(tmp_path, standby, FAMILY)

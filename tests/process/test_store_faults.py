@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
 
 from edl.adapters.etcd import EtcdStore
 from edl.exit_codes import ExitCode
@@ -153,6 +154,20 @@ def test_a_private_store_is_gone_with_its_launcher(tmp_path: Path) -> None:
             assert not alive(seen.pids[0])
             job.check_nothing_left()
             assert leftovers(job) == []
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, ExitCode.TERMINATED), (signal.SIGINT, ExitCode.INTERRUPTED)]
+)
+def test_a_launcher_that_waits_for_the_store_leaves_in_order(tmp_path: Path, number: int, code: int) -> None:
+    """Of two members one is missing, so the store does not answer."""
+    with Job(tmp_path, free_endpoints(2), "etcd-embedded", nnodes="1") as job:
+        node = job.start("a")
+        until(lambda: "waiting for the store at" in node.text, "a launcher that waits")
+        node.send(number)
+        assert node.exit_code() == code
+        assert f"{signal.Signals(number).name}: ended before this node took part in the job" in node.text
+        job.check_nothing_left()
 
 
 def leftovers(job: Job) -> list[str]:
