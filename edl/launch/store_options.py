@@ -39,7 +39,7 @@ def job_and_store(options: Mapping[str, Any], nodes: NodeRange, checkpoint_dir: 
     if backend is Backend.EMBEDDED and private and nodes.minimum > 1:
         raise SettingError(
             "--rdzv-endpoint",
-            "''",
+            None,
             f"--nnodes={nodes} needs a store that every node can reach",
             "Give the same --rdzv-endpoint=HOST:PORT on all nodes",
         )
@@ -62,7 +62,7 @@ def _backend(options: Mapping[str, Any], endpoints: tuple[str, ...]) -> Backend:
         raise SettingError("--rdzv-backend", name, why)
     if BACKENDS[name] is Backend.ETCD and not endpoints:
         raise SettingError(
-            "--rdzv-endpoint", "''", "--rdzv-backend=etcd needs an address", "Use HOST:PORT[,HOST:PORT…]"
+            "--rdzv-endpoint", None, "--rdzv-backend=etcd needs an address", "Use HOST:PORT[,HOST:PORT…]"
         )
     return BACKENDS[name]
 

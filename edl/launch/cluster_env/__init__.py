@@ -126,7 +126,7 @@ def _offer(resolved: ResolvedOptions, found: Findings) -> None:
     named = bool(str(resolved.values["rdzv_endpoint"]).strip())
     if not (named or found.host):
         lacking = f"{found.cluster} has {found.nnodes} launchers, but its variables do not name the first one's host"
-        raise SettingError("--rdzv-endpoint", "''", lacking, found.advice)
+        raise SettingError("--rdzv-endpoint", None, lacking, found.advice)
     least = parse_nnodes(str(resolved.values["nnodes"])).minimum
     if least > found.nnodes and not found.grows and not named:
         raise SettingError("--nnodes", resolved.values["nnodes"], f"{found.cluster} has only {found.nnodes} launchers")

@@ -194,7 +194,7 @@ class TestOptions:
         settings = read("--standalone", "train.py")
         assert settings.store.endpoints == ()
         assert settings.spec.job.startswith("job-")
-        assert "--rdzv-endpoint=''" in refused("--nnodes=2", "train.py")
+        assert "--rdzv-endpoint: " in refused("--nnodes=2", "train.py")
 
 
 class TestReplicas:
@@ -243,15 +243,15 @@ class TestRefusals:
                 ["--replica-size=2", "collective jobs only", "Drop it"],
             ),
             (["--nnodes=many"], ["--nnodes=many", "not a number", "MIN:MAX"]),
-            (["--nnodes=2"], ["--rdzv-endpoint=''", "--nnodes=2 needs a store", "--rdzv-endpoint=HOST:PORT"]),
-            (["--nnodes=2", "--standalone"], ["--rdzv-endpoint=''", "--nnodes=2 needs a store"]),
-            (["--nnodes=2", "--rdzv-endpoint=,"], ["--rdzv-endpoint=''", "--nnodes=2 needs a store"]),
+            (["--nnodes=2"], ["--rdzv-endpoint: ", "--nnodes=2 needs a store", "--rdzv-endpoint=HOST:PORT"]),
+            (["--nnodes=2", "--standalone"], ["--rdzv-endpoint: ", "--nnodes=2 needs a store"]),
+            (["--nnodes=2", "--rdzv-endpoint=,"], ["--rdzv-endpoint: ", "--nnodes=2 needs a store"]),
             (
                 ["--standalone", "--rdzv-endpoint=h:1"],
                 ["--standalone and --rdzv-endpoint", "exclude", "private store"],
             ),
             (["--rdzv-backend=redis"], ["--rdzv-backend=redis", "etcd-embedded", "c10d"]),
-            (["--rdzv-backend=etcd"], ["--rdzv-endpoint=''", "needs an address", "HOST:PORT"]),
+            (["--rdzv-backend=etcd"], ["--rdzv-endpoint: ", "needs an address", "HOST:PORT"]),
             (["--rdzv-endpoint=h:x"], ["--rdzv-endpoint=h:x", "not an address", "Write host:port"]),
             (["--rdzv-endpoint=::1"], ["--rdzv-endpoint=::1", "not an address"]),
             (["--rdzv-endpoint=http://h:1"], ["--rdzv-endpoint=http://h:1", "not an address"]),

@@ -475,7 +475,7 @@ REFUSED: list[tuple[list[str], dict[str, str], str]] = [
     (["--heter_worker_num=2"], {}, "--heter_worker_num=2: trainers of several kinds"),
     (["--backend=heter"], {}, "--backend=heter: trainers of several kinds"),
     (["--backend=mpi"], {}, "--backend=mpi: is not one of Paddle's backends"),
-    (["--nnodes=2"], {"PADDLE_JOB_ID": "j"}, "--rdzv-endpoint='': --nnodes=2 needs a store that every node can reach"),
+    (["--nnodes=2"], {"PADDLE_JOB_ID": "j"}, "--rdzv-endpoint: --nnodes=2 needs a store that every node can reach"),
     ([], {"PADDLE_SERVER_NUM": "x", "PADDLE_RUN_MODE": "ps"}, "PADDLE_SERVER_NUM=x: must be a number"),
     ([], {"PADDLE_TRAINER_NUM": "0"}, "PADDLE_TRAINER_NUM=0: must be a number"),
     ([], {"PADDLE_SERVERS_ENDPOINTS": "h:x"}, "PADDLE_SERVERS_ENDPOINTS=h:x: is neither"),
