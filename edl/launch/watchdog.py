@@ -23,6 +23,16 @@ FRAMES = 3
 """Number of stack frames in the log line."""
 
 
+def waited_for_a_core_s(thread: int) -> float:
+    """Seconds that a thread of this process (its native id) was ready to run and did not get a core; 0 if the kernel
+    does not count them."""
+    try:
+        with open(f"/proc/self/task/{thread}/schedstat") as file:
+            return int(file.read().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
 class LoopWatch:
     """Watches the running event loop in a thread until ``end``. ``limit_s``: delay in seconds from which a line is
     logged. ``log`` is called from the thread."""
@@ -32,7 +42,7 @@ class LoopWatch:
         self._clock = SystemClock()
         self._limit_s = limit_s
         self._loop = asyncio.get_running_loop()
-        self._watched = threading.get_ident()
+        self._watched, self._thread = threading.get_ident(), threading.get_native_id()
         self._over = threading.Event()
         threading.Thread(target=self._run, name="edl-watchdog", daemon=True).start()
 
@@ -46,7 +56,7 @@ class LoopWatch:
                 self._measure()
 
     def _measure(self) -> None:
-        began_s, answered = self._clock.now_s(), threading.Event()
+        began_s, waited_s, answered = self._clock.now_s(), waited_for_a_core_s(self._thread), threading.Event()
         self._loop.call_soon_threadsafe(answered.set)
         if answered.wait(self._limit_s):
             return
@@ -56,7 +66,8 @@ class LoopWatch:
             if self._over.is_set():
                 return
         delay_s = self._clock.now_s() - began_s
-        if frozen:
+        starved = waited_for_a_core_s(self._thread) - waited_s > delay_s / 2
+        if frozen or starved:
             why = "stopped, suspended, or starved of CPU time"
             self._log(f"this launcher was not running for {delay_s:.1f} s ({why})")
         else:

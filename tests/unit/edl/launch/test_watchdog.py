@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import sys
 import threading
 from types import FrameType
@@ -32,11 +33,13 @@ def read_from_a_disk_that_hangs(until: threading.Event) -> None:
     assert until.wait(10)
 
 
-@pytest.mark.parametrize("frozen", [False, True])
-def test_what_blocks_the_loop_is_named_and_a_frozen_process_is_told_from_it(
-    looked: threading.Event, monkeypatch: pytest.MonkeyPatch, frozen: bool
+@pytest.mark.parametrize("why", ["blocked", "frozen", "starved"])
+def test_what_blocks_the_loop_is_named_and_a_process_that_does_not_run_is_told_from_it(
+    looked: threading.Event, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
-    monkeypatch.setattr(watchdog, "FROZEN_S", -1.0 if frozen else 1000.0)
+    monkeypatch.setattr(watchdog, "FROZEN_S", -1.0 if why == "frozen" else 1000.0)
+    waits = itertools.count(step=1000 if why == "starved" else 0)
+    monkeypatch.setattr(watchdog, "waited_for_a_core_s", lambda thread: float(next(waits)))
     said: list[str] = []
 
     async def scenario() -> None:
@@ -56,7 +59,7 @@ def test_what_blocks_the_loop_is_named_and_a_frozen_process_is_told_from_it(
 
     asyncio.run(scenario())
     text = said[0]
-    if frozen:
+    if why != "blocked":
         assert text.startswith("this launcher was not running for ")
     else:
         assert text.startswith("this launcher's event loop was blocked for ")
@@ -75,3 +78,8 @@ def test_a_loop_that_answers_is_not_mentioned(looked: threading.Event) -> None:
     asyncio.run(scenario())
     assert said == []
     assert not looked.is_set()
+
+
+def test_a_thread_that_waits_for_a_core_is_counted() -> None:
+    assert watchdog.waited_for_a_core_s(threading.get_native_id()) >= 0.0
+    assert watchdog.waited_for_a_core_s(0) == 0.0, "there is none"
