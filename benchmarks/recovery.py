@@ -57,6 +57,8 @@ class Event:
     strike: Callable[[Job, World], float]
     look: Look
     for_edl_only: bool = field(default=False, kw_only=True)
+    spares: int = field(default=0, kw_only=True)
+    """Nodes to start besides, for launchers that cannot start a process in place of a killed one."""
 
 
 # --- what happens ----------------------------------------------------------------------------------------------------
@@ -192,9 +194,11 @@ def measure(
 ) -> Outcome:
     """One run: start, let it train, cause the event, wait for the next world. Never raises for a launcher's failure."""
     load = report.load_average()
-    with launch(launcher, launcher.script(framework), event.bounds, arguments=arguments, keep=keep) as job:
+    first = event.nodes + event.spares
+    script = launcher.script(framework)
+    with launch(launcher, script, event.bounds, arguments=arguments, keep=keep, first_nodes=first) as job:
         try:
-            for node in range(event.nodes):
+            for node in range(first):
                 job.start(node)
                 time.sleep(0.2)
             job.wait_running(event.nodes)

@@ -24,9 +24,14 @@ from edl.config import environment
 
 RUN_MARK = "EDL_BENCH_RUN"
 NODE_MARK = "EDL_BENCH_NODE"
+OUTSIDE = -1
+"""The node of what runs beside the simulated nodes: a store, a head node, a driver."""
 LOOPBACK = "127.0.0.1"
 _PR_SET_PDEATHSIG = 1
-_FOREIGN = ("PET_", "PADDLE_", "TORCHELASTIC_", "TORCH_", "EDL_", "FLAGS_", "OMP_", "MASTER_")
+_FOREIGN = (
+    *("PET_", "PADDLE_", "TORCHELASTIC_", "TORCH_", "EDL_", "FLAGS_", "OMP_", "MASTER_"),
+    *("RAY_", "DLROVER_", "NODE_", "TORCHFT_", "FT_", "HOROVOD_"),
+)
 """Prefixes of variables that would change a launcher's behavior; a run starts without them."""
 
 
@@ -106,6 +111,11 @@ def find(run: str, node: int | None = None) -> list[Found]:
     while more := {pid for pid, found in living.items() if found.parent in chosen} - chosen:
         chosen |= more
     return [living[pid] for pid in sorted(chosen)]
+
+
+def marks(run: str, node: int) -> dict[str, str]:
+    """The variables that mark a process of a run."""
+    return {RUN_MARK: run, NODE_MARK: str(node)}
 
 
 def send(target: Found, number: signal.Signals) -> bool:
