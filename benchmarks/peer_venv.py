@@ -84,9 +84,25 @@ class NotInstalled(Exception):
     """A peer could not be installed; the message is the first line of pip's or the compiler's error."""
 
 
+def reason_file(folder: Path) -> Path:
+    """Where the reason stands if the peer of an environment could not be installed."""
+    return folder / "not-installed.txt"
+
+
 def make(folder: Path, peer: Peer) -> Path:
-    """Create or reuse an environment in ``folder``; returns its interpreter. Raises ``NotInstalled``."""
-    venv.create(folder, with_pip=True)
+    """Create or reuse an environment in ``folder``; returns its interpreter. Raises ``NotInstalled``, and writes the
+    reason down for ``benchmarks.report``."""
+    reason_file(folder).unlink(missing_ok=True)
+    try:
+        return _make(folder, peer)
+    except NotInstalled as error:
+        reason_file(folder).write_text(f"{error}\n")
+        raise
+
+
+def _make(folder: Path, peer: Peer) -> Path:
+    if not (folder / "bin" / "python").exists():
+        venv.create(folder, with_pip=True)
     python = folder / "bin" / "python"
     packages = Path(_output([str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]).strip())
     (packages / "shared-packages.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
@@ -100,7 +116,11 @@ def make(folder: Path, peer: Peer) -> Path:
 
 def check(python: Path | str, peer: Peer) -> str:
     """Import the peer; returns its name and version. Raises ``NotInstalled``."""
-    return _output([str(python), "-c", peer.check], {"PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": "python"}).strip()
+    return (
+        _output([str(python), "-c", peer.check], {"PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": "python"})
+        .strip()
+        .splitlines()[-1]
+    )
 
 
 def first_error(output: str) -> str:

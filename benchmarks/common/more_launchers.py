@@ -175,6 +175,13 @@ class RayTrain:
 
 def ray_start(python: str) -> list[str]:
     """What the command lines of the head and of the nodes have in common."""
-    command = [python, "-c", "from ray.scripts.scripts import main; main()", "start", "--block", "--disable-usage-stats"]
+    command = [
+        python,
+        "-c",
+        "from ray.scripts.scripts import main; main()",
+        "start",
+        "--block",
+        "--disable-usage-stats",
+    ]
     command += [f"--node-ip-address={LOOPBACK}", f"--object-store-memory={RAY_MEMORY_BYTES}"]
     return [*command, "--include-log-monitor=false", "--num-gpus=0"]
