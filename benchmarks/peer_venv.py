@@ -51,8 +51,9 @@ PEERS = {
     "ray-train": Peer((), ("ray[train]==2.60.0",), "import ray, ray.train.torch; print('ray', ray.__version__)"),
     "dlrover": Peer(
         ("dlrover[torch]==0.6.1",),
-        ("psutil", "pynvml", "deprecated", "requests"),
-        "import importlib.metadata as m, dlrover.trainer.torch.elastic_run; print('dlrover', m.version('dlrover'))",
+        ("psutil", "pynvml", "deprecated", "requests", "kubernetes"),
+        "import importlib.metadata as m, dlrover.trainer.torch.elastic_run, dlrover.python.master.main;"
+        "print('dlrover', m.version('dlrover'))",
     ),
     # Newer wheels than 0.4.1 are built for glibc 2.39 or later.
     "nvrx": Peer(
@@ -64,7 +65,7 @@ PEERS = {
     # No wheel exists. The build needs CMake, a C++ compiler, and the torch that will be used, so without isolation.
     "horovod": Peer(
         ("horovod==0.28.1",),
-        ("cloudpickle",),
+        ("cloudpickle", "pyyaml", "wheel", "setuptools>=75,<81", "cmake<4"),
         "import horovod, horovod.torch; print('horovod', horovod.__version__)",
         ("--no-build-isolation", "--no-cache-dir"),
         {
@@ -116,11 +117,8 @@ def _make(folder: Path, peer: Peer) -> Path:
 
 def check(python: Path | str, peer: Peer) -> str:
     """Import the peer; returns its name and version. Raises ``NotInstalled``."""
-    return (
-        _output([str(python), "-c", peer.check], {"PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": "python"})
-        .strip()
-        .splitlines()[-1]
-    )
+    said = _output([str(python), "-c", peer.check], {"PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": "python"})
+    return said.strip().splitlines()[-1]
 
 
 def first_error(output: str) -> str:

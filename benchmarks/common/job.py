@@ -89,9 +89,8 @@ class Job:
             if result is not None:
                 return result
             if None not in ended:
-                raise NotReached(
-                    f"{what}: every launcher or the driver has ended ({', '.join(map(str, ended))}); {self._last_words()}"
-                )
+                who = "every launcher" if self.driver is None else "the driver"
+                raise NotReached(f"{what}: {who} has ended ({', '.join(map(str, ended))}); {self._last_words()}")
             if time.monotonic() > deadline_s:
                 raise NotReached(f"{what}: not within {limit_s:g} s")
             time.sleep(POLL_S)

@@ -1,4 +1,4 @@
-"""How to call the launchers that bring parts of their own: NVRx, DLRover, Ray Train; and a script without a launcher."""
+"""How to call launchers that bring parts of their own (NVRx, DLRover, Ray Train), and a script without a launcher."""
 
 from __future__ import annotations
 
@@ -75,7 +75,8 @@ class Nvrx:
         return command + plan.tail()
 
     def environment(self, plan: JobPlan, node: int) -> dict[str, str]:
-        return {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "TMPDIR": "/tmp"}  # noqa: S108 - short paths of its sockets
+        # Its sockets are in the temporary folder, and must have short paths.
+        return {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "TMPDIR": "/tmp"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Runs edl and all peers in turn, and writes one report.
 
     python -m benchmarks.report --out DIR --runs 3
-    python -m benchmarks.report --out DIR --only worker,node,dlrover    # these rows, of this contender; the rest is kept
+    python -m benchmarks.report --out DIR --only worker,node,dlrover    # two rows of one contender
 
 DIR gets ``report.md``, a picture for each row, and ``raw.json`` with every run. A second call replaces the rows that it
 measures and keeps the others. ``--runs 0`` writes the report again from ``raw.json``.
@@ -102,10 +102,8 @@ def run_all(
                 launcher = LAUNCHERS[one.launcher](sys.executable, places[one.name].python)
                 spares = 1 if one.launcher == "nvrx-inprocess" else 0
                 outcome = measure(row.name, one.name, Run(launcher, one.framework, keep, spares))
-                told = report.figures(outcome.values) if row.name != "idle" else str(outcome.values)
-                report.progress(
-                    f"{row.name} {number + 1}/{runs} {one.name}: {told if outcome.values else outcome.note}"
-                )
+                told = ", ".join(f"{name} {value:.3g}" for name, value in outcome.values.items())
+                report.progress(f"{row.name} {number + 1}/{runs} {one.name}: {told or outcome.note}")
                 outcomes.append(outcome)
     return outcomes, missing
 
@@ -118,7 +116,7 @@ def run_all(
 @click.option("--only", default="", help="Comma list of rows and contenders; default: all.")
 @click.option(
     "--peers",
-    default=Path("/tmp/venvs"),  # noqa: S108 - a default that the documentation names
+    default=Path("/tmp/venvs"),
     show_default=True,
     type=click.Path(path_type=Path, file_okay=False),
     help="Folder with the environments of the peers, peers-NAME.",

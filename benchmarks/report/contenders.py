@@ -32,20 +32,20 @@ CONTENDERS = tuple(
         (
             "torchft",
             "torchft",
-            "script with its manager; a lighthouse that drops a silent replica after 1 s (5) and waits 1 s for others (60)",
+            "script with its manager; its lighthouse drops a silent replica after 1 s (5), waits 1 s for others (60)",
             "torchft",
         ),
         (
             "nvrx",
             "nvrx",
-            f"plain script; `ft_launcher` with torchrun's settings, {_SHORT_RENDEZVOUS}, `--workers-stop-timeout=1` (30)",
+            f"plain script; `ft_launcher`, {_SHORT_RENDEZVOUS}, `--workers-stop-timeout=1` (30)",
             "nvrx",
         ),
         (
             "nvrx-inprocess",
             "nvrx-inprocess",
-            "script in its wrapper; intervals of 0.1 s (1), a silent rank is given up after 3 s (30), one rank in reserve in "
-            "the row `worker`",
+            "script in its wrapper; intervals of 0.1 s (1), a silent rank is given up after 3 s (30); in the row "
+            "`worker` one rank in reserve",
             "nvrx",
         ),
         (
@@ -57,8 +57,8 @@ CONTENDERS = tuple(
         (
             "ray-train",
             "ray-train",
-            "plain script's function; elastic `num_workers`, looks for nodes every 0.5 s (60) and at workers every 0.1 s (2), "
-            "a silent node is dead after 2 s",
+            "plain script's function; elastic `num_workers`, looks for nodes every 0.5 s (60) and at workers every "
+            "0.1 s (2), a silent node is dead after 2 s",
             "ray-train",
         ),
         ("horovod", "", "not measured", "horovod"),
@@ -90,8 +90,8 @@ WITHOUT: dict[str, dict[str, str]] = {
         "ray-train": _NO_STORE,
     },
     "join": {
-        "nvrx-inprocess": "has no such feature: a restart excludes ranks that are gone, and the world size is that of the "
-        "start at most (its usage guide)",
+        "nvrx-inprocess": "has no such feature: a restart only excludes ranks that are gone, and the world is never "
+        "larger than at the start (documentation of its Wrapper)",
     },
 }
 """Why a contender has no part in a row, by row and contender."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -61,13 +62,8 @@ def stall(job: Job, old: World, struck_s: float) -> Figures:
     """The longest time without a step of any rank within the window, which must not last until its end."""
     end_s = struck_s + STALL_WINDOW_S
     job.wait(lambda: time.monotonic() > end_s or None, "training goes on", STALL_WINDOW_S + 10)
-    times = sorted(
-        step.t
-        for world in job.steps.worlds.values()
-        for done in world.steps.values()
-        for step in done
-        if step.t < end_s
-    )
+    ranks = [done for world in job.steps.worlds.values() for done in world.steps.values()]
+    times = sorted(step.t for done in ranks for step in done if step.t < end_s)
     gap_s = longest_silence(times, struck_s, end_s)
     if end_s - times[-1] > STALL_WINDOW_S / 2:
         raise NotReached(f"no step in the last {end_s - times[-1]:.0f} s of the {STALL_WINDOW_S:g} s after")
@@ -75,18 +71,16 @@ def stall(job: Job, old: World, struck_s: float) -> Figures:
 
 
 def longest_silence(times: list[float], begin_s: float, end_s: float) -> float:
-    """The longest time between two of the sorted ``times`` that reaches into ``[begin_s, end_s]``, or from the last one to
-    the end."""
+    """The longest time between two of the sorted ``times`` that reaches into ``[begin_s, end_s]``, or from the last one
+    to the end."""
     marks = [max((t for t in times if t <= begin_s), default=begin_s)]
     marks += [t for t in times if begin_s < t < end_s] + [end_s]
-    return max(after - before for before, after in zip(marks, marks[1:], strict=False))
+    return max(after - before for before, after in itertools.pairwise(marks))
 
 
 LEADER = Event("leader", (1, 4), 3, kill_the_leader, goes_on)
 STORE = Event("store", (1, 4), 3, kill_the_store, stall)
-BY_EVENT = {
-    event.name: event for event in (EVENTS["worker"], EVENTS["node"], EVENTS["join"], EVENTS["drain"], LEADER, STORE)
-}
+BY_EVENT = {name: EVENTS[name] for name in ("worker", "node", "join", "drain")} | {"leader": LEADER, "store": STORE}
 
 
 def _of_event(name: str) -> Callable[[Run], Outcome]:

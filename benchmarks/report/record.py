@@ -30,8 +30,8 @@ class OtherMachine(Exception):
 
 
 def merged(old: Record, new: Record) -> Record:
-    """The new runs and those of ``old`` that they do not replace: the runs of a contender in a row are replaced together.
-    Raises ``OtherMachine``."""
+    """The new runs and those of ``old`` that they do not replace: all runs of a contender in a row are replaced
+    together. Raises ``OtherMachine``."""
     for what, before, now in (
         *((name, old.machine.get(name), new.machine.get(name)) for name in ("processor", "cores", "memory_bytes")),
         *((name, old.versions[name], new.versions[name]) for name in old.versions.keys() & new.versions.keys()),

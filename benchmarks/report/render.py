@@ -15,6 +15,7 @@ from benchmarks.report.rows import ROWS, Metric, Row
 
 FORMATS = {"s": seconds, "MB": lambda value: f"{value:.0f} MB", "%": lambda value: f"{value:.1f} %"}
 AXES = {"s": "seconds", "MB": "MB", "%": "% of a core"}
+DASH, TIMES = "\N{EN DASH}", "\N{MULTIPLICATION SIGN}"
 NO_RUN = "no run"
 """The reason when nobody has measured it yet."""
 
@@ -30,13 +31,13 @@ class Spread:
         return statistics.median(self.values)
 
     def show(self, unit: str) -> str:
-        """``median (lowest–highest)``, or the value if there is one only; – without any."""
+        """``median (lowest to highest)``, or the value if there is only one; a dash without any."""
         if not self.values:
-            return "–"
+            return DASH
         shape = FORMATS[unit]
         if len(self.values) == 1:
             return shape(self.median)
-        return f"{shape(self.median)} ({shape(min(self.values))}–{shape(max(self.values))})"
+        return f"{shape(self.median)} ({shape(min(self.values))}{DASH}{shape(max(self.values))})"
 
 
 def spread(runs: Iterable[Outcome], metric: str) -> Spread:
@@ -45,11 +46,11 @@ def spread(runs: Iterable[Outcome], metric: str) -> Spread:
 
 
 def ratio(value: Spread, base: Spread) -> str:
-    """The median as a multiple of that of ``base``; – where one of them is missing or 0."""
+    """The median as a multiple of that of ``base``; a dash where one of them is missing or 0."""
     if not value.values or not base.values or not base.median:
-        return "–"
+        return DASH
     times = value.median / base.median
-    return f"{times:.0f}×" if times >= 10 else f"{times:.2g}×"
+    return f"{times:.0f}{TIMES}" if times >= 10 else f"{times:.2g}{TIMES}"
 
 
 def took_part(row: Row) -> list[Contender]:
@@ -96,15 +97,13 @@ def _head(record: Record) -> Iterator[str]:
     yield from ("# edl and its peers", "")
     yield (
         f"{machine['at']}, {machine['processor']}, {machine['cores']} cores, "
-        f"{machine['memory_bytes'] / 2**30:.0f} GiB of memory, {machine['system']}, Python {machine['python']}. All nodes "
-        "are simulated on this host, over loopback, without a GPU; contenders take turns."
+        f"{machine['memory_bytes'] / 2**30:.0f} GiB of memory, {machine['system']}, Python {machine['python']}. "
+        "All nodes are simulated on this host, over loopback, without a GPU; contenders take turns."
     )
     yield ""
     yield load_line([run.load for run in record.outcomes], int(machine["cores"]))
-    yield from (
-        "",
-        "A figure is the median (lowest–highest) of the runs that have it. `runs` are those that reached the event.",
-    )
+    yield from ("", f"A figure is the median (lowest{DASH}highest) of the runs that have it.")
+    yield "`runs` are those that reached the event, `never` those of them that did not recover."
     yield from ("", "## Contenders", "", "| contender | version | settings; defaults in brackets |", "|---|---|---|")
     for one in CONTENDERS:
         yield f"| {one.name} | {record.versions.get(one.name, 'not installed')} | {one.settings} |"
@@ -115,24 +114,19 @@ def load_line(loads: Sequence[float], cores: int) -> str:
     """The load before the runs, and whether that makes the figures worthless."""
     if not loads:
         return "No run yet."
-    text = f"One-minute load before the runs: {statistics.median(loads):.1f} ({min(loads):.1f}–{max(loads):.1f})."
+    text = f"One-minute load before the runs: {statistics.median(loads):.1f} ({min(loads):.1f}{DASH}{max(loads):.1f})."
     if statistics.median(loads) > cores:
         text += " **The machine was busy with other work: the figures show what works, not how fast it is.**"
     return text
 
 
 def _overview(record: Record) -> Iterator[str]:
-    yield from (
-        "## Overview",
-        "",
-        "The first figure of each row; – where a contender takes no part, with the reason below.",
-        "",
-    )
+    yield from ("## Overview", "", f"The first figure of each row; {DASH} without a run: the reason is below.", "")
     yield f"| contender | {' | '.join(row.name for row in ROWS)} |"
     yield f"|---|{'---|' * len(ROWS)}"
     for contender in CONTENDERS:
         cells = [_cell(record, row, contender) for row in ROWS]
-        if any(cell != "–" for cell in cells):
+        if any(cell != DASH for cell in cells):
             yield f"| {contender.name} | {' | '.join(cells)} |"
     yield ""
 
@@ -143,7 +137,7 @@ def _cell(record: Record, row: Row, contender: Contender) -> str:
     if found.values:
         return FORMATS[row.metrics[0].unit](found.median)
     if not runs:
-        return "–"
+        return DASH
     return "never" if any(run.started for run in runs) else "did not start"
 
 
@@ -155,7 +149,7 @@ def _row(record: Record, row: Row) -> Iterator[str]:
     if runs:
         if plot(record, row):
             yield from (f"![{row.title}, by contender]({row.name}.svg)", "")
-        names = [*(one.name for one in shown), " and ".join(f"× {base}" for _, base in row.base), "runs", "never"]
+        names = [*(one.name for one in shown), " and ".join(f"{TIMES} {base}" for _, base in row.base), "runs", "never"]
         names += ["steps redone"] if again else []
         yield f"| contender | {' | '.join(names)} |"
         yield f"|---|{'---|' * len(names)}"
@@ -184,9 +178,9 @@ def _counts(runs: Sequence[Outcome]) -> list[str]:
 def _redone(runs: Sequence[Outcome]) -> str:
     counts = [run.redone for run in runs if run.redone is not None]
     if not counts:
-        return "–"
+        return DASH
     low, high = min(counts), max(counts)
-    return str(low) if low == high else f"{math.floor(statistics.median(counts))} ({low}–{high})"
+    return str(low) if low == high else f"{math.floor(statistics.median(counts))} ({low}{DASH}{high})"
 
 
 def _remarks(record: Record, row: Row) -> Iterator[str]:

@@ -1,8 +1,6 @@
 """``train_torch.py`` in NVRx's wrapper, which calls it again in the same processes when another one has died. At most
 ``--most`` ranks train; the others are in reserve."""
 
-from __future__ import annotations
-
 import argparse
 import os
 from datetime import timedelta
@@ -43,8 +41,10 @@ store = dist.TCPStore(host, port + 1, size, is_master=rank == 0, multi_tenant=Tr
     barrier_timeout=timedelta(seconds=60),
     completion_timeout=timedelta(seconds=60),
 )
-def again(call: inprocess.CallWrapper) -> None:
-    """Train in the world that the wrapper has put into the environment."""
+def again(call: inprocess.CallWrapper | None = None) -> None:
+    """Train in the world that the wrapper has put into the environment. It passes itself by the type of the parameter,
+    which must therefore be no string."""
+    assert call is not None
     dist.init_process_group(
         "gloo" if where.type == "cpu" else "cpu:gloo,cuda:nccl",
         store=dist.PrefixStore(f"call{call.iteration}", store),

@@ -14,13 +14,14 @@ TEXT = 'font-family="sans-serif" font-size="12" fill="#333333"'
 
 
 class LogScale:
-    """Maps values between two bounds to positions between two others."""
+    """Maps values between two bounds to positions between two others, logarithmically."""
 
     def __init__(self, values: Sequence[float], begin: float, end: float) -> None:
         self.low, self.high = math.log10(min(values)), math.log10(max(values))
         self._begin, self._end = begin, end
 
     def place(self, value: float) -> float:
+        """The position of a value above 0."""
         return self._begin + (self._end - self._begin) * (math.log10(value) - self.low) / ((self.high - self.low) or 1)
 
     def marks(self) -> Iterator[float]:
