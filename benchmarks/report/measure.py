@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -143,7 +143,7 @@ class Used:
     memory_bytes: int = 0
 
 
-def helpers(job: Job, nodes: range | tuple[int, ...]) -> dict[int, Used]:
+def helpers(job: Job, nodes: Sequence[int]) -> dict[int, Used]:
     """All processes of some nodes that write no steps, by pid."""
     found = {}
     for node in nodes:

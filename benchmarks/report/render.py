@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from benchmarks.common.report import Outcome, seconds
@@ -13,7 +13,11 @@ from benchmarks.report.contenders import CONTENDERS, Contender
 from benchmarks.report.record import Record
 from benchmarks.report.rows import ROWS, Metric, Row
 
-FORMATS = {"s": seconds, "MB": lambda value: f"{value:.0f} MB", "%": lambda value: f"{value:.1f} %"}
+FORMATS: dict[str, Callable[[float], str]] = {
+    "s": seconds,
+    "MB": lambda value: f"{value:.0f} MB",
+    "%": lambda value: f"{value:.1f} %",
+}
 AXES = {"s": "seconds", "MB": "MB", "%": "% of a core"}
 DASH, TIMES = "\N{EN DASH}", "\N{MULTIPLICATION SIGN}"
 NO_RUN = "no run"

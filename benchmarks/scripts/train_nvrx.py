@@ -25,7 +25,7 @@ store = dist.TCPStore(host, port + 1, size, is_master=rank == 0, multi_tenant=Tr
 
 
 # Each interval is as short as for the other launchers; a silent rank is given up after 3 s, as with edl's lease.
-@inprocess.Wrapper(
+wrapper = inprocess.Wrapper(
     store_kwargs={"host_name": host, "port": port, "timeout": timedelta(seconds=60)},
     rank_assignment=inprocess.Compose(
         inprocess.rank_assignment.MaxActiveWorldSize(args.most), inprocess.rank_assignment.ShiftRanks()
@@ -41,13 +41,15 @@ store = dist.TCPStore(host, port + 1, size, is_master=rank == 0, multi_tenant=Tr
     barrier_timeout=timedelta(seconds=60),
     completion_timeout=timedelta(seconds=60),
 )
+
+
 def again(call: inprocess.CallWrapper | None = None) -> None:
     """Train in the world that the wrapper has put into the environment. It passes itself by the type of the parameter,
     which must therefore be no string."""
     assert call is not None
     dist.init_process_group(
         "gloo" if where.type == "cpu" else "cpu:gloo,cuda:nccl",
-        store=dist.PrefixStore(f"call{call.iteration}", store),
+        store=dist.PrefixStore(f"call{call.iteration}", store),  # type: ignore[attr-defined]
         rank=int(os.environ["RANK"]),
         world_size=int(os.environ["WORLD_SIZE"]),
         timeout=timedelta(seconds=30),
@@ -56,4 +58,4 @@ def again(call: inprocess.CallWrapper | None = None) -> None:
     dist.destroy_process_group()
 
 
-again()
+wrapper(again)()
