@@ -98,7 +98,8 @@ class NvrxInProcess:
 
     def environment(self, plan: JobPlan, node: int) -> dict[str, str]:
         host, port = plan.endpoint.split(":")
-        return {**ranks(plan, node), "MASTER_ADDR": host, "MASTER_PORT": port}
+        quiet = {"TORCH_CPP_LOG_LEVEL": "error"}  # as its examples do: it polls the store with short time limits
+        return {**ranks(plan, node), **quiet, "MASTER_ADDR": host, "MASTER_PORT": port}
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import os
 from datetime import timedelta
 
 import torch
+import torch._dynamo
 import torch.distributed as dist
 from nvidia_resiliency_ext import inprocess
 
@@ -18,6 +19,7 @@ parser.add_argument("--most", type=int, required=True, help="ranks that train")
 args = arguments(parser)
 log = StepWriter(args.workdir)
 torch.set_num_threads(1)
+assert torch._dynamo  # DDP needs it; a rank in reserve has imported it before it is called
 where = device()
 rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -36,10 +38,6 @@ wrapper = inprocess.Wrapper(
     heartbeat_timeout=timedelta(seconds=3),
     progress_watchdog_interval=timedelta(seconds=0.5),
     last_call_wait=timedelta(seconds=0.1),
-    soft_timeout=timedelta(seconds=20),
-    hard_timeout=timedelta(seconds=30),
-    barrier_timeout=timedelta(seconds=60),
-    completion_timeout=timedelta(seconds=60),
 )
 
 
