@@ -190,13 +190,21 @@ EVENTS = {
 
 
 def measure(
-    event: Event, launcher: Launcher, framework: str, keep: Path | None, arguments: tuple[str, ...] = ()
+    event: Event,
+    launcher: Launcher,
+    framework: str,
+    keep: Path | None,
+    arguments: tuple[str, ...] = (),
+    patience: float = 1.0,
 ) -> Outcome:
-    """One run: start, let it train, cause the event, wait for the next world. Never raises for a launcher's failure."""
+    """One run: start, let it train, cause the event, wait for the next world. Never raises for a launcher's failure.
+    ``patience``: a factor for its deadline."""
     load = report.load_average()
     first = event.nodes + event.spares
     script = launcher.script(framework)
-    with launch(launcher, script, event.bounds, arguments=arguments, keep=keep, first_nodes=first) as job:
+    with launch(
+        launcher, script, event.bounds, arguments=arguments, keep=keep, first_nodes=first, patience=patience
+    ) as job:
         try:
             for node in range(first):
                 job.start(node)

@@ -36,10 +36,11 @@ class NotReached(Exception):
 class Job:
     """Launcher processes of one job. As a context manager it leaves no process behind, even after an exception."""
 
-    def __init__(self, launcher: Launcher, plan: JobPlan, run: str = "") -> None:
+    def __init__(self, launcher: Launcher, plan: JobPlan, run: str = "", patience: float = 1.0) -> None:
         self.launcher = launcher
         self.plan = plan
         self.run = run or uuid.uuid4().hex
+        self.patience = patience
         self.nodes: dict[int, subprocess.Popen[bytes]] = {}
         self.driver: subprocess.Popen[bytes] | None = None
         self.steps = StepReader(plan.folder / "steps")
@@ -79,7 +80,7 @@ class Job:
 
     def wait(self, look: Callable[[], T | None], what: str, within_s: float | None = None) -> T:
         """Poll the step logs until ``look`` returns a result. Raises ``NotReached``."""
-        limit_s = within_s or self.launcher.deadline_s
+        limit_s = within_s or self.launcher.deadline_s * self.patience
         deadline_s = time.monotonic() + limit_s
         while True:
             main = self.nodes.values() if self.driver is None else (self.driver,)
@@ -166,10 +167,11 @@ def launch(
     arguments: tuple[str, ...] = (),
     keep: Path | None = None,
     first_nodes: int = 1,
+    patience: float = 1.0,
 ) -> Iterator[Job]:
     """A job whose nodes can be started, in a fresh folder and with a private store if it needs one. ``arguments``: more
     of them for the script. ``keep``: a folder for the logs of the run; without it they are deleted. ``first_nodes``:
-    see ``JobPlan``."""
+    see ``JobPlan``. ``patience``: a factor for the launcher's deadline, above 1 on a busy machine."""
     folder = Path(tempfile.mkdtemp(prefix=f"edl-bench-{launcher.name}-", dir=keep))
     try:
         with contextlib.ExitStack() as stack:
@@ -188,7 +190,7 @@ def launch(
                 folder=folder,
                 first_nodes=first_nodes,
             )
-            yield stack.enter_context(Job(launcher, plan, run))
+            yield stack.enter_context(Job(launcher, plan, run, patience))
     finally:
         if keep is None:
             shutil.rmtree(folder, ignore_errors=True)

@@ -82,7 +82,12 @@ def _of_peer(name: str) -> Contender:
 
 
 def run_all(
-    rows: list[Row], contenders: list[Contender], places: dict[str, Place], runs: int, keep: Path | None
+    rows: list[Row],
+    contenders: list[Contender],
+    places: dict[str, Place],
+    runs: int,
+    keep: Path | None,
+    patience: float,
 ) -> tuple[list[Outcome], dict[str, dict[str, str]]]:
     """All runs, contenders in turn so that other load affects them alike, and who is missing from which row and why."""
     outcomes: list[Outcome] = []
@@ -101,7 +106,7 @@ def run_all(
             for one in able:
                 launcher = LAUNCHERS[one.launcher](sys.executable, places[one.name].python)
                 spares = 1 if one.launcher == "nvrx-inprocess" else 0
-                outcome = measure(row.name, one.name, Run(launcher, one.framework, keep, spares))
+                outcome = measure(row.name, one.name, Run(launcher, one.framework, keep, spares, patience))
                 told = ", ".join(f"{name} {value:.3g}" for name, value in outcome.values.items())
                 report.progress(f"{row.name} {number + 1}/{runs} {one.name}: {told or outcome.note}")
                 outcomes.append(outcome)
@@ -122,8 +127,9 @@ def run_all(
     help="Folder with the environments of the peers, peers-NAME.",
 )
 @click.option("--install", "installs", is_flag=True, help="First make the environments that are missing.")
+@click.option("--patience", default=1.0, show_default=True, help="Factor for all deadlines, for a busy machine.")
 @click.option("--keep", type=click.Path(path_type=Path, file_okay=False), help="Keep the logs of all runs there.")
-def main(out: Path, runs: int, only: str, peers: Path, installs: bool, keep: Path | None) -> None:
+def main(out: Path, runs: int, only: str, peers: Path, installs: bool, keep: Path | None, patience: float) -> None:
     """Measure edl and its peers side by side, and write DIR/report.md."""
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     rows, contenders = chosen(only)
@@ -134,7 +140,7 @@ def main(out: Path, runs: int, only: str, peers: Path, installs: bool, keep: Pat
     if runs or old is None:
         if installs:
             install(peers.resolve())
-        old = measured(rows, contenders, runs, peers.resolve(), keep.resolve() if keep else None, old)
+        old = measured(rows, contenders, runs, peers.resolve(), keep.resolve() if keep else None, patience, old)
     (out / "raw.json").write_text(dump(old))
     for row in ROWS:
         if picture := plot(old, row):
@@ -144,7 +150,13 @@ def main(out: Path, runs: int, only: str, peers: Path, installs: bool, keep: Pat
 
 
 def measured(
-    rows: list[Row], contenders: list[Contender], runs: int, peers: Path, keep: Path | None, old: Record | None
+    rows: list[Row],
+    contenders: list[Contender],
+    runs: int,
+    peers: Path,
+    keep: Path | None,
+    patience: float,
+    old: Record | None,
 ) -> Record:
     """The new record, with what it does not replace of the old one."""
     places = {one.name: look(one, peers, sys.executable) for one in contenders}
@@ -155,7 +167,7 @@ def measured(
             merged(old, Record(machine, versions))
         except OtherMachine as error:
             raise click.UsageError(f"--out: runs there are of another machine or version: {error}") from None
-    outcomes, missing = run_all(rows, contenders, places, runs, keep)
+    outcomes, missing = run_all(rows, contenders, places, runs, keep, patience)
     new = Record(machine, versions, tuple(outcomes), missing)
     return merged(old, new) if old is not None else new
 

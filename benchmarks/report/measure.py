@@ -30,12 +30,13 @@ MANY_STEPS = 50
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run to make. ``spares``: see ``recovery.Event``."""
+    """One run to make. ``spares``: see ``recovery.Event``. ``patience``: a factor for the launcher's deadline."""
 
     launcher: Launcher
     framework: str
     keep: Path | None = None
     spares: int = 0
+    patience: float = 1.0
 
 
 def kill_the_leader(job: Job, world: World) -> float:
@@ -88,7 +89,7 @@ def _of_event(name: str) -> Callable[[Run], Outcome]:
         event = BY_EVENT[name]
         if event.bounds[0] == event.bounds[1]:
             event = dataclasses.replace(event, spares=run.spares)
-        return recovery.measure(event, run.launcher, run.framework, run.keep)
+        return recovery.measure(event, run.launcher, run.framework, run.keep, patience=run.patience)
 
     return measure
 
@@ -171,7 +172,9 @@ def _train(job: Job) -> float:
 def _two_nodes(run: Run, row: str, figures: Callable[[Job], dict[str, float]], *arguments: str) -> Outcome:
     load = report.load_average()
     script = run.launcher.script(run.framework)
-    with launch(run.launcher, script, (2, 2), arguments=arguments, keep=run.keep, first_nodes=2) as job:
+    with launch(
+        run.launcher, script, (2, 2), arguments=arguments, keep=run.keep, first_nodes=2, patience=run.patience
+    ) as job:
         try:
             return Outcome(row, run.launcher.name, figures(job), load=load)
         except NotReached as error:
