@@ -9,6 +9,7 @@ grpcio) from the Python that runs this program. What a peer would install twice,
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sysconfig
 import venv
@@ -65,7 +66,7 @@ PEERS = {
     # No wheel exists. The build needs CMake, a C++ compiler, and the torch that will be used, so without isolation.
     "horovod": Peer(
         ("horovod==0.28.1",),
-        ("cloudpickle", "pyyaml", "wheel", "setuptools>=75,<81", "cmake<4"),
+        ("cloudpickle", "pyyaml", "wheel", "setuptools>=75,<81"),
         "import horovod, horovod.torch; print('horovod', horovod.__version__)",
         ("--no-build-isolation", "--no-cache-dir"),
         {
@@ -124,10 +125,12 @@ def check(python: Path | str, peer: Peer) -> str:
 def first_error(output: str) -> str:
     """The line that says why: the first one with an error in it, but a summary of pip's only if there is no other."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
-    telling = [line for line in lines if "error" in line.lower() and not line.startswith(_SUMMARIES)]
+    telling = [line for line in lines if _ERROR.search(line) and not line.startswith(_SUMMARIES)]
     return (telling or lines or ["no output"])[0][:300]
 
 
+_ERROR = re.compile(r"\b(\w*error:|CMake Error|#error)", re.IGNORECASE)
+"""Of a compiler, of CMake, or of Python; file names and options may contain the word as well."""
 _SUMMARIES = ("error: subprocess-exited-with-error", "ERROR: Failed building wheel", "ERROR: Failed to build")
 
 

@@ -155,7 +155,7 @@ def send_all(run: str, number: signal.Signals, node: int | None = None) -> float
     return begun_s
 
 
-def end_run(run: str, within_s: float = 5.0) -> list[int]:
+def end_run(run: str, within_s: float = 60.0) -> list[int]:
     """SIGKILL all processes of a run until none is left; returns the pids that did not end (normally none)."""
     deadline_s = time.monotonic() + within_s
     while targets := find(run):

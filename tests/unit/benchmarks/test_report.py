@@ -198,8 +198,13 @@ def test_an_environment_that_is_missing_or_failed_is_a_reason(tmp_path: Path) ->
 
 
 def test_the_first_telling_line_of_a_failed_build_is_its_reason() -> None:
-    output = "Building\n  error: subprocess-exited-with-error\n  foo.cc:3: error: no type\nERROR: Failed to build x\n"
+    output = (
+        "Building error.cc with -Werror\n  error: subprocess-exited-with-error\n"
+        "  foo.cc:3: error: no type\nERROR: Failed to build x\n"
+    )
     assert first_error(output) == "foo.cc:3: error: no type"
+    assert first_error("x\nModuleNotFoundError: No module named 'y'\n").startswith("ModuleNotFoundError")
+    assert first_error("-- CMake 4\nCMake Error at x:1\n") == "CMake Error at x:1"
     assert first_error("one\ntwo\n") == "one" and first_error("") == "no output"
 
 
