@@ -94,5 +94,5 @@ class PrivateEtcd:
         deadline_s = time.monotonic() + within_s
         while not all(_healthy(port) for port in self._clients):
             if time.monotonic() > deadline_s:
-                raise RuntimeError(f"etcd not healthy after {within_s:g} s; its logs are in {self._folder}")
+                raise processes.NotStarted(f"etcd not healthy after {within_s:g} s; its logs are in {self._folder}")
             time.sleep(0.05)

@@ -28,10 +28,6 @@ LIGHTHOUSE_WAITS = (
 0.1 s."""
 
 
-class NotStarted(Exception):
-    """A service outside the nodes did not start."""
-
-
 class Service(Protocol):
     """A running service. ``address``: where the nodes find it."""
 
@@ -71,7 +67,7 @@ def lighthouse(launcher: Torchft) -> Recipe:
     """torchft's lighthouse."""
     program = Path(launcher.python).parent / "torchft_lighthouse"
     if not program.exists():
-        raise NotStarted(f"{program} is missing: give --peer-python an environment with torchft")
+        raise processes.NotStarted(f"{program} is missing: give --peer-python an environment with torchft")
     return Recipe(lambda port, folder: [str(program), f"--bind={processes.LOOPBACK}:{port}", *LIGHTHOUSE_WAITS], {})
 
 
@@ -95,7 +91,9 @@ class Started:
             if time.monotonic() > deadline_s or self._process.poll() is not None:
                 words = log.read_text(errors="replace").strip().splitlines()[-1:] or ["nothing"]
                 self.close()
-                raise NotStarted(f"{self._process.args!r} does not listen at {self.address}: {words[0][:200]}")
+                raise processes.NotStarted(
+                    f"{self._process.args!r} does not listen at {self.address}: {words[0][:200]}"
+                )
             time.sleep(0.05)
         return self
 

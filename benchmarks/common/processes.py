@@ -35,6 +35,10 @@ _FOREIGN = (
 """Prefixes of variables that would change a launcher's behavior; a run starts without them."""
 
 
+class NotStarted(RuntimeError):
+    """A service outside the nodes did not start."""
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
     """One running process; ``started_ticks`` distinguishes it from a later one with the same pid."""

@@ -14,6 +14,8 @@ import platform
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -81,43 +83,62 @@ def _of_peer(name: str) -> Contender:
     return next(one for one in CONTENDERS if one.peer == name)
 
 
-def run_all(
-    rows: list[Row],
-    contenders: list[Contender],
-    places: dict[str, Place],
-    runs: int,
-    keep: Path | None,
-    patience: float,
-) -> tuple[list[Outcome], dict[str, dict[str, str]]]:
-    """All runs, contenders in turn so that other load affects them alike, and who is missing from which row and why."""
+@dataclass(frozen=True, slots=True)
+class Session:
+    """One call of the program. ``places``: of the contenders that take part, by name."""
+
+    out: Path
+    runs: int
+    keep: Path | None
+    patience: float
+    places: dict[str, Place]
+    machine: dict[str, object]
+    versions: dict[str, str]
+
+    def record(self, outcomes: list[Outcome], missing: dict[str, dict[str, str]]) -> Record:
+        return Record(self.machine, self.versions, tuple(outcomes), missing)
+
+
+def run_row(session: Session, row: Row, contenders: list[Contender]) -> Iterator[Record]:
+    """All runs of a row, contenders in turn so that other load affects them alike; what is known after each turn."""
+    present = [one for one in took_part(row) if one in contenders]
+    reasons = {
+        one.name: reason
+        for one in present
+        if (reason := WITHOUT.get(row.name, {}).get(one.name) or session.places[one.name].reason)
+    }
+    missing = {row.name: reasons} if reasons else {}
     outcomes: list[Outcome] = []
-    missing: dict[str, dict[str, str]] = {}
-    for row in rows:
-        able = []
-        for one in took_part(row):
-            if one not in contenders:
-                continue
-            reason = WITHOUT.get(row.name, {}).get(one.name) or places[one.name].reason
-            if reason:
-                missing.setdefault(row.name, {})[one.name] = reason
-            else:
-                able.append(one)
-        for number in range(runs):
-            for one in able:
-                launcher = LAUNCHERS[one.launcher](sys.executable, places[one.name].python)
-                spares = 1 if one.launcher == "nvrx-inprocess" else 0
-                outcome = measure(row.name, one.name, Run(launcher, one.framework, keep, spares, patience))
+    yield session.record(outcomes, missing)
+    for number in range(session.runs):
+        for one in present:
+            if one.name not in reasons:
+                outcome = _once(session, row, one)
                 told = ", ".join(f"{name} {value:.3g}" for name, value in outcome.values.items())
-                report.progress(f"{row.name} {number + 1}/{runs} {one.name}: {told or outcome.note}")
+                report.progress(f"{row.name} {number + 1}/{session.runs} {one.name}: {told or outcome.note}")
                 outcomes.append(outcome)
-    return outcomes, missing
+        yield session.record(outcomes, missing)
+
+
+def _once(session: Session, row: Row, contender: Contender) -> Outcome:
+    launcher = LAUNCHERS[contender.launcher](sys.executable, session.places[contender.name].python)
+    spares = 1 if contender.launcher == "nvrx-inprocess" else 0
+    run = Run(launcher, contender.framework, session.keep, spares, session.patience)
+    return measure(row.name, contender.name, run)
+
+
+def write(out: Path, record: Record) -> None:
+    """Write the report, its pictures and its data."""
+    (out / "raw.json").write_text(dump(record))
+    for row in ROWS:
+        if picture := plot(record, row):
+            (out / f"{row.name}.svg").write_text(picture)
+    (out / "report.md").write_text(render(record))
 
 
 @click.command()
 @click.option("--out", required=True, type=click.Path(path_type=Path, file_okay=False), help="Folder of the report.")
-@click.option(
-    "--runs", default=5, show_default=True, type=click.IntRange(0), help="Runs of each contender in each row."
-)
+@click.option("--runs", default=5, show_default=True, type=click.IntRange(0), help="Of each contender in each row.")
 @click.option("--only", default="", help="Comma list of rows and contenders; default: all.")
 @click.option(
     "--peers",
@@ -136,40 +157,32 @@ def main(out: Path, runs: int, only: str, peers: Path, installs: bool, keep: Pat
     for folder in (out, keep):
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
-    old = load(out / "raw.json")
-    if runs or old is None:
+    record = load(out / "raw.json")
+    if record is not None and not runs:
+        write(out, record)
+    else:
         if installs:
             install(peers.resolve())
-        old = measured(rows, contenders, runs, peers.resolve(), keep.resolve() if keep else None, patience, old)
-    (out / "raw.json").write_text(dump(old))
-    for row in ROWS:
-        if picture := plot(old, row):
-            (out / f"{row.name}.svg").write_text(picture)
-    (out / "report.md").write_text(render(old))
+        places = {one.name: look(one, peers.resolve(), sys.executable) for one in contenders}
+        versions = {one.name: version(one, places[one.name]) for one in contenders if not places[one.name].reason}
+        machine = {**report.machine(), "processor": processor()}
+        kept = keep.resolve() if keep else None
+        measure_rows(Session(out, runs, kept, patience, places, machine, versions), rows, contenders, record)
     click.echo(f"{out / 'report.md'}")
 
 
-def measured(
-    rows: list[Row],
-    contenders: list[Contender],
-    runs: int,
-    peers: Path,
-    keep: Path | None,
-    patience: float,
-    old: Record | None,
-) -> Record:
-    """The new record, with what it does not replace of the old one."""
-    places = {one.name: look(one, peers, sys.executable) for one in contenders}
-    versions = {one.name: version(one, places[one.name]) for one in contenders if not places[one.name].reason}
-    machine = {**report.machine(), "processor": processor()}
-    if old is not None:
-        try:
-            merged(old, Record(machine, versions))
-        except OtherMachine as error:
-            raise click.UsageError(f"--out: runs there are of another machine or version: {error}") from None
-    outcomes, missing = run_all(rows, contenders, places, runs, keep, patience)
-    new = Record(machine, versions, tuple(outcomes), missing)
-    return merged(old, new) if old is not None else new
+def measure_rows(session: Session, rows: list[Row], contenders: list[Contender], record: Record | None) -> None:
+    """Measure, and write all that is known after each turn, so that a later failure loses nothing."""
+    record = record or session.record([], {})
+    try:
+        merged(record, session.record([], {}))
+    except OtherMachine as error:
+        raise click.UsageError(f"--out={session.out}: has runs of another machine or version: {error}") from None
+    for row in rows:
+        before = record
+        for known in run_row(session, row, contenders):
+            record = merged(before, known)
+            write(session.out, record)
 
 
 if __name__ == "__main__":

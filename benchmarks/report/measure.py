@@ -16,7 +16,6 @@ from benchmarks.common import processes, report
 from benchmarks.common.cluster_status import master_node
 from benchmarks.common.job import Job, NotReached, launch
 from benchmarks.common.launchers import Launcher, Meeting
-from benchmarks.common.outside import NotStarted
 from benchmarks.common.report import Outcome
 from benchmarks.common.steps import World, median_gap
 from benchmarks.recovery import EVENTS, Event, Figures
@@ -195,6 +194,6 @@ def measure(row: str, contender: str, run: Run) -> Outcome:
     """One run. Never raises for a launcher's failure, or for that of what it needs outside its nodes."""
     try:
         outcome = MEASURES[row](run)
-    except NotStarted as error:
+    except processes.NotStarted as error:
         outcome = Outcome(row, contender, started=False, note=f"did not start: {error}", load=report.load_average())
     return dataclasses.replace(outcome, event=row, launcher=contender)

@@ -8,14 +8,16 @@ import re
 import statistics
 from pathlib import Path
 
+import click
 import pytest
 
 from benchmarks.common.contenders import LAUNCHERS
 from benchmarks.common.report import Outcome
 from benchmarks.peer_venv import PEERS, first_error
 from benchmarks.report import bars
-from benchmarks.report.contenders import CONTENDERS, WITHOUT, look
-from benchmarks.report.measure import MEASURES, longest_silence
+from benchmarks.report.__main__ import Session, chosen, measure_rows
+from benchmarks.report.contenders import CONTENDERS, WITHOUT, Place, look
+from benchmarks.report.measure import MEASURES, Run, longest_silence
 from benchmarks.report.record import OtherMachine, Record, dump, load, merged
 from benchmarks.report.render import DASH, NO_RUN, TIMES, Spread, load_line, plot, ratio, render, spread, took_part
 from benchmarks.report.rows import ROWS
@@ -218,3 +220,31 @@ def test_the_longest_silence_is_that_of_a_plain_scan() -> None:
         for moment in [*(t for t in times if begin_s < t < end_s), end_s]:
             longest, last = max(longest, moment - last), moment
         assert longest_silence(times, begin_s, end_s) == pytest.approx(longest)
+
+
+def session(out: Path) -> Session:
+    places = {one.name: Place("python") if one.peer == "" else Place(reason="not here") for one in CONTENDERS}
+    return Session(out, 2, None, 1.0, places, dict(MACHINE), {"edl": "edl 1.2.3"})
+
+
+def test_a_row_that_fails_loses_nothing_of_those_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(run: Run) -> Outcome:
+        raise OSError("the disk is full")
+
+    monkeypatch.setitem(MEASURES, "worker", lambda run: Outcome("any", "any", {"recovery": 2.0}, 1))
+    monkeypatch.setitem(MEASURES, "node", broken)
+    rows, contenders = chosen("worker,node,edl,torchft,torchrun")
+    with pytest.raises(OSError, match="the disk is full"):
+        measure_rows(session(tmp_path), rows, contenders, None)
+    text = (tmp_path / "report.md").read_text()
+    assert cells(text, "worker", "edl")[-3:] == ["2", "0", "1"]
+    assert "- torchft is not in this row: not here." in section(text, "worker")
+    assert (tmp_path / "worker.svg").exists() and not (tmp_path / "node.svg").exists()
+    kept = load(tmp_path / "raw.json")
+    assert kept is not None and {one.launcher for one in kept.outcomes} == {"edl", "torchrun"}
+
+
+def test_a_name_of_neither_a_row_nor_a_contender_is_refused() -> None:
+    with pytest.raises(click.UsageError, match="nothing unknown; there are"):
+        chosen("worker,nothing")
+    assert chosen("") == (list(ROWS), list(CONTENDERS))
