@@ -6,7 +6,7 @@ import os
 from datetime import timedelta
 
 import torch
-import torch._dynamo
+import torch._dynamo  # DDP needs it: a rank in reserve must have imported it before it is called
 import torch.distributed as dist
 from nvidia_resiliency_ext import inprocess
 
@@ -19,7 +19,6 @@ parser.add_argument("--most", type=int, required=True, help="ranks that train")
 args = arguments(parser)
 log = StepWriter(args.workdir)
 torch.set_num_threads(1)
-assert torch._dynamo  # DDP needs it; a rank in reserve has imported it before it is called
 where = device()
 rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
