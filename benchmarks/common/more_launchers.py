@@ -186,4 +186,6 @@ def ray_start(python: str) -> list[str]:
         "--disable-usage-stats",
     ]
     command += [f"--node-ip-address={LOOPBACK}", f"--object-store-memory={RAY_MEMORY_BYTES}"]
+    # Ports of the workers are free ones: all nodes are on one host.
+    command += ["--min-worker-port=0", "--max-worker-port=0"]
     return [*command, "--include-log-monitor=false", "--num-gpus=0"]

@@ -58,6 +58,7 @@ def head(launcher: RayTrain) -> Recipe:
 
     def command(port: int, folder: Path) -> list[str]:
         options = ["--head", f"--port={port}", "--num-cpus=0", "--include-dashboard=false", f"--temp-dir={folder}"]
+        options += [f"--ray-client-server-port={port + 1}"]  # Ray's default may be taken, and then the head ends
         return [*ray_start(launcher.python), *options]
 
     return Recipe(command, RAY_WAITS | RAY_QUIET)
