@@ -83,18 +83,24 @@ class Job:
         limit_s = within_s or self.launcher.deadline_s * self.patience
         deadline_s = time.monotonic() + limit_s
         while True:
-            main = self.nodes.values() if self.driver is None else (self.driver,)
-            ended = [process.poll() for process in main]
+            ended = self._ended()
             self.steps.poll()
             result = look()
             if result is not None:
                 return result
-            if None not in ended:
-                who = "every launcher" if self.driver is None else "the driver"
-                raise NotReached(f"{what}: {who} has ended ({', '.join(map(str, ended))}); {self._last_words()}")
+            if ended:
+                raise NotReached(f"{what}: {ended}; {self._last_words()}")
             if time.monotonic() > deadline_s:
                 raise NotReached(f"{what}: not within {limit_s:g} s")
             time.sleep(POLL_S)
+
+    def _ended(self) -> str:
+        """Whether nothing can come any more, since every launcher or the driver has ended; empty if not."""
+        launchers = [process.poll() for process in self.nodes.values()]
+        if None not in launchers:
+            return f"every launcher has ended ({', '.join(map(str, launchers))})"
+        status = None if self.driver is None else self.driver.poll()
+        return "" if status is None else f"the driver has ended ({status})"
 
     def _last_words(self) -> str:
         """The last line of the driver's or the first launcher's log, for the note under the table."""

@@ -100,7 +100,7 @@ class Session:
 
 
 def run_row(session: Session, row: Row, contenders: list[Contender]) -> Iterator[Record]:
-    """All runs of a row, contenders in turn so that other load affects them alike; what is known after each turn."""
+    """All runs of a row, contenders in turn so that other load affects them alike; what is known after each run."""
     present = [one for one in took_part(row) if one in contenders]
     reasons = {
         one.name: reason
@@ -117,7 +117,7 @@ def run_row(session: Session, row: Row, contenders: list[Contender]) -> Iterator
                 told = ", ".join(f"{name} {value:.3g}" for name, value in outcome.values.items())
                 report.progress(f"{row.name} {number + 1}/{session.runs} {one.name}: {told or outcome.note}")
                 outcomes.append(outcome)
-        yield session.record(outcomes, missing)
+                yield session.record(outcomes, missing)
 
 
 def _once(session: Session, row: Row, contender: Contender) -> Outcome:
@@ -172,7 +172,7 @@ def main(out: Path, runs: int, only: str, peers: Path, installs: bool, keep: Pat
 
 
 def measure_rows(session: Session, rows: list[Row], contenders: list[Contender], record: Record | None) -> None:
-    """Measure, and write all that is known after each turn, so that a later failure loses nothing."""
+    """Measure, and write all that is known after each run, so that a later failure loses nothing."""
     record = record or session.record([], {})
     try:
         merged(record, session.record([], {}))
