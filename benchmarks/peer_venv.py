@@ -41,7 +41,7 @@ PEERS = {
     "paddle": Peer(
         ("etcd3==0.12.0", "six", "tenacity"),
         (),
-        "import etcd3, paddle; print('paddle', paddle.__version__, 'with etcd3', etcd3.__version__)",
+        "import etcd3, paddle; print('etcd3', etcd3.__version__)",
     ),
     # Nightly wheels exist for few versions of Python.
     "torchft": Peer(

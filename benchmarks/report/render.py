@@ -107,10 +107,11 @@ def _head(record: Record) -> Iterator[str]:
     yield ""
     yield load_line([run.load for run in record.outcomes], int(machine["cores"]))
     yield from ("", f"A figure is the median (lowest{DASH}highest) of the runs that have it.")
-    yield "`runs` are those that reached the event, `never` those of them that did not recover."
+    yield "`runs` are those that reached the event, `never` those of them that did not recover. "
+    yield "Ratios are those of the medians, to the contender in the heading or to its twin with the same framework."
     yield from ("", "## Contenders", "", "| contender | version | settings; defaults in brackets |", "|---|---|---|")
     for one in CONTENDERS:
-        yield f"| {one.name} | {record.versions.get(one.name, 'not installed')} | {one.settings} |"
+        yield f"| {one.name} | {record.versions.get(one.name, DASH)} | {one.settings} |"
     yield ""
 
 
@@ -153,7 +154,7 @@ def _row(record: Record, row: Row) -> Iterator[str]:
     if runs:
         if plot(record, row):
             yield from (f"![{row.title}, by contender]({row.name}.svg)", "")
-        names = [*(one.name for one in shown), " and ".join(f"{TIMES} {base}" for _, base in row.base), "runs", "never"]
+        names = [*(one.name for one in shown), f"{TIMES} {row.base[0][1]}", "runs", "never"]
         names += ["steps redone"] if again else []
         yield f"| contender | {' | '.join(names)} |"
         yield f"|---|{'---|' * len(names)}"
