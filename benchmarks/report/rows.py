@@ -46,8 +46,8 @@ ROWS = (
         "leader",
         "The leader is killed",
         "3 nodes of `1:4`. SIGKILL to what decides: the node with edl's Master, the node with the store of "
-        "torchrun and NVRx, torchft's lighthouse, DLRover's master, Ray's head with controller and driver. If it is part "
-        "of a node, until the others step again; if not, the longest time without a step in the 20 s after. A job "
+        "torchrun and NVRx, torchft's lighthouse, DLRover's master, Ray's head with controller and driver. If it is "
+        "part of a node, until the others step again; if not, the longest time without a step in the 20 s after. A job "
         "that goes on may still be unable to recover from a later failure.",
         (Metric("training stalls for"),),
     ),
