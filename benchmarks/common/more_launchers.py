@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 from benchmarks.common.launchers import TUNED_RENDEZVOUS, JobPlan, Meeting, plain_script
@@ -163,7 +165,10 @@ class RayTrain:
         return "train_ray.py"
 
     def command(self, plan: JobPlan, node: int) -> list[str]:
-        return [*ray_start(self.python), f"--address={plan.endpoint}", f"--num-cpus={plan.workers_per_node}"]
+        command = [*ray_start(self.python), f"--address={plan.endpoint}", f"--num-cpus={plan.workers_per_node}"]
+        # In a common folder, nodes that start at the same time choose the same socket.
+        folder = service_folder(int(plan.endpoint.rpartition(":")[2])) / f"n{node}"
+        return [*command, f"--temp-dir={folder}"]
 
     def driver(self, plan: JobPlan) -> list[str]:
         sizes = [nodes * plan.workers_per_node for nodes in (*plan.nodes, plan.first_nodes)]
@@ -173,6 +178,12 @@ class RayTrain:
 
     def environment(self, plan: JobPlan, node: int) -> dict[str, str]:
         return RAY_WAITS | RAY_QUIET
+
+
+def service_folder(port: int) -> Path:
+    """The folder of the service at a port of this host, with a short path, since it may hold sockets. It is deleted with
+    the service."""
+    return Path(tempfile.gettempdir()) / f"edl-b-{port}"
 
 
 def ray_start(python: str) -> list[str]:

@@ -6,7 +6,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -18,7 +17,7 @@ from typing import Protocol
 from benchmarks.common import processes
 from benchmarks.common.etcd import PrivateEtcd
 from benchmarks.common.launchers import Launcher, Meeting, Torchft
-from benchmarks.common.more_launchers import RAY_QUIET, RAY_WAITS, Dlrover, RayTrain, ray_start
+from benchmarks.common.more_launchers import RAY_QUIET, RAY_WAITS, Dlrover, RayTrain, ray_start, service_folder
 
 START_LIMIT_S = 90.0
 LIGHTHOUSE_WAITS = (
@@ -78,12 +77,13 @@ class Started:
     def __init__(self, recipe: Recipe, marks: Mapping[str, str]) -> None:
         self._recipe = recipe
         self._marks = marks
-        self._folder = Path(tempfile.mkdtemp(prefix="edl-b-"))
         self._port = processes.free_store_ports(1)[0]
+        self._folder = service_folder(self._port)
         self._process: subprocess.Popen[bytes] | None = None
         self.address = f"{processes.LOOPBACK}:{self._port}"
 
     def __enter__(self) -> Started:
+        self._folder.mkdir(exist_ok=True)
         env = processes.clean_environment({**self._recipe.environment, **self._marks, "PYTHONUNBUFFERED": "1"})
         log = self._folder / "log"
         self._process = processes.start(self._recipe.command(self._port, self._folder), env, log, self._folder)
