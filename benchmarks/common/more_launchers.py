@@ -181,8 +181,8 @@ class RayTrain:
 
 
 def service_folder(port: int) -> Path:
-    """The folder of the service at a port of this host, with a short path, since it may hold sockets. It is deleted with
-    the service."""
+    """The folder of the service at a port of this host, with a short path, since it may hold sockets. It is deleted
+    with the service."""
     return Path(tempfile.gettempdir()) / f"edl-b-{port}"
 
 
