@@ -57,6 +57,8 @@ class Event:
     strike: Callable[[Job, World], float]
     look: Look
     for_edl_only: bool = field(default=False, kw_only=True)
+    spares: int = field(default=0, kw_only=True)
+    """Nodes to start besides, for launchers that cannot start a process in place of a killed one."""
 
 
 # --- what happens ----------------------------------------------------------------------------------------------------
@@ -188,13 +190,23 @@ EVENTS = {
 
 
 def measure(
-    event: Event, launcher: Launcher, framework: str, keep: Path | None, arguments: tuple[str, ...] = ()
+    event: Event,
+    launcher: Launcher,
+    framework: str,
+    keep: Path | None,
+    arguments: tuple[str, ...] = (),
+    patience: float = 1.0,
 ) -> Outcome:
-    """One run: start, let it train, cause the event, wait for the next world. Never raises for a launcher's failure."""
+    """One run: start, let it train, cause the event, wait for the next world. Never raises for a launcher's failure.
+    ``patience``: a factor for its deadline."""
     load = report.load_average()
-    with launch(launcher, launcher.script(framework), event.bounds, arguments=arguments, keep=keep) as job:
+    first = event.nodes + event.spares
+    script = launcher.script(framework)
+    with launch(
+        launcher, script, event.bounds, arguments=arguments, keep=keep, first_nodes=first, patience=patience
+    ) as job:
         try:
-            for node in range(event.nodes):
+            for node in range(first):
                 job.start(node)
                 time.sleep(0.2)
             job.wait_running(event.nodes)

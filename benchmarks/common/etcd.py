@@ -12,6 +12,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
@@ -42,7 +43,9 @@ def _healthy(port: int) -> bool:
 class PrivateEtcd:
     """``with PrivateEtcd(3) as etcd: etcd.endpoints`` gives ``"127.0.0.1:p,127.0.0.1:q,127.0.0.1:r"``."""
 
-    def __init__(self, members: int = 1) -> None:
+    def __init__(self, members: int = 1, marks: Mapping[str, str] | None = None) -> None:
+        """``marks``: variables by which the run finds the members."""
+        self._marks = marks or {}
         self._folder = Path(tempfile.mkdtemp(prefix="edl-bench-etcd-"))
         self._members: list[subprocess.Popen[bytes]] = []
         ports = processes.free_ports(2 * members)
@@ -70,6 +73,10 @@ class PrivateEtcd:
             member.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
 
+    @property
+    def address(self) -> str:
+        return self.endpoints
+
     def _start(self, index: int) -> subprocess.Popen[bytes]:
         client = f"http://{processes.LOOPBACK}:{self._clients[index]}"
         peer = f"http://{processes.LOOPBACK}:{self._peers[index]}"
@@ -79,11 +86,13 @@ class PrivateEtcd:
         command += ["--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer]
         command += ["--initial-cluster", cluster, "--initial-cluster-token", self._folder.name]
         command += ["--unsafe-no-fsync", "--log-level", "error"]
-        return processes.start(command, processes.clean_environment({}), self._folder / f"m{index}.log", self._folder)
+        return processes.start(
+            command, processes.clean_environment(self._marks), self._folder / f"m{index}.log", self._folder
+        )
 
     def _wait_healthy(self, within_s: float) -> None:
         deadline_s = time.monotonic() + within_s
         while not all(_healthy(port) for port in self._clients):
             if time.monotonic() > deadline_s:
-                raise RuntimeError(f"etcd not healthy after {within_s:g} s; its logs are in {self._folder}")
+                raise processes.NotStarted(f"etcd not healthy after {within_s:g} s; its logs are in {self._folder}")
             time.sleep(0.05)

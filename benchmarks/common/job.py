@@ -15,9 +15,8 @@ from types import TracebackType
 from typing import TypeVar
 
 from benchmarks.common import processes
-from benchmarks.common.etcd import PrivateEtcd
-from benchmarks.common.launchers import REPOSITORY, JobPlan, Launcher, Meeting, Torchft
-from benchmarks.common.lighthouse import Lighthouse
+from benchmarks.common.launchers import REPOSITORY, Driven, JobPlan, Launcher, Meeting
+from benchmarks.common.outside import service
 from benchmarks.common.steps import StepReader, World
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
@@ -25,6 +24,8 @@ POLL_S = 0.05
 """Seconds between two reads of the logs. The measured times are in the logs, so this adds nothing to them."""
 STEPS = 20_000
 """More steps than any run needs, but few enough that an abandoned job ends within minutes."""
+NEEDED_EVEN_ALONE = (Meeting.LIGHTHOUSE, Meeting.HEAD)
+"""Services without which not even a job of one node starts."""
 T = TypeVar("T")
 
 
@@ -35,11 +36,13 @@ class NotReached(Exception):
 class Job:
     """Launcher processes of one job. As a context manager it leaves no process behind, even after an exception."""
 
-    def __init__(self, launcher: Launcher, plan: JobPlan) -> None:
+    def __init__(self, launcher: Launcher, plan: JobPlan, run: str = "", patience: float = 1.0) -> None:
         self.launcher = launcher
         self.plan = plan
-        self.run = uuid.uuid4().hex
+        self.run = run or uuid.uuid4().hex
+        self.patience = patience
         self.nodes: dict[int, subprocess.Popen[bytes]] = {}
+        self.driver: subprocess.Popen[bytes] | None = None
         self.steps = StepReader(plan.folder / "steps")
 
     def __enter__(self) -> Job:
@@ -49,7 +52,20 @@ class Job:
         self.close()
 
     def start(self, node: int) -> float:
-        """Start the launcher of one node; returns the monotonic time just before."""
+        """Start the launcher of one node, and with the first one the driver if there is one; returns the monotonic time
+        just before."""
+        log = self.plan.folder / f"launcher{node}.log"
+        begun_s = time.monotonic()
+        self.nodes[node] = self._start(self.launcher.command(self.plan, node), node, log)
+        if self.driver is None and isinstance(self.launcher, Driven):
+            self.driver = self._start(self.launcher.driver(self.plan), processes.OUTSIDE, self._driver_log)
+        return begun_s
+
+    @property
+    def _driver_log(self) -> Path:
+        return self.plan.folder / "driver.log"
+
+    def _start(self, command: list[str], node: int, log: Path) -> subprocess.Popen[bytes]:
         env = processes.clean_environment(
             {
                 "OMP_NUM_THREADS": "1",
@@ -57,37 +73,39 @@ class Job:
                 "PYTHONUNBUFFERED": "1",
                 "PYTHONPATH": str(REPOSITORY),
                 **self.launcher.environment(self.plan, node),
-                processes.RUN_MARK: self.run,
-                processes.NODE_MARK: str(node),
+                **processes.marks(self.run, node),
             }
         )
-        log = self.plan.folder / f"launcher{node}.log"
-        command = self.launcher.command(self.plan, node)
-        begun_s = time.monotonic()
-        self.nodes[node] = processes.start(command, env, log, self.plan.folder)
-        return begun_s
+        return processes.start(command, env, log, self.plan.folder)
 
     def wait(self, look: Callable[[], T | None], what: str, within_s: float | None = None) -> T:
         """Poll the step logs until ``look`` returns a result. Raises ``NotReached``."""
-        limit_s = within_s or self.launcher.deadline_s
+        limit_s = within_s or self.launcher.deadline_s * self.patience
         deadline_s = time.monotonic() + limit_s
         while True:
-            ended = [process.poll() for process in self.nodes.values()]
+            ended = self._ended()
             self.steps.poll()
             result = look()
             if result is not None:
                 return result
-            if None not in ended:
-                raise NotReached(
-                    f"{what}: every launcher has ended ({', '.join(map(str, ended))}); {self._last_words()}"
-                )
+            if ended:
+                raise NotReached(f"{what}: {ended}; {self._last_words()}")
             if time.monotonic() > deadline_s:
                 raise NotReached(f"{what}: not within {limit_s:g} s")
             time.sleep(POLL_S)
 
+    def _ended(self) -> str:
+        """Whether nothing can come any more, since every launcher or the driver has ended; empty if not."""
+        launchers = [process.poll() for process in self.nodes.values()]
+        if None not in launchers:
+            return f"every launcher has ended ({', '.join(map(str, launchers))})"
+        status = None if self.driver is None else self.driver.poll()
+        return "" if status is None else f"the driver has ended ({status})"
+
     def _last_words(self) -> str:
-        """The last line of the first launcher's log, for the note under the table."""
-        text = (self.plan.folder / f"launcher{min(self.nodes)}.log").read_text(errors="replace")
+        """The last line of the driver's or the first launcher's log, for the note under the table."""
+        log = self.plan.folder / f"launcher{min(self.nodes)}.log" if self.driver is None else self._driver_log
+        text = log.read_text(errors="replace")
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         return f"the first one's last line: {lines[-1][:200]}" if lines else "the first one said nothing"
 
@@ -129,10 +147,14 @@ class Job:
                 return begun_s
         raise NotReached(f"worker {pid} is not running")
 
+    def kill_outside(self) -> float:
+        """SIGKILL the service that runs outside the nodes; returns the monotonic time just before."""
+        return processes.send_all(self.run, signal.SIGKILL, processes.OUTSIDE)
+
     def close(self) -> None:
         """SIGKILL everything of this run and reap the launchers."""
         left = processes.end_run(self.run)
-        for process in self.nodes.values():
+        for process in (*self.nodes.values(), *([self.driver] if self.driver else [])):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=5.0)
         if left:
@@ -150,19 +172,20 @@ def launch(
     etcd_members: int = 1,
     arguments: tuple[str, ...] = (),
     keep: Path | None = None,
+    first_nodes: int = 1,
+    patience: float = 1.0,
 ) -> Iterator[Job]:
     """A job whose nodes can be started, in a fresh folder and with a private store if it needs one. ``arguments``: more
-    of them for the script. ``keep``: a folder for the logs of the run; without it they are deleted."""
+    of them for the script. ``keep``: a folder for the logs of the run; without it they are deleted. ``first_nodes``:
+    see ``JobPlan``. ``patience``: a factor for the launcher's deadline, above 1 on a busy machine."""
     folder = Path(tempfile.mkdtemp(prefix=f"edl-bench-{launcher.name}-", dir=keep))
     try:
         with contextlib.ExitStack() as stack:
-            endpoint = ""
-            if not alone and launcher.meeting is Meeting.ETCD:
-                endpoint = stack.enter_context(PrivateEtcd(etcd_members)).endpoints
-            elif isinstance(launcher, Torchft):
-                endpoint = stack.enter_context(Lighthouse(launcher.python)).address
-            elif not alone:
-                endpoint = own_store_endpoint(launcher, nodes[1])
+            endpoint, run = "", uuid.uuid4().hex
+            if launcher.meeting in NEEDED_EVEN_ALONE or not alone:
+                outside = service(launcher, run, etcd_members)
+                own_store = own_store_endpoint(launcher, nodes[1])
+                endpoint = stack.enter_context(outside).address if outside else own_store
             plan = JobPlan(
                 job_id=f"bench-{uuid.uuid4().hex[:8]}",
                 nodes=nodes,
@@ -171,8 +194,9 @@ def launch(
                 script=SCRIPTS / script,
                 script_arguments=("--workdir", str(folder), "--steps", str(STEPS), *arguments),
                 folder=folder,
+                first_nodes=first_nodes,
             )
-            yield stack.enter_context(Job(launcher, plan))
+            yield stack.enter_context(Job(launcher, plan, run, patience))
     finally:
         if keep is None:
             shutil.rmtree(folder, ignore_errors=True)

@@ -4,10 +4,9 @@ flags."""
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
 from benchmarks.common.processes import LOOPBACK
 
@@ -27,11 +26,16 @@ class Meeting(enum.Enum):
     """Free loopback ports; the launchers start the store themselves."""
     LIGHTHOUSE = "lighthouse"
     """torchft's own service, which the benchmark starts outside the nodes."""
+    MASTER = "master"
+    """DLRover's local master, which the benchmark starts outside the nodes."""
+    HEAD = "head"
+    """Ray's head node, which the benchmark starts outside the nodes; it runs no worker."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobPlan:
-    """One job to launch. ``endpoint``: ``host:port[,host:port…]``; empty for a job of a single node."""
+    """One job to launch. ``endpoint``: ``host:port[,host:port…]``; empty for a job of a single node. ``first_nodes``:
+    how many nodes are started at first, for launchers that cannot find out."""
 
     job_id: str
     nodes: tuple[int, int]
@@ -41,6 +45,7 @@ class JobPlan:
     script_arguments: tuple[str, ...]
     folder: Path
     max_restarts: int = 10
+    first_nodes: int = 1
 
     @property
     def alone(self) -> bool:
@@ -79,6 +84,14 @@ class Launcher(Protocol):
 
     def environment(self, plan: JobPlan, node: int) -> dict[str, str]:
         """Variables that it needs in addition to the clean environment."""
+
+
+@runtime_checkable
+class Driven(Launcher, Protocol):
+    """A launcher whose job is one more process, started outside the nodes together with the first one."""
+
+    def driver(self, plan: JobPlan) -> list[str]:
+        """The command line of that process."""
 
 
 def plain_script(framework: str) -> str:
@@ -174,7 +187,7 @@ class Torchrun:
 class Torchft:
     """A replica group on each node, under a torchrun of its own that restarts it, as torchft's documentation shows.
 
-    ``python`` must have torchft (see ``peer_venv.py``). The lighthouse waits as in ``lighthouse.TUNED``.
+    ``python`` must have torchft (see ``peer_venv.py``). The lighthouse waits as in ``outside.LIGHTHOUSE_WAITS``.
     """
 
     python: str
@@ -228,16 +241,3 @@ class PaddleLaunch:
 def node_name(node: int) -> str:
     """The node id that edl's launcher of a simulated node gets."""
     return f"bench-{node}"
-
-
-LAUNCHERS: dict[str, Callable[[str, str], Launcher]] = {
-    "edl": lambda own, peer: Edl(own),
-    "edl-rejoin": lambda own, peer: Edl(own, rejoins=True),
-    "edl-embedded": lambda own, peer: Edl(own, embedded=True),
-    "edl-secret": lambda own, peer: Edl(own, embedded=True, secret=True),
-    "torchrun-tuned": lambda own, peer: Torchrun(peer, tuned=True),
-    "torchrun-default": lambda own, peer: Torchrun(peer, tuned=False),
-    "torchft": lambda own, peer: Torchft(peer),
-    "paddle-launch": lambda own, peer: PaddleLaunch(peer),
-}
-"""Contenders by name; created from the Python that runs edl and the one that runs the peers."""

@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 
 import click
 
-from benchmarks.common.launchers import LAUNCHERS, Launcher
+from benchmarks.common.contenders import LAUNCHERS
+from benchmarks.common.launchers import Launcher
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -24,10 +24,19 @@ from edl.config import environment
 
 RUN_MARK = "EDL_BENCH_RUN"
 NODE_MARK = "EDL_BENCH_NODE"
+OUTSIDE = -1
+"""The node of what runs beside the simulated nodes: a store, a head node, a driver."""
 LOOPBACK = "127.0.0.1"
 _PR_SET_PDEATHSIG = 1
-_FOREIGN = ("PET_", "PADDLE_", "TORCHELASTIC_", "TORCH_", "EDL_", "FLAGS_", "OMP_", "MASTER_")
+_FOREIGN = (
+    *("PET_", "PADDLE_", "TORCHELASTIC_", "TORCH_", "EDL_", "FLAGS_", "OMP_", "MASTER_"),
+    *("RAY_", "DLROVER_", "NODE_", "TORCHFT_", "FT_", "HOROVOD_"),
+)
 """Prefixes of variables that would change a launcher's behavior; a run starts without them."""
+
+
+class NotStarted(RuntimeError):
+    """A service outside the nodes did not start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +117,11 @@ def find(run: str, node: int | None = None) -> list[Found]:
     return [living[pid] for pid in sorted(chosen)]
 
 
+def marks(run: str, node: int) -> dict[str, str]:
+    """The variables that mark a process of a run."""
+    return {RUN_MARK: run, NODE_MARK: str(node)}
+
+
 def send(target: Found, number: signal.Signals) -> bool:
     """Signal exactly the process that was found; ``False`` when it has ended, even if its pid has been reused."""
     try:
@@ -145,7 +159,7 @@ def send_all(run: str, number: signal.Signals, node: int | None = None) -> float
     return begun_s
 
 
-def end_run(run: str, within_s: float = 5.0) -> list[int]:
+def end_run(run: str, within_s: float = 60.0) -> list[int]:
     """SIGKILL all processes of a run until none is left; returns the pids that did not end (normally none)."""
     deadline_s = time.monotonic() + within_s
     while targets := find(run):

@@ -24,9 +24,9 @@ from benchmarks.scripts.step_writer import StepWriter
 CHECKPOINT_EVERY = 5
 
 
-def arguments() -> argparse.Namespace:
-    """The script's own command line."""
-    parser = argparse.ArgumentParser()
+def arguments(parser: argparse.ArgumentParser | None = None) -> argparse.Namespace:
+    """The script's own command line, and what ``parser`` knows besides."""
+    parser = parser or argparse.ArgumentParser()
     parser.add_argument("--workdir", type=Path, required=True, help="step logs and the checkpoint")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--pause-ms", type=float, default=10.0, help="sleep per step")
@@ -58,6 +58,13 @@ def main() -> None:
     ballast = hold(args.ballast_gigabytes)
     where = device()
     dist.init_process_group("gloo" if where.type == "cpu" else "cpu:gloo,cuda:nccl")
+    train(args, log, where)
+    del ballast
+    dist.destroy_process_group()
+
+
+def train(args: argparse.Namespace, log: StepWriter, where: torch.device) -> None:
+    """Go on from the checkpoint in the process group that exists, to the end."""
     rank, world = dist.get_rank(), dist.get_world_size()
 
     model = sized_model(args.megabytes).to(where)
@@ -81,8 +88,6 @@ def main() -> None:
         if rank == 0 and step % CHECKPOINT_EVERY == 0:
             save(checkpoint, model, step)
         time.sleep(args.pause_ms / 1000)
-    del parallel, ballast
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

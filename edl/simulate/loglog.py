@@ -13,14 +13,15 @@ COLOURS = ("#1c7ed6", "#e8590c", "#2b8a3e", "#862e9c", "#222222")
 TEXT = 'font-family="sans-serif" font-size="12" fill="#333333"'
 
 
-class _Scale:
-    """Maps values between two bounds to positions between two others."""
+class LogScale:
+    """Maps values between two bounds to positions between two others, logarithmically."""
 
     def __init__(self, values: Sequence[float], begin: float, end: float) -> None:
         self.low, self.high = math.log10(min(values)), math.log10(max(values))
         self._begin, self._end = begin, end
 
     def place(self, value: float) -> float:
+        """The position of a value above 0."""
         return self._begin + (self._end - self._begin) * (math.log10(value) - self.low) / ((self.high - self.low) or 1)
 
     def marks(self) -> Iterator[float]:
@@ -36,8 +37,8 @@ def draw(lines: Mapping[str, Sequence[Point]], across: str, up: str) -> str:
     """Draw the lines. ``lines``: points by name; both coordinates must be above 0. ``across``, ``up``: titles of the
     axes."""
     points = [point for line in lines.values() for point in line]
-    x = _Scale([point[0] for point in points], LEFT, WIDTH - RIGHT)
-    y = _Scale([point[1] for point in points], BOTTOM, TOP)
+    x = LogScale([point[0] for point in points], LEFT, WIDTH - RIGHT)
+    y = LogScale([point[1] for point in points], BOTTOM, TOP)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}">',
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
@@ -59,7 +60,7 @@ def draw(lines: Mapping[str, Sequence[Point]], across: str, up: str) -> str:
     return "\n".join([*parts, "</svg>", ""])
 
 
-def _grid(x: _Scale, y: _Scale) -> Iterator[str]:
+def _grid(x: LogScale, y: LogScale) -> Iterator[str]:
     for value in y.marks():
         level = y.place(value)
         yield f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{level:.1f}" y2="{level:.1f}" stroke="#e5e5e5"/>'

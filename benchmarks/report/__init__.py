@@ -1,0 +1,1 @@
+"""All peers in one report: ``python -m benchmarks.report --out DIR``."""
