@@ -10,7 +10,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from benchmarks.soak.faults import FAULTS, Fault, Need, Target
 
@@ -118,7 +118,10 @@ RULES: tuple[tuple[str, Rule], ...] = (
     ("the target is under a fault", _under_fault),
     ("the launcher is spared", lambda fault, node, view, open_: fault.takes_process and node == view.spared),
     ("the store would lose its majority", _no_majority),
-    ("a second node would be away", lambda f, node, view, open_: f.takes_node and any(o.kind.takes_node for o in open_)),
+    (
+        "a second node would be away",
+        lambda f, node, view, open_: f.takes_node and any(o.kind.takes_node for o in open_),
+    ),
     ("nobody would be left", _nobody_left),
     ("state would be lost with its last copy", _no_copy),
 )
@@ -197,6 +200,11 @@ class Course:
         self.open = [one for one in self.open if one.job != job]
         return ends
 
+    def withdraw(self, strike: Strike) -> None:
+        """A fault could not be injected after all, because its target had just gone."""
+        self.open.remove(strike)
+        self.counts[strike.fault] -= 1
+
     def _is_due(self, strike: Strike, now_s: float) -> bool:
         return strike.number not in self.undone and now_s >= strike.end_s
 
@@ -239,3 +247,22 @@ class Course:
                 return job, node
             self.refusals[fault.name, reason] += 1
         return None
+
+
+@dataclass(slots=True)
+class Replay(Course):
+    """The faults that an earlier job of this kind had, at the same times after its beginning. ``begin_s`` and ``end_s``
+    of what is left count from there; their job is the only one there is."""
+
+    left: list[Strike] = field(default_factory=list)
+    _began_s: float = math.inf
+
+    def _another(self, now_s: float, views: Mapping[str, JobView]) -> Strike | None:
+        view = next(iter(views.values()), None)
+        if view is None or view.whole_at_s == NEVER_S or not self.left:
+            return None
+        self._began_s = min(self._began_s, now_s)
+        if now_s < self._began_s + self.left[0].begin_s:
+            return None
+        old = self.left.pop(0)
+        return replace(old, job=view.name, begin_s=now_s, end_s=now_s + old.end_s - old.begin_s)
