@@ -9,13 +9,10 @@ import contextlib
 import ctypes
 import os
 import subprocess
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
-T = TypeVar("T")
 _CLONE_NEWNET = 0x4000_0000
 _SWITCH = "switch"
 _ADDRESSES = "10.213.7."
@@ -81,25 +78,6 @@ class Network:
         """Undo ``deafen``, ``mute`` and ``shape``."""
         for namespace, link in ((self.switch, f"to-{host}"), (self.namespace(host), "eth0")):
             _tc(namespace, "qdisc", "delete", "dev", link, "root")
-
-    def inside(self, look: Callable[[], T]) -> T:
-        """Call a function with the switch's network, in a thread of its own. It must not start threads itself."""
-        answers: list[T] = []
-        errors: list[BaseException] = []
-
-        def call() -> None:
-            try:
-                enter(self.switch)
-                answers.append(look())
-            except BaseException as error:
-                errors.append(error)
-
-        thread = threading.Thread(target=call)
-        thread.start()
-        thread.join()
-        if errors:
-            raise errors[0]
-        return answers[0]
 
     def _shape(self, namespace: str, link: str, *words: str) -> None:
         done = _tc(namespace, "qdisc", "replace", "dev", link, "root", *words)

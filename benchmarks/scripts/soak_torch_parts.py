@@ -1,5 +1,8 @@
-"""The model that all torch scripts of the soak train. A global batch depends on the step alone, so each world size gives
-the same losses, but for the order of additions, which does not show in double precision."""
+"""The model that all torch scripts of the soak train.
+
+A global batch depends on the step alone, so each world size gives the same losses, but for the order of additions,
+which does not show in double precision.
+"""
 
 from __future__ import annotations
 

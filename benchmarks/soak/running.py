@@ -92,7 +92,7 @@ class Soak:
         self._unrecovered: list[tuple[Running, int, float]] = []
         self._sampled_s = self._looked_s = 0.0
 
-    # --- the course of a soak ------------------------------------------------------------------------------------------
+    # --- the course of a soak ----------------------------------------------------------------------------------------
 
     def run(self) -> Results:
         """Run it to its end."""
@@ -295,8 +295,8 @@ class Soak:
 
 
 def keep_evidence(options: Options, running: Running, wrong: tuple[str, ...]) -> Path:
-    """Copy everything that explains a violation: logs, steps, history, the faults with their times, and the command that
-    repeats them."""
+    """Copy everything that explains a violation: logs, steps, history, the faults with their times, and the command
+    that repeats them."""
     job = running.job
     folder = options.out / "violations" / job.name
     shutil.rmtree(folder, ignore_errors=True)
