@@ -32,10 +32,11 @@ def last_step(folder: Path) -> int:
 
 
 def write_reference(folder: Path, losses: Iterator[float]) -> None:
-    """Write the losses of an undisturbed run, one a line."""
-    unfinished = folder / "reference.new"
-    unfinished.write_text("".join(f"{loss!r}\n" for loss in losses))
-    unfinished.rename(folder / "reference")
+    """Write the losses of an undisturbed run as they come, one a line, in the background of everything else."""
+    os.nice(4)
+    with (folder / "reference").open("w", buffering=1) as file:
+        for loss in losses:
+            file.write(f"{loss!r}\n")
 
 
 class StepLog:

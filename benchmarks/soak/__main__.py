@@ -22,9 +22,10 @@ import click
 from benchmarks.soak.allowed import allowed, missing
 from benchmarks.soak.faults import FAULTS, Need
 from benchmarks.soak.kinds import KINDS
+from benchmarks.soak.options import Options
 from benchmarks.soak.plan import Strike
 from benchmarks.soak.report import as_json, as_markdown
-from benchmarks.soak.running import Options, Soak
+from benchmarks.soak.running import Soak
 
 
 def chosen(text: str, known: dict[str, object], option: str) -> tuple[str, ...]:
@@ -67,8 +68,9 @@ def replayed(path: Path) -> tuple[str, tuple[Strike, ...]]:
 @click.option("--replay", type=click.Path(path_type=Path, exists=True, dir_okay=False),
               help="Repeat the faults of this file (faults.json of a violation) on one job of its kind.")  # fmt: skip
 def main(
-    hours: float | None, minutes: float | None, seed: int | None, kinds: str, faults: str, out: Path | None, at_once: int,
-    every: float, job_minutes: float, lease_ttl: float, pause: float, patience: float, replay: Path | None,
+    hours: float | None, minutes: float | None, seed: int | None, kinds: str, faults: str, out: Path | None,
+    at_once: int, every: float, job_minutes: float, lease_ttl: float, pause: float, patience: float,
+    replay: Path | None,
 ) -> None:  # fmt: skip
     """Random real faults on jobs of all kinds at once."""
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))

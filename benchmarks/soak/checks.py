@@ -31,8 +31,8 @@ class StepCheck:
 
     redone_allowed: int
     """Steps that one change of the world may cost."""
-    losses: Sequence[float] = ()
-    """Of an undisturbed run, from step 1. Empty: losses are not compared."""
+    losses: Sequence[float] | None = None
+    """Of an undisturbed run, from step 1; may grow while steps are checked. ``None``: losses are not compared."""
     tolerance: float = 1e-6
     last: int = 0
     """The last step that any worker has reported."""
@@ -41,6 +41,8 @@ class StepCheck:
     compared: int = 0
     """Number of losses that were compared."""
     wrong: list[str] = field(default_factory=list)
+    uncompared: list[StepLine] = field(default_factory=list)
+    """Lines whose losses are still to be compared, because the undisturbed run has not come to their steps yet."""
     _newest: int = 0
     _newest_began_s: float = 0.0
     _seats: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -90,8 +92,17 @@ class StepCheck:
             self._report(line, f"of round {line.round} repeats {again} steps, {self.redone_allowed} are promised")
         self.redone += max(0, again)
 
+    def compare(self) -> None:
+        """Compare the losses that can be compared by now."""
+        waiting, self.uncompared = self.uncompared, []
+        for line in waiting:
+            self._check_loss(line)
+
     def _check_loss(self, line: StepLine) -> None:
-        if line.loss is None or line.step > len(self.losses):
+        if line.loss is None or self.losses is None:
+            return
+        if line.step > len(self.losses):
+            self.uncompared.append(line)
             return
         self.compared += 1
         right = self.losses[line.step - 1]

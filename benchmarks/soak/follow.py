@@ -14,7 +14,6 @@ from benchmarks.endurance.disk import CHECKPOINTS
 from benchmarks.ps.records import count
 from benchmarks.soak.checks import StepCheck, StepLine, committed, miscounted
 from benchmarks.soak.job import Job, lines
-from benchmarks.soak.kinds import RECORDS
 from benchmarks.soak.plan import NEVER_S
 
 AHEAD = 30
@@ -42,6 +41,9 @@ class Follower(Protocol):
     def end(self) -> None:
         """Called from then on until the launchers have ended."""
 
+    def ready(self) -> bool:
+        """Whether everything is known that the last checks need."""
+
     def close(self) -> None:
         """Check what can be checked only at the end."""
 
@@ -52,7 +54,7 @@ class Follower(Protocol):
 class StepFollower:
     """Jobs that make steps together."""
 
-    def __init__(self, job: Job, losses: list[float]) -> None:
+    def __init__(self, job: Job, losses: list[float] | None) -> None:
         self.job = job
         self.check = StepCheck(job.kind.redone_allowed, losses)
         self.wrong = self.check.wrong
@@ -72,6 +74,7 @@ class StepFollower:
         for line in sorted(found, key=lambda line: line.t):
             if line.t < now_s:
                 self._take(line)
+        self.check.compare()
         present = {path.parent.name for path in (self.job.place.disk.folder / CHECKPOINTS).glob("**/DONE")}
         if present - self._checkpoints:
             self.copied_at_s = now_s
@@ -94,6 +97,11 @@ class StepFollower:
     def end(self) -> None:
         """Nothing more to do."""
 
+    def ready(self) -> bool:
+        """Whether all losses are compared."""
+        self.check.compare()
+        return not self.check.uncompared
+
     def close(self) -> None:
         """Every step up to the last one was made."""
         if self.check.last != self._last:
@@ -108,7 +116,7 @@ class StepFollower:
 class DataFollower(StepFollower):
     """A job that reads a data set together."""
 
-    def __init__(self, job: Job, losses: list[float]) -> None:
+    def __init__(self, job: Job, losses: list[float] | None) -> None:
         super().__init__(job, losses)
         self._told: list[dict[str, Any]] = []
         self._read_records: dict[str, int] = {}
@@ -126,7 +134,9 @@ class DataFollower(StepFollower):
 
     def _count(self, whole_epochs: int) -> None:
         found, missing = committed(self._told)
-        self.wrong += [one for one in (*missing, *miscounted(found, RECORDS, whole_epochs)) if one not in self.wrong]
+        self.wrong += [
+            one for one in (*missing, *miscounted(found, self.job.kind.records, whole_epochs)) if one not in self.wrong
+        ]
         self._records = sum(map(len, found.values()))
 
     def end_soon(self) -> None:
@@ -147,7 +157,7 @@ class DataFollower(StepFollower):
 class PushFollower:
     """Jobs whose trainers push to pservers, each at its own speed."""
 
-    def __init__(self, job: Job, losses: list[float]) -> None:
+    def __init__(self, job: Job, losses: list[float] | None) -> None:
         self.job = job
         self.wrong: list[str] = []
         self.whole_at_s = self.copied_at_s = NEVER_S
@@ -182,13 +192,17 @@ class PushFollower:
         if len(resting) == len(self.job.kind.trainers) and not (self.job.said / "read").exists():
             (self.job.said / "read").touch()
 
+    def ready(self) -> bool:
+        """Nothing to wait for."""
+        return True
+
     def close(self) -> None:
         """Each record and each push once."""
         held = sorted(self.job.said.glob("*.held.npz"))
         if not held:
             self.wrong.append("no trainer has read what the pservers hold")
             return
-        found = count(self.job.said, held[0], RECORDS)
+        found = count(self.job.said, held[0], self.job.kind.records)
         self._counts = {
             "epochs": found.epochs, "records": found.records * found.epochs, "pushes": found.held,
             "acknowledged": found.pushes, "begun": found.begun,
@@ -208,21 +222,21 @@ class PushFollower:
         return dict(self._counts)
 
 
-def follower(job: Job, losses: list[float]) -> Follower:
+def follower(job: Job, losses: list[float] | None) -> Follower:
     """The follower for a job's kind."""
-    kinds: dict[tuple[bool, bool], Callable[[Job, list[float]], Follower]] = {
+    kinds: dict[tuple[bool, bool], Callable[[Job, list[float] | None], Follower]] = {
         (False, False): StepFollower,
         (True, False): DataFollower,
         (True, True): PushFollower,
     }
-    return kinds[job.kind.reads, bool(job.kind.pservers)](job, losses)
+    return kinds[bool(job.kind.records), bool(job.kind.pservers)](job, losses)
 
 
 def make_records(job: Job) -> None:
     """Write the data set of a job that reads one."""
-    if not job.kind.reads:
+    if not job.kind.records:
         return
-    ids = np.arange(RECORDS)
+    ids = np.arange(job.kind.records)
     table = pa.table({"id": ids, "x": (ids % 7).astype(np.float32)})
     path = job.data / "records.arrow"
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:

@@ -86,7 +86,7 @@ class Job:
         self.nodes = {node: Node(node, index) for index, node in enumerate(kind.nodes)}
         self.spared = draw.choice(kind.nodes)
         self.clock = draw.choice(kind.nodes) if Need.FAKETIME in place.allowed else ""
-        self.members = kind.nodes[-3:]
+        self.members = kind.trainers  # launchers with pservers alone run no member of the store
         self.begun_s = time.monotonic()
         self.ending = False
         self.wrong: list[str] = []
@@ -144,6 +144,7 @@ class Job:
             data=self.data,
             checkpoints=self.place.disk.folder / CHECKPOINTS,
             pause=self.place.pause_s,
+            records=self.kind.records,
         )
 
     def environment(self, **more: str) -> dict[str, str]:

@@ -8,8 +8,6 @@ from pathlib import Path
 from benchmarks.common.launchers import REPOSITORY
 
 SCRIPTS = REPOSITORY / "benchmarks" / "scripts"
-RECORDS = 960
-"""In each data set: epochs of some ten seconds, so that each job has several."""
 SAVE_EVERY = 10
 FOLDER, DATA = "{folder}", "{data}"
 """Placeholders in arguments."""
@@ -31,8 +29,8 @@ class Kind:
     redone_allowed: int = 1
     needs_copies: bool = False
     """Whether a node has state that others need not have."""
-    reads: bool = False
-    """Whether it counts records, in epochs of a data set."""
+    records: int = 0
+    """Of its data set, if it reads one: an epoch takes about ten seconds, so that each job has several."""
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -57,12 +55,12 @@ def _ps(mode: str, *arguments: str) -> Kind:
         f"ps-{mode}",
         "ps_records.py",
         ("numba", "pyarrow"),
-        ("--run-mode=ps", f"--ps-mode={mode}", "--pserver-memory=256M", "--servers=1:2", "--nnodes=1:2"),
-        (f"--folder={FOLDER}", f"--data={DATA}", f"--records={RECORDS}", "--step-time={pause}", *arguments),
-        trainers=("t1", "t2"),
+        ("--run-mode=ps", f"--ps-mode={mode}", "--pserver-memory=256M", "--servers=1:2"),
+        (f"--folder={FOLDER}", f"--data={DATA}", "--records={records}", "--step-time={pause}", *arguments),
+        trainers=("t1", "t2", "t3"),
         pservers=("p1", "p2"),
         needs_copies=True,
-        reads=True,
+        records=4800,
     )
 
 
@@ -79,7 +77,7 @@ _ALL = (
         (*_TORCH, "pyarrow"),
         ("--checkpoint-dir={checkpoints}", f"--data=train={DATA}/*"),
         (f"--folder={FOLDER}", "--pause={pause}", _SAVES),
-        reads=True,
+        records=960,
     ),
     _ps("async"),
     _ps("sync", "--add"),

@@ -5,17 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from benchmarks.common import processes
 from benchmarks.common.hosts import NotAllowed, network
-from benchmarks.common.launchers import REPOSITORY
 from benchmarks.endurance.disk import small_disk
 from benchmarks.soak.checks import two_leaders
 from benchmarks.soak.faults import Need
@@ -23,36 +19,17 @@ from benchmarks.soak.follow import Follower, follower, make_records
 from benchmarks.soak.history import history
 from benchmarks.soak.job import SIZE_MB, Job, Place
 from benchmarks.soak.kinds import KINDS, Kind
-from benchmarks.soak.plan import Begin, Course, JobView, Order, Replay, Strike
+from benchmarks.soak.options import Options
+from benchmarks.soak.plan import Begin, Course, JobView, Order, Replay
+from benchmarks.soak.references import References
 from benchmarks.soak.report import Injected, Results, Violation, grown
 from benchmarks.soak.strike import Striker
 
 POLL_S = 0.25
 SAMPLE_S = 5.0
 LEADERS_S = 15.0
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """How a soak is run. Times in seconds."""
-
-    seconds: float
-    seed: int
-    kinds: tuple[str, ...]
-    faults: tuple[str, ...]
-    out: Path
-    every_s: float
-    """Mean time between two faults, over all jobs."""
-    job_s: float
-    """How long faults go on in one job."""
-    lease_s: float
-    pause_s: float
-    patience_s: float
-    """How long a job may take to start, to recover, and to end."""
-    at_once: int
-    allowed: frozenset[Need]
-    command: str
-    replay: tuple[Strike, ...] = ()
+STARTING = 2
+"""Jobs that are being started at once."""
 
 
 @dataclass(slots=True)
@@ -88,7 +65,7 @@ class Soak:
         self.begun_s = time.monotonic()
         self._numbers: Counter[str] = Counter()
         self._waiting: list[str] = list(options.kinds)
-        self._losses: dict[str, list[float]] = {}
+        self._references = References(options)
         self._unrecovered: list[tuple[Running, int, float]] = []
         self._sampled_s = self._looked_s = 0.0
 
@@ -96,7 +73,6 @@ class Soak:
 
     def run(self) -> Results:
         """Run it to its end."""
-        self._losses = references(self.options, self.say)
         self.begun_s = time.monotonic()
         try:
             while self._now() < self.options.seconds or self.jobs:
@@ -114,6 +90,7 @@ class Soak:
         finally:
             for running in list(self.jobs.values()):
                 self._remove(running)
+            self._references.close()
         self.results.seconds = self._now()
         self.results.refusals = self.course.refusals
         return self.results
@@ -122,10 +99,9 @@ class Soak:
         return time.monotonic() - self.begun_s
 
     def _start_one(self) -> None:
-        """One at a time: the next one starts when the last one trains."""
-        if not self._waiting or any(one.whole_s is None for one in self.jobs.values()):
-            return
-        if len(self.jobs) >= self.options.at_once:
+        """A few at a time: imports take most of a start."""
+        starting = sum(one.whole_s is None for one in self.jobs.values())
+        if not self._waiting or starting >= STARTING or len(self.jobs) >= self.options.at_once:
             return
         kind = KINDS[self._waiting.pop(0)]
         self._numbers[kind.name] += 1
@@ -148,11 +124,14 @@ class Soak:
             stack.callback(job.close)
             make_records(job)
             job.start_all()
-            return Running(job, follower(job, self._losses.get(kind.reference, [])), stack.pop_all(), time.monotonic())
+            return Running(
+                job, follower(job, self._references.losses(kind.reference)), stack.pop_all(), time.monotonic()
+            )
         raise AssertionError("unreachable")
 
     def _poll(self) -> None:
         now_s = time.monotonic()
+        self._references.poll()
         for running in self.jobs.values():
             running.follower.poll(now_s)
             if running.whole_s is None and running.follower.whole_at_s > running.begun_s:
@@ -247,7 +226,7 @@ class Soak:
     def _end(self, running: Running, now_s: float) -> None:
         assert running.ending_s is not None
         statuses = running.job.statuses()
-        if None in statuses.values():
+        if None in statuses.values() or not running.follower.ready():
             running.follower.end()
             if now_s - running.ending_s > self.options.patience_s:
                 self._violated(running, [f"the job did not end in {self.options.patience_s:.0f} s: {statuses}"])
@@ -307,30 +286,15 @@ def keep_evidence(options: Options, running: Running, wrong: tuple[str, ...]) ->
     for source, name in ((job.said, "steps"), (job.history, "history"), (place.disk.folder / "logs", "logs")):
         with contextlib.suppress(shutil.Error, OSError):
             shutil.copytree(source, folder / name, dirs_exist_ok=True)
-    faults = {"kind": job.kind.name, "job": job.name, "spared": job.spared, "wrong": wrong}
-    faults["faults"] = [asdict(one) for one in running.faults]
+    faults = {
+        "kind": job.kind.name,
+        "job": job.name,
+        "spared": job.spared,
+        "wrong": wrong,
+        "faults": [asdict(one) for one in running.faults],
+    }
     (folder / "faults.json").write_text(json.dumps(faults, indent=1) + "\n")
     (folder / "processes.txt").write_text("\n".join(job.left()) + "\n")
     repeat = f"scripts/soak --replay {folder / 'faults.json'} --seed {options.seed}"
     (folder / "repeat.txt").write_text(f"{repeat}\n{options.command}\n")
     return folder
-
-
-def references(options: Options, say: Callable[[str], None]) -> dict[str, list[float]]:
-    """The losses of an undisturbed run, by script."""
-    steps = int(1.3 * (options.job_s + 2 * options.patience_s) / options.pause_s) + 500
-    scripts = {KINDS[name].reference: KINDS[name] for name in options.kinds if KINDS[name].reference}
-    started = {}
-    for script, kind in scripts.items():
-        folder = options.out / "references" / script
-        folder.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, str(kind.path.parent / script), f"--folder={folder}", f"--reference={steps}"]
-        environment = processes.clean_environment({"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"})
-        started[script] = subprocess.Popen(command, env=environment), folder / "reference"
-    found = {}
-    for script, (process, path) in started.items():
-        if process.wait():
-            raise RuntimeError(f"{script} --reference ended with status {process.returncode}")
-        found[script] = [float(line) for line in path.read_text().splitlines()]
-        say(f"{script}: the losses of {len(found[script])} steps without faults")
-    return found

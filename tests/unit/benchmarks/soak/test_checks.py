@@ -91,6 +91,17 @@ def test_any_single_change_of_a_good_course_is_found() -> None:
         assert checked(lines).wrong, (at, what)
 
 
+def test_losses_are_compared_when_the_undisturbed_run_has_come_to_them() -> None:
+    known: list[float] = LOSSES[:5]
+    check = StepCheck(1, known)
+    for line in spoilt(loss=0.5):
+        check.take(line)
+    assert check.wrong == [] and check.uncompared
+    known += LOSSES[5:]
+    check.compare()
+    assert len(check.wrong) == 1 and not check.uncompared
+
+
 # --- records ---------------------------------------------------------------------------------------------------------
 
 
