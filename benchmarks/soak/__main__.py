@@ -20,6 +20,7 @@ from pathlib import Path
 import click
 
 from benchmarks.soak.allowed import allowed, missing
+from benchmarks.soak.clock import build
 from benchmarks.soak.faults import FAULTS, Need
 from benchmarks.soak.kinds import KINDS
 from benchmarks.soak.options import Options
@@ -95,11 +96,14 @@ def main(
     out.mkdir(parents=True, exist_ok=True)
     if any(out.iterdir()):
         raise click.UsageError(f"--out: {out} is not empty; give a new folder")
+    library, why = build(out) if "clock" in wanted else (None, "")
+    if why:
+        skipped["clock"] = why
     options = Options(
         seconds=seconds, seed=seed, kinds=tuple(name for name in names if not missing(KINDS[name])),
         faults=tuple(name for name in wanted if name not in skipped), out=out, every_s=every, job_s=job_minutes * 60,
         lease_s=lease_ttl, pause_s=pause, patience_s=patience, at_once=at_once, replay=strikes,
-        allowed=present if "clock" in wanted else present - {Need.FAKETIME},
+        allowed=present, clock_library=library,
         command=shlex.join(["scripts/soak", *sys.argv[1:], *([] if "--seed" in sys.argv else ["--seed", str(seed)])]),
     )  # fmt: skip
     print(f"seed {seed}: {seconds / 60:g} minutes, {', '.join(options.kinds)}; {', '.join(options.faults)}", flush=True)

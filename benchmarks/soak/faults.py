@@ -27,7 +27,7 @@ class Need(enum.Enum):
     NARROW = "the packet scheduler tbf"
     DISK = "a disk of its own for each job (loop mounts)"
     FREEZE = "fsfreeze on a disk of its own"
-    FAKETIME = "libfaketime (Debian package faketime)"
+    CLOCK = "a C compiler, for clocks that can be moved"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ _ALL = (
     _link("delay", (3.0, 12.0), Need.NETEM),
     Fault("memory", Target.MACHINE, (3.0, 12.0)),
     Fault("descriptors", Target.NODE, (3.0, 12.0), takes_node=True, takes_rows=True),
-    Fault("clock", Target.CLOCK, (2.0, 12.0), needs=Need.FAKETIME),
+    Fault("clock", Target.CLOCK, (2.0, 12.0), needs=Need.CLOCK),
 )
 FAULTS = {fault.name: fault for fault in _ALL}
 """By name, as ``--faults`` has them."""

@@ -24,6 +24,7 @@ from benchmarks.common.hosts import Network, enter
 from benchmarks.common.launchers import REPOSITORY
 from benchmarks.endurance.disk import CHECKPOINTS, LOGS, Disk
 from benchmarks.endurance.job import MEMBER, Held
+from benchmarks.soak.clock import Clock
 from benchmarks.soak.faults import Need
 from benchmarks.soak.history import newest_master
 from benchmarks.soak.kinds import Kind, filled
@@ -31,7 +32,6 @@ from benchmarks.soak.plan import NEVER_S, JobView
 
 LAUNCHER, EDL = "edl.launch", "edl.cli"
 STORE_PORT = 2379
-FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")
 STATUS_EVERY_S = 3.0
 HEALTH_EVERY_S = 1.0
 SIZE_MB = 300
@@ -48,6 +48,8 @@ class Place:
     lease_s: float
     pause_s: float
     seed: int
+    clock_library: Path | None
+    """What gives a node a clock of its own; ``None``: no node has one."""
 
 
 @dataclass(slots=True)
@@ -85,7 +87,7 @@ class Job:
         draw = random.Random(f"{place.seed} {name}")
         self.nodes = {node: Node(node, index) for index, node in enumerate(kind.nodes)}
         self.spared = draw.choice(kind.nodes)
-        self.clock = draw.choice(kind.nodes) if Need.FAKETIME in place.allowed else ""
+        self.clock_node = draw.choice(kind.nodes) if place.clock_library is not None else ""
         self.members = kind.trainers  # launchers with pservers alone run no member of the store
         self.begun_s = time.monotonic()
         self.ending = False
@@ -120,7 +122,7 @@ class Job:
         words += [sys.executable, "-m", LAUNCHER, *self._options(name)]
         if name in self.kind.trainers:
             words += [str(self.kind.path), *self._filled(self.kind.arguments)]
-        clock = self._clock_environment() if name == self.clock else {}
+        clock = self.clock.environment() if name == self.clock_node and self.clock is not None else {}
         node.process = processes.start(words, self.environment(**marks, **clock), log, self.place.folder)
         node.starts += 1
         node.killed = False
@@ -158,23 +160,11 @@ class Job:
         }
         return processes.clean_environment(ours | more)
 
-    def _clock_environment(self) -> dict[str, str]:
-        """Real time, moved by what is in a file. Clocks that only go forward are left alone."""
-        self.clock_file.write_text("+0")
-        return {
-            "LD_PRELOAD": str(FAKETIME),
-            "FAKETIME_TIMESTAMP_FILE": str(self.clock_file),
-            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-            "DONT_FAKE_MONOTONIC": "1",
-            "FAKETIME_CACHE_DURATION": "1",
-            "FAKETIME_DISABLE_SHM": "1",
-            "NO_FAKE_STAT": "1",
-        }
-
     @property
-    def clock_file(self) -> Path:
-        """Where the clock of one node is moved."""
-        return self.place.folder / "clock"
+    def clock(self) -> Clock | None:
+        """The clock of the one node that has its own."""
+        library = self.place.clock_library
+        return Clock(library, self.place.folder / "clock") if library is not None else None
 
     @property
     def data(self) -> Path:
@@ -207,7 +197,7 @@ class Job:
         copied_s = self._replicated_at_s() if self._status is not None else copied_at_s
         return JobView(
             name=self.name, trainers=self.kind.trainers, pservers=self.kind.pservers, members=self.members,
-            spared=self.spared, clock=self.clock, master=newest_master(self.history), allowed=self.place.allowed,
+            spared=self.spared, clock=self.clock_node, master=newest_master(self.history), allowed=self.place.allowed,
             whole_at_s=whole_at_s, store_whole=self._watch.whole, ending=self.ending,
             copied_at_s=copied_s if self.kind.needs_copies else now_s,
         )  # fmt: skip

@@ -29,4 +29,6 @@ class Options:
     at_once: int
     allowed: frozenset[Need]
     command: str
+    clock_library: Path | None = None
+    """For jobs with a node whose clock is moved."""
     replay: tuple[Strike, ...] = ()

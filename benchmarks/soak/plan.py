@@ -220,6 +220,13 @@ class Course:
 
     def _another(self, now_s: float, views: Mapping[str, JobView]) -> Strike | None:
         """Each kind of fault has its turn before any has a second one, unless no job may suffer it now."""
+        views = {
+            job: view
+            for job, view in views.items()
+            if view.whole_at_s != NEVER_S and not view.ending and len(self.on(job)) < MOST_AT_ONCE
+        }
+        if not views:
+            return None
         self._kinds = self._kinds or self._draw.sample(self.faults, len(self.faults))
         for at, name in enumerate(self._kinds):
             chosen = self._victim(FAULTS[name], views)

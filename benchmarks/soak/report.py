@@ -127,7 +127,12 @@ def as_json(results: Results) -> dict[str, Any]:
 
 def as_markdown(results: Results) -> str:
     """The same for a reader."""
-    verdict = "Nothing was violated." if results.good else f"**{len(results.violations)} violations.**"
+    grew = sum(not one.good for one in results.growth)
+    verdict = (
+        "Nothing was violated."
+        if results.good
+        else f"**{len(results.violations)} violations; {grew} figures of launchers grew.**"
+    )
     minutes = results.seconds / 60
     parts = [
         f"# Soak with seed {results.seed}\n",

@@ -119,7 +119,16 @@ class Soak:
             hosts = None
             if Need.NAMESPACES in allowed:
                 hosts = stack.enter_context(network(kind.nodes, prefix=name))
-            place = Place(folder, disk, hosts, allowed, self.options.lease_s, self.options.pause_s, self.options.seed)
+            place = Place(
+                folder,
+                disk,
+                hosts,
+                allowed,
+                self.options.lease_s,
+                self.options.pause_s,
+                self.options.seed,
+                self.options.clock_library,
+            )
             job = Job(name, kind, place)
             stack.callback(job.close)
             make_records(job)

@@ -231,12 +231,14 @@ def _descriptors(job: Job, strike: Strike) -> Done:
 
 
 def _clock(job: Job, strike: Strike) -> Done:
-    draw = random.Random(strike.number)
+    clock, draw = job.clock, random.Random(strike.number)
+    if clock is None:
+        return NOTHING
     offset_s = draw.choice((-1, 1)) * max(1, int(DAY_S * strike.strength**4))
-    job.clock_file.write_text(f"{offset_s:+d}")
+    clock.move(offset_s)
 
     def restore() -> None:
-        job.clock_file.write_text("+0")
+        clock.move(0)
 
     return f"moved the clock of {strike.node} by {offset_s:+d} s", restore
 
