@@ -94,9 +94,10 @@ def _no_majority(fault: Fault, node: str, view: JobView, open_: Sequence[Strike]
 
 
 def _no_copy(fault: Fault, node: str, view: JobView, open_: Sequence[Strike]) -> bool:
-    """Losing a node or its rows needs a copy that is newer than every fault that may have cost one."""
-    takes = fault.takes_node or (fault.takes_rows and node in view.pservers)
-    costs = [one for one in open_ if one.kind.takes_rows or one.kind.takes_node or one.kind.target is Target.DISK]
+    """Losing a node that holds state needs a copy that is newer than every fault that may have cost one."""
+    holds = view.pservers or view.trainers
+    takes = node in holds and (fault.takes_rows if view.pservers else fault.takes_node)
+    costs = [one for one in open_ if one.kind.target is Target.DISK or (one.kind.takes_rows and one.node in holds)]
     return takes and (view.copied_at_s == NEVER_S or bool(costs))
 
 

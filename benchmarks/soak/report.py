@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from benchmarks.endurance.verdict import Finding, fit_second_half, growth
+from benchmarks.endurance.verdict import Finding, growth
 
 WARM_UP_S = 60.0
 """Of a launcher's life, in which it may grow."""
@@ -81,13 +81,6 @@ def grown(name: str, series: Mapping[str, Series]) -> list[Finding]:
         if warm and warm[-1][0] - warm[0][0] >= LEAST_S:
             found.append(growth(f"{name}: {what}", warm, ALLOWED[what], UNITS[what]))
     return found
-
-
-def slope_per_hour(values: Series) -> float:
-    """Growth per hour over the second half of a series."""
-    fit = fit_second_half(values)
-    span_s = (values[-1][0] - values[0][0]) / 2 if values else 0.0
-    return fit.growth / span_s * 3600 if span_s else 0.0
 
 
 def recovery(faults: Sequence[Injected]) -> dict[str, dict[str, float]]:

@@ -14,7 +14,6 @@ from benchmarks.soak.report import (
     as_markdown,
     grown,
     recovery,
-    slope_per_hour,
 )
 
 
@@ -47,11 +46,6 @@ def test_what_grows_in_the_warm_up_does_not_count() -> None:
     series = [(float(t), 30.0 + min(t, 55)) for t in range(0, 1200, 5)]
     (flat,) = grown("launcher", {"rss_mb": series})
     assert flat.good
-
-
-def test_the_slope_is_per_hour() -> None:
-    assert abs(slope_per_hour(line(0.01, 1200, noise=0.0)) - 36.0) < 1e-6
-    assert slope_per_hour([]) == 0.0
 
 
 def results() -> Results:
