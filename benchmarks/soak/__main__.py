@@ -29,6 +29,10 @@ from benchmarks.soak.report import as_json, as_markdown
 from benchmarks.soak.running import Soak
 
 
+REPLAY_AFTER_S = 30.0
+"""How long a job goes on after the faults that are repeated."""
+
+
 def chosen(text: str, known: dict[str, object], option: str) -> tuple[str, ...]:
     """The names of a comma list, or all."""
     names = tuple(dict.fromkeys(name for name in text.split(",") if name)) or tuple(known)
@@ -82,7 +86,7 @@ def main(
     strikes: tuple[Strike, ...] = ()
     if replay is not None:
         kinds, strikes = replayed(replay)
-        seconds = seconds or max((one.end_s for one in strikes), default=0.0) + patience
+        seconds = seconds or max((one.end_s for one in strikes), default=0.0) + REPLAY_AFTER_S
         job_minutes = seconds / 60
     elif seconds <= 0:
         raise click.UsageError("--hours H or --minutes M says how long faults go on")
@@ -111,11 +115,13 @@ def main(
         print(f"left out: {what}: {why}", flush=True)
     soak = Soak(options, lambda text: print(text, flush=True))
     soak.results.skipped.update(skipped)
-    results = soak.run()
-    (out / "report.md").write_text(as_markdown(results))
-    (out / "report.json").write_text(json.dumps(as_json(results), indent=1) + "\n")
-    print(as_markdown(results), flush=True)
-    sys.exit(0 if results.good else 1)
+    try:
+        soak.run()
+    finally:
+        (out / "report.md").write_text(as_markdown(soak.results))
+        (out / "report.json").write_text(json.dumps(as_json(soak.results), indent=1) + "\n")
+        print(as_markdown(soak.results), flush=True)
+    sys.exit(0 if soak.results.good else 1)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,8 @@ class StepCheck:
     """Follows one job. Give it lines in order of time; those of different workers may be slightly out of order."""
 
     redone_allowed: int
-    """Steps that one change of the world may cost."""
+    """Steps that one change of the world may cost. The steps of a single worker come on top if it was lost: nobody else
+    has their commits before they are copied."""
     losses: Sequence[float] | None = None
     """Of an undisturbed run, from step 1; may grow while steps are checked. ``None``: losses are not compared."""
     tolerance: float = 1e-6
@@ -43,6 +44,8 @@ class StepCheck:
     wrong: list[str] = field(default_factory=list)
     uncompared: list[StepLine] = field(default_factory=list)
     """Lines whose losses are still to be compared, because the undisturbed run has not come to their steps yet."""
+    _lone_from: int = 1
+    """The first step since which a single worker has trained."""
     _newest: int = 0
     _newest_began_s: float = 0.0
     _seats: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -82,14 +85,17 @@ class StepCheck:
         self._positions[line.round, line.rank] = line.step
 
     def _begin(self, line: StepLine) -> None:
+        alone = self._worlds.get(self._newest) == 1
+        self._lone_from = min(self._lone_from, self._starts[self._newest]) if alone else self.last + 1
+        allowed = self.redone_allowed + self.last + 1 - self._lone_from
         self.rounds += 1
         self._newest, self._newest_began_s = line.round, line.t
         self._starts[line.round] = line.step
         again = self.last + 1 - line.step
         if again < 0:
             self._report(line, f"was the first of round {line.round}, although only {self.last} had been made")
-        elif again > self.redone_allowed:
-            self._report(line, f"of round {line.round} repeats {again} steps, {self.redone_allowed} are promised")
+        elif again > allowed:
+            self._report(line, f"of round {line.round} repeats {again} steps, {allowed} are promised")
         self.redone += max(0, again)
 
     def compare(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -75,7 +76,8 @@ class StepFollower:
             if line.t < now_s:
                 self._take(line)
         self.check.compare()
-        present = {path.parent.name for path in (self.job.place.disk.folder / CHECKPOINTS).glob("**/DONE")}
+        directory = self.job.place.disk.folder / CHECKPOINTS
+        present = {name for name in os.listdir(directory) if (directory / name / "DONE").exists()}
         if present - self._checkpoints:
             self.copied_at_s = now_s
         self._checkpoints = present

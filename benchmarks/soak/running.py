@@ -71,8 +71,8 @@ class Soak:
 
     # --- the course of a soak ----------------------------------------------------------------------------------------
 
-    def run(self) -> Results:
-        """Run it to its end."""
+    def run(self) -> None:
+        """Run it to its end. ``results`` are complete afterwards, and true as far as they go after an error."""
         self.begun_s = time.monotonic()
         try:
             while self._now() < self.options.seconds or self.jobs:
@@ -91,9 +91,8 @@ class Soak:
             for running in list(self.jobs.values()):
                 self._remove(running)
             self._references.close()
-        self.results.seconds = self._now()
-        self.results.refusals = self.course.refusals
-        return self.results
+            self.results.seconds = self._now()
+            self.results.refusals = self.course.refusals
 
     def _now(self) -> float:
         return time.monotonic() - self.begun_s
@@ -254,7 +253,6 @@ class Soak:
         self.results.finished[running.job.kind.name] += 1
         self.say(f"{self._now():7.1f} s  {running.job.name}: ended well, {running.follower.account()}")
         self._remove(running)
-        shutil.rmtree(running.job.place.folder, ignore_errors=True)
 
     def _violated(self, running: Running, wrong: list[str]) -> None:
         job, unique = running.job, tuple(dict.fromkeys(wrong))
@@ -264,7 +262,6 @@ class Soak:
             Violation(job.name, job.kind.name, self._now(), unique[:20], str(evidence.relative_to(self.options.out)))
         )
         self._remove(running)
-        shutil.rmtree(job.place.folder, ignore_errors=True)
 
     def _remove(self, running: Running) -> None:
         """End everything of a job, and let another of its kind start."""
@@ -278,6 +275,7 @@ class Soak:
         for (node, pid), sample in job.samples.items():
             series = {"rss_mb": sample.rss_mb, "descriptors": sample.descriptors, "threads": sample.threads}
             self.results.growth += grown(f"{job.name}, launcher of {node} ({pid})", series)
+        shutil.rmtree(job.place.folder, ignore_errors=True)
         del self.jobs[job.name]
         self._waiting.append(job.kind.name)
 

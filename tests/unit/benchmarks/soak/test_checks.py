@@ -71,6 +71,15 @@ def test_steps_left_out_and_steps_made_again_are_found_at_a_change() -> None:
     assert checked(again, redone_allowed=3).wrong == []
 
 
+def test_steps_of_a_single_worker_may_be_lost_with_it() -> None:
+    begin = [*world(1, range(1, 11), 0.0), *world(2, range(11, 16), 5.0, ranks=1)]
+    assert checked([*begin, *world(3, range(11, 21), 9.0)]).wrong == []
+    assert checked([*begin, *world(3, range(10, 21), 9.0)]).wrong == []
+    assert "repeats 7 steps, 6 are promised" in checked([*begin, *world(3, range(9, 21), 9.0)]).wrong[0]
+    twice = [*begin, *world(3, range(12, 14), 7.0, ranks=1), *world(4, range(11, 21), 9.0)]
+    assert checked(twice).wrong == []
+
+
 def test_two_worlds_at_once_are_found_and_one_late_line_is_not() -> None:
     both = [*world(1, range(1, 40), 0.0), *world(2, range(10, 40), 1.0)]
     assert "although round 2 had begun" in checked(both).wrong[-1]
