@@ -28,7 +28,6 @@ from benchmarks.soak.plan import Strike
 from benchmarks.soak.report import as_json, as_markdown
 from benchmarks.soak.running import Soak
 
-
 REPLAY_AFTER_S = 30.0
 """How long a job goes on after the faults that are repeated."""
 
@@ -56,7 +55,12 @@ def replayed(path: Path) -> tuple[str, tuple[Strike, ...]]:
 
 
 @click.command()
-@click.option("--hours", type=float, default=None, help="How long faults go on.")
+@click.option(
+    "--hours",
+    type=float,
+    default=None,
+    help="How long faults go on, counted from when the first job of each kind trains.",
+)
 @click.option("--minutes", type=float, default=None, help="The same in minutes.")
 @click.option("--seed", type=int, default=None, help="Of the faults. Default: a new one, which is printed.")
 @click.option("--kinds", default="", help=f"Comma list of kinds of jobs: {', '.join(KINDS)}. Default: all.")

@@ -68,6 +68,7 @@ class Soak:
         self._references = References(options)
         self._unrecovered: list[tuple[Running, int, float]] = []
         self._sampled_s = self._looked_s = 0.0
+        self._all_train_s: float | None = None
 
     # --- the course of a soak ----------------------------------------------------------------------------------------
 
@@ -75,8 +76,7 @@ class Soak:
         """Run it to its end. ``results`` are complete afterwards, and true as far as they go after an error."""
         self.begun_s = time.monotonic()
         try:
-            while self._now() < self.options.seconds or self.jobs:
-                over = self._now() >= self.options.seconds
+            while not (over := self._is_over()) or self.jobs:
                 if not over:
                     self._start_one()
                 self._poll()
@@ -93,6 +93,16 @@ class Soak:
             self._references.close()
             self.results.seconds = self._now()
             self.results.refusals = self.course.refusals
+
+    def _is_over(self) -> bool:
+        """Whether the time for faults is over. It counts from when the first job of each kind trains."""
+        options = self.options
+        if self._all_train_s is None:
+            first = len(self.jobs) >= min(options.at_once, len(options.kinds))
+            if first and all(one.whole_s is not None for one in self.jobs.values()):
+                self._all_train_s = self._now()
+        begun_s = options.patience_s if self._all_train_s is None else self._all_train_s
+        return self._now() >= begun_s + options.seconds
 
     def _now(self) -> float:
         return time.monotonic() - self.begun_s
