@@ -121,11 +121,8 @@ def as_json(results: Results) -> dict[str, Any]:
 def as_markdown(results: Results) -> str:
     """The same for a reader."""
     grew = sum(not one.good for one in results.growth)
-    verdict = (
-        "Nothing was violated."
-        if results.good
-        else f"**{len(results.violations)} violations; {grew} figures of launchers grew.**"
-    )
+    bad = f"**Violated: {len(results.violations)} jobs. Grown: {grew} figures of launchers.**"
+    verdict = "Nothing was violated." if results.good else bad
     minutes = results.seconds / 60
     parts = [
         f"# Soak with seed {results.seed}\n",

@@ -312,6 +312,7 @@ def keep_evidence(options: Options, running: Running, wrong: tuple[str, ...]) ->
     }
     (folder / "faults.json").write_text(json.dumps(faults, indent=1) + "\n")
     (folder / "processes.txt").write_text("\n".join(job.left()) + "\n")
-    repeat = f"scripts/soak --replay {folder / 'faults.json'} --seed {options.seed}"
+    repeat = f"scripts/soak --replay {folder / 'faults.json'} --seed {options.seed} --lease-ttl {options.lease_s:g}"
+    repeat += f" --pause {options.pause_s:g} --patience {options.patience_s:g}"
     (folder / "repeat.txt").write_text(f"{repeat}\n{options.command}\n")
     return folder

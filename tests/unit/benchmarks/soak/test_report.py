@@ -68,5 +68,5 @@ def test_a_violation_is_named_with_its_evidence() -> None:
     found = results()
     found.violations.append(Violation("torch-3", "torch", 81.0, ("step 7 came twice",), "violations/torch-3"))
     text = as_markdown(found)
-    assert not found.good and "**1 violations; 0 figures of launchers grew.**" in text
+    assert not found.good and "**Violated: 1 jobs. Grown: 0 figures of launchers.**" in text
     assert "- torch-3 at 81 s (violations/torch-3): step 7 came twice" in text
