@@ -90,6 +90,7 @@ def main(
     strikes: tuple[Strike, ...] = ()
     if replay is not None:
         kinds, strikes = replayed(replay)
+        faults = ",".join(one.fault for one in strikes)
         seconds = seconds or max((one.end_s for one in strikes), default=0.0) + REPLAY_AFTER_S
         job_minutes = seconds / 60
     elif seconds <= 0:
@@ -114,7 +115,8 @@ def main(
         allowed=present, clock_library=library,
         command=shlex.join(["scripts/soak", *sys.argv[1:], *([] if "--seed" in sys.argv else ["--seed", str(seed)])]),
     )  # fmt: skip
-    print(f"seed {seed}: {seconds / 60:g} minutes, {', '.join(options.kinds)}; {', '.join(options.faults)}", flush=True)
+    what = f"{len(strikes)} faults of {replay}" if replay is not None else ", ".join(options.faults)
+    print(f"seed {seed}: {seconds / 60:g} minutes, {', '.join(options.kinds)}; {what}", flush=True)
     for what, why in sorted(skipped.items()):
         print(f"left out: {what}: {why}", flush=True)
     soak = Soak(options, lambda text: print(text, flush=True))

@@ -158,7 +158,7 @@ class Course:
     faults: tuple[str, ...]
     every_s: float
     """Mean time between two faults."""
-    open: list[Strike] = field(default_factory=list)
+    open: list[Strike] = field(default_factory=list, kw_only=True)
     """Faults that are not undone, or after which the job has not been whole yet."""
     undone: set[int] = field(default_factory=set)
     """Numbers of those that are undone."""

@@ -56,7 +56,7 @@ class Soak:
         self.results = Results(options.seed, options.command)
         again = options.replay
         self.course = (
-            Replay(options.seed, (), 0.0, list(again))
+            Replay(options.seed, (), 0.0, left=list(again))
             if again
             else Course(options.seed, options.faults, options.every_s)
         )
