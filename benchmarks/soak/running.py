@@ -158,7 +158,8 @@ class Soak:
         if now_s - self._sampled_s >= SAMPLE_S:
             self._sampled_s = now_s
             for running in self.jobs.values():
-                running.job.sample(now_s)
+                if running.ending_s is None:  # a launcher that ends gives back what it holds
+                    running.job.sample(now_s)
         if now_s - self._looked_s >= LEADERS_S:
             self._looked_s = now_s
             for running in self.jobs.values():
