@@ -25,7 +25,7 @@ from benchmarks.soak.faults import FAULTS, Need
 from benchmarks.soak.kinds import KINDS
 from benchmarks.soak.options import Options
 from benchmarks.soak.plan import Strike
-from benchmarks.soak.report import as_json, as_markdown
+from benchmarks.soak.report import Results, as_json, as_markdown
 from benchmarks.soak.running import Soak
 
 REPLAY_AFTER_S = 30.0
@@ -52,6 +52,22 @@ def replayed(path: Path) -> tuple[str, tuple[Strike, ...]]:
         for one in told["faults"]
     )  # fmt: skip
     return told["kind"], strikes
+
+
+def left_out(names: tuple[str, ...], wanted: tuple[str, ...], reasons: dict[Need, str]) -> dict[str, str]:
+    """Kinds and faults that are not possible here, with the reason."""
+    skipped = {f"jobs of kind {name}": f"without {lack}" for name in names if (lack := missing(KINDS[name]))}
+    skipped |= {name: reasons[need] for name in wanted if (need := FAULTS[name].needs) is not None and need in reasons}
+    if Need.NAMESPACES in reasons:
+        skipped["hosts of their own"] = f"{reasons[Need.NAMESPACES]}; all launchers share the loopback device"
+    return skipped
+
+
+def write(out: Path, results: Results) -> None:
+    """Write and print the report."""
+    (out / "report.md").write_text(as_markdown(results))
+    (out / "report.json").write_text(json.dumps(as_json(results), indent=1) + "\n")
+    print(as_markdown(results), flush=True)
 
 
 @click.command()
@@ -97,10 +113,7 @@ def main(
         raise click.UsageError("--hours H or --minutes M says how long faults go on")
     names, wanted = chosen(kinds, dict(KINDS), "--kinds"), chosen(faults, dict(FAULTS), "--faults")
     present, reasons = allowed()
-    skipped = {f"jobs of kind {name}": f"without {lack}" for name in names if (lack := missing(KINDS[name]))}
-    skipped |= {name: reasons[need] for name in wanted if (need := FAULTS[name].needs) is not None and need in reasons}
-    if Need.NAMESPACES in reasons:
-        skipped["hosts of their own"] = f"{reasons[Need.NAMESPACES]}; all launchers share the loopback device"
+    skipped = left_out(names, wanted, reasons)
     out = (out or Path(f"soak-{seed}")).resolve()
     out.mkdir(parents=True, exist_ok=True)
     if any(out.iterdir()):
@@ -124,9 +137,7 @@ def main(
     try:
         soak.run()
     finally:
-        (out / "report.md").write_text(as_markdown(soak.results))
-        (out / "report.json").write_text(json.dumps(as_json(soak.results), indent=1) + "\n")
-        print(as_markdown(soak.results), flush=True)
+        write(out, soak.results)
     sys.exit(0 if soak.results.good else 1)
 
 

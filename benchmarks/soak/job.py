@@ -10,8 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -20,6 +18,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.common import processes
+from benchmarks.common.etcd import healthy
 from benchmarks.common.hosts import Network, enter
 from benchmarks.common.launchers import REPOSITORY
 from benchmarks.endurance.disk import CHECKPOINTS, LOGS, Disk
@@ -182,7 +181,7 @@ class Job:
 
     def process_of(self, node: str, mark: bytes) -> processes.Found | None:
         """The process of a node whose command line contains these bytes."""
-        return next((one for one in self.found(node) if mark in _command(one.pid)), None)
+        return next((one for one in self.found(node) if mark in processes.command(one.pid)), None)
 
     def member(self, node: str) -> processes.Found | None:
         """A node's member of the store."""
@@ -259,7 +258,8 @@ class Job:
     def left(self) -> list[str]:
         """Processes that are still running."""
         return [
-            _command(one.pid).replace(b"\0", b" ").decode(errors="replace")[:120] for one in processes.find(self.run)
+            processes.command(one.pid).replace(b"\0", b" ").decode(errors="replace")[:120]
+            for one in processes.find(self.run)
         ]
 
     def close(self) -> None:
@@ -286,7 +286,7 @@ class _StoreWatch:
         if self._network is not None:
             enter(self._network.switch)
         while not self._over.wait(HEALTH_EVERY_S):
-            self.whole = all(map(_healthy, self._endpoints))
+            self.whole = all(map(healthy, self._endpoints))
 
     def close(self) -> None:
         """End the thread."""
@@ -312,21 +312,6 @@ class _Question:
     def _answer(self, asked_s: float) -> None:
         if self._ask():
             self.true_at_s = asked_s
-
-
-def _healthy(endpoint: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"http://{endpoint}/health", timeout=1.0) as answer:
-            return b"true" in answer.read()
-    except (urllib.error.URLError, OSError):
-        return False
-
-
-def _command(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return b""
 
 
 def lines(folder: Path, suffix: str, read: dict[str, int]) -> Iterator[dict[str, object]]:
