@@ -31,3 +31,9 @@ def history(directory: Path) -> Iterator[dict[str, Any]]:
         for line in path.read_bytes().splitlines(keepends=True):
             if line.endswith(b"\n"):
                 yield json.loads(line)
+
+
+def end_reason(directory: Path) -> str:
+    """Why the job has ended, in the Master's words; empty while it runs."""
+    ends = [line["body"] for line in history(directory) if line["kind"] == "end"]
+    return f"{ends[-1]['reason']} (exit code {ends[-1]['exit_code']})" if ends else ""

@@ -16,7 +16,7 @@ from benchmarks.endurance.disk import small_disk
 from benchmarks.soak.checks import two_leaders
 from benchmarks.soak.faults import Need
 from benchmarks.soak.follow import Follower, follower, make_records
-from benchmarks.soak.history import history
+from benchmarks.soak.history import end_reason, history
 from benchmarks.soak.job import SIZE_MB, Job, Place
 from benchmarks.soak.kinds import KINDS, Kind
 from benchmarks.soak.options import Options
@@ -219,7 +219,10 @@ class Soak:
         job, now_s = running.job, time.monotonic()
         wrong = list(running.follower.wrong)
         if running.ending_s is None:
-            wrong += job.ended_by_themselves()
+            ended = job.ended_by_themselves()
+            wrong += (
+                [*ended, f"the job has ended: {end_reason(job.history) or 'no Master has said why'}"] if ended else []
+            )
             wrong += self._stuck(running, now_s)
         if wrong:
             self._violated(running, wrong)
