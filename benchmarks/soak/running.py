@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import time
 from collections import Counter
@@ -243,7 +244,8 @@ class Soak:
         since_s = max(running.begun_s, running.struck_s, running.follower.whole_at_s)
         if self.course.pending(running.job.name) or now_s - since_s <= patience_s:
             return []
-        return [f"not all nodes have trained together for {patience_s:.0f} s, although no fault was there"]
+        load = f"load {os.getloadavg()[0]:.0f} on {os.cpu_count()} cores"
+        return [f"not all nodes have trained together for {patience_s:.0f} s, although no fault was there ({load})"]
 
     def _end(self, running: Running, now_s: float) -> None:
         assert running.ending_s is not None
