@@ -32,9 +32,10 @@ def binary() -> str:
     return found
 
 
-def _healthy(port: int) -> bool:
+def healthy(endpoint: str) -> bool:
+    """Whether the member of a store at ``host:port`` answers, and has a leader."""
     try:
-        with urllib.request.urlopen(f"http://{processes.LOOPBACK}:{port}/health", timeout=1.0) as answer:
+        with urllib.request.urlopen(f"http://{endpoint}/health", timeout=1.0) as answer:
             return b"true" in answer.read()
     except (urllib.error.URLError, OSError):
         return False
@@ -92,7 +93,7 @@ class PrivateEtcd:
 
     def _wait_healthy(self, within_s: float) -> None:
         deadline_s = time.monotonic() + within_s
-        while not all(_healthy(port) for port in self._clients):
+        while not all(healthy(f"{processes.LOOPBACK}:{port}") for port in self._clients):
             if time.monotonic() > deadline_s:
                 raise processes.NotStarted(f"etcd not healthy after {within_s:g} s; its logs are in {self._folder}")
             time.sleep(0.05)

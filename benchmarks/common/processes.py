@@ -122,6 +122,14 @@ def marks(run: str, node: int) -> dict[str, str]:
     return {RUN_MARK: run, NODE_MARK: str(node)}
 
 
+def command(pid: int) -> bytes:
+    """The command line of a process, its words ended by zero bytes; empty when it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
 def send(target: Found, number: signal.Signals) -> bool:
     """Signal exactly the process that was found; ``False`` when it has ended, even if its pid has been reused."""
     try:

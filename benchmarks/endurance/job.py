@@ -11,8 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -23,6 +21,7 @@ from types import TracebackType
 import psutil
 
 from benchmarks.common import processes
+from benchmarks.common.etcd import healthy
 from benchmarks.common.launchers import REPOSITORY
 from benchmarks.endurance.disk import CHECKPOINTS, LOGS, TEMPORARY, Disk
 from benchmarks.endurance.verdict import Steps
@@ -216,7 +215,7 @@ class Endurance:
         return done
 
     def _store_is_whole(self) -> bool:
-        return all(map(_healthy, self.ports))
+        return all(healthy(f"{processes.LOOPBACK}:{port}") for port in self.ports)
 
     def _later_on(self, delay_s: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._later, (time.monotonic() + delay_s, next(self._order), action))
@@ -272,7 +271,7 @@ class Endurance:
     def _kill_member(self) -> str:
         node = self.draw.choice(NODES)
         for found in processes.find(self.run, NODES.index(node)):
-            if MEMBER in _command(found.pid):
+            if MEMBER in processes.command(found.pid):
                 processes.send(found, signal.SIGKILL)
                 return f"killed {node}'s member of the store ({found.pid})"
         return ""
@@ -306,21 +305,6 @@ class Endurance:
             self.poll()
             time.sleep(0.1)
             yield
-
-
-def _healthy(port: int) -> bool:
-    try:
-        with urllib.request.urlopen(f"http://{processes.LOOPBACK}:{port}/health", timeout=1.0) as answer:
-            return b"true" in answer.read()
-    except (urllib.error.URLError, OSError):
-        return False
-
-
-def _command(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return b""
 
 
 def _go_on(found: processes.Found) -> None:

@@ -51,6 +51,10 @@ class Ledger:
     shared_wrong: int = 0
     pushes: int = 0
     """Number of acknowledged pushes."""
+    begun: int = 0
+    """Number of pushes that were begun."""
+    held: int = 0
+    """Number of pushes that pservers have counted."""
     kills: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
 
@@ -175,15 +179,23 @@ def _read(job: Training, records: int) -> Ledger:
     (job.steps / "read").touch()
     path = job.steps / f"{reader}.held.npz"
     job.wait(path.exists, "what pservers hold", limit_s=120)
-    with np.load(path) as held:
-        own, together, epochs = np.abs(held["own"]), np.abs(held["together"]), int(held["epochs"])
     job.wait(lambda: all(one.poll() is not None for one in job.nodes.values()), "the end of the job", limit_s=120)
-    acked = sum(int(np.fromfile(one, np.int64)[1]) for one in job.steps.glob("*.books"))
+    return count(job.steps, path, records)
+
+
+def count(steps: Path, held: Path, records: int) -> Ledger:
+    """Compare what pservers held at the end with what there was to be counted. ``steps``: the folder with the trainers'
+    counters. ``held``: the file that one of them has written."""
+    with np.load(held) as arrays:
+        own, together, epochs = np.abs(arrays["own"]), np.abs(arrays["together"]), int(arrays["epochs"])
+        pushes = round(float(np.abs(arrays["pushes"]).sum()))
+    books = np.stack([np.fromfile(one, np.int64)[:2] for one in steps.glob("*.books")])
+    begun, acked = (int(total) for total in books.sum(axis=0))
     wrong = np.flatnonzero((own != epochs).any(axis=1))
     each = np.bincount(np.arange(records) % SHARED, minlength=SHARED) * epochs
     return Ledger(
         records, epochs, len(wrong), {int(one): float(own[one, 0]) for one in wrong[:8]},
-        int(np.count_nonzero((together != each[:, None]).any(axis=1))), acked,
+        int(np.count_nonzero((together != each[:, None]).any(axis=1))), acked, begun, pushes,
     )  # fmt: skip
 
 

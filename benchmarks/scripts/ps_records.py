@@ -63,6 +63,7 @@ def main() -> None:
     parser.add_argument("--step-time", type=float, default=0.0)
     options = parser.parse_args()
     client = declared(Optimizer(UpdateRule.ADD) if options.add else Optimizer(UpdateRule.SGD, lr=1.0))
+    (options.folder / f"{os.getpid()}.node").write_text(os.environ.get("EDL_NODE_ID", ""))
     books = np.memmap(options.folder / f"{os.getpid()}.books", np.int64, "w+", shape=(2,))
     times = (options.folder / f"{os.getpid()}.times").open("a", buffering=1)
     data = Data(
@@ -90,7 +91,8 @@ def main() -> None:
         time.sleep(0.05)
     partial = options.folder / f"{os.getpid()}.partial.npz"
     own, together = client.read("own", np.arange(options.records)), client.read("together", np.arange(SHARED))
-    np.savez(partial, own=own, together=together, epochs=data.epoch)
+    pushes = client.read("pushes", np.zeros(1, np.int64))
+    np.savez(partial, own=own, together=together, pushes=pushes, epochs=data.epoch)
     partial.replace(options.folder / f"{os.getpid()}.held.npz")
     part.leave()
 

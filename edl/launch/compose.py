@@ -323,7 +323,7 @@ def _put_together(
             log=log,
             wall_clock_s=wall_clock_s,
             checkpoint_dir=settings.state.checkpoint_dir,
-            services=lambda: _services(spec, readers.authority_of(settings.store.secret, spec.job)),
+            services=_services(spec, readers.authority_of(settings.store.secret, spec.job)),
             lines=_lines(spec, info.node, log),
             companions=_companions(settings, deps, log),
             written=deps.recorders.written,
@@ -429,16 +429,17 @@ def _elected(deps: _NodeDeps, shell: MasterShell | None) -> None:
         deps.web.use_master(shell)
 
 
-def _services(spec: JobSpec, readers_authority: str) -> tuple[Service, ...]:
-    """The services that the Master hosts."""
-    leases = LeaseMachine(readers_authority)
-    if not spec.servers:
-        return (leases,)
+def _services(spec: JobSpec, readers_authority: str) -> Callable[[], tuple[Service, ...]]:
+    """The factory of the services that the Master hosts. Their modules are imported now: a Master that has just been
+    elected must not block its event loop by imports, which on a busy host take longer than its lease."""
+    servers = spec.servers
+    if not servers:
+        return lambda: (LeaseMachine(readers_authority),)
     from ps.coordinator.machine import PlacementMachine
     from ps.coordinator.state import CoordinatorLimits
 
     limits = CoordinatorLimits(recover_s=spec.timeouts.recover_s)
-    return (leases, PlacementMachine(spec.servers, limits=limits))
+    return lambda: (LeaseMachine(readers_authority), PlacementMachine(servers, limits=limits))
 
 
 def _lines(

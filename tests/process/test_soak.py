@@ -1,13 +1,17 @@
 """Many faults in a row on one job of four nodes: it ends with the right number of steps, and nothing stays behind.
 
-``pytest tests/process/test_soak.py --soak`` runs it in full length, with both frameworks.
+``pytest tests/process/test_soak.py --soak`` runs it in full length, with both frameworks. At the end of the file: the
+short form of ``scripts/soak``.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.process.free_ports import free_endpoints
-from tests.process.harness import PLAIN, WORKERS, Job, Seen, stopped
+from tests.process.harness import PLAIN, ROOT, WORKERS, Job, Seen, stopped
 
 HOSTS = ("a", "b", "c", "d")
 FAULTS = ("kill a worker", "kill a node", "kill the Master", "freeze a worker", "freeze a node")
@@ -88,3 +92,23 @@ def test_a_few_faults_in_a_row(tmp_path: Path) -> None:
 @pytest.mark.parametrize("script", ["ddp_torch.py", "dp_paddle.py"])
 def test_many_faults_in_a_row(tmp_path: Path, script: str) -> None:
     soak(tmp_path, WORKERS / script, seed=random.randrange(1_000_000), size=LONG)
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_the_soak_of_all_kinds_in_short(tmp_path: Path) -> None:
+    """Two kinds of jobs and three kinds of faults, for a moment: every record and every loss is accounted for."""
+    pytest.importorskip("pyarrow")
+    out = tmp_path / "out"
+    words = ["--minutes=0.4", "--seed=3", "--kinds=torch,data", "--faults=kill-worker,kill-launcher,stop-member"]
+    words += ["--every=4", "--job-minutes=0.4", "--lease-ttl=5", "--pause=0.05", f"--out={out}"]
+    command = [sys.executable, "-m", "benchmarks.soak", *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stdout[-20_000:] + done.stderr[-5_000:]
+    told = json.loads((out / "report.json").read_text())
+    assert told["good"] and told["violations"] == []
+    assert set(told["finished"]) == {"torch", "data"}
+    assert len(told["faults"]) >= 2 and all(one["done"] for one in told["faults"])
+    assert told["accounts"]["torch"]["losses"] > 20 and told["accounts"]["data"]["records"] >= 2 * 960
+    assert "Nothing was violated." in (out / "report.md").read_text()
+    assert sorted(path.name for path in (out / "jobs").iterdir()) == []
