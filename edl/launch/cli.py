@@ -64,6 +64,8 @@ from edl.launch.torchrun_options import OWN_ROLES, workers_from
 from edl.launch.torchrun_table import NAMES
 from edl.types import JobId, NodeId
 
+NO_SCRIPT = "Name the script that the workers run: edl-run --nproc-per-node=2 train.py"
+
 
 def settings_of(
     resolved: ResolvedOptions, invocation: Invocation | None = None
@@ -98,11 +100,7 @@ def _launch_settings(resolved: ResolvedOptions, sizes: Sizes, invocation: Invoca
         what = "needs a command line to start more launchers with, and a job started from Python has none"
         raise SettingError("--scheduler", "process", what, "Start it with edl-run")
     if not resolved.script and invocation.command is None:
-        raise click.MissingParameter(
-            "Name the script that the workers run: edl-run --nproc-per-node=2 train.py",
-            param_type="argument",
-            param_hint="'SCRIPT'",
-        )
+        raise click.MissingParameter(NO_SCRIPT, param_type="argument", param_hint="'SCRIPT'")
     here = with_spares(options, sizes.slots)
     replicas, sizes = replicas_from(options, sizes, here.workers)
     state, scheduler = record(StateSettings, options), wanted_from(options)
