@@ -14,14 +14,23 @@ CONFIGURATION = ROOT / "scripts" / "site_parts"
 FOLDER = ROOT / "build" / "site"
 
 
-def build(folder: Path) -> int:
-    """Build the site in a folder; returns an exit status. Anything that Sphinx warns of is an error."""
+def run_sphinx(builder: str, folder: Path, output: Path) -> int:
+    """Run Sphinx in this process; returns its exit status. Every warning is an error."""
     from sphinx.cmd.build import build_main
 
+    words = [f"--builder={builder}", "--fail-on-warning", "--keep-going", "--quiet", f"--conf-dir={CONFIGURATION}"]
+    return build_main([*words, f"--doctree-dir={folder / 'doctrees'}", str(ROOT), str(output)])
+
+
+def check(folder: Path) -> int:
+    """Resolve every link and every name, and write no pages; returns an exit status."""
+    return run_sphinx("dummy", folder, folder / "nothing")
+
+
+def build(folder: Path) -> int:
+    """Build the site in a folder; returns an exit status."""
     pages = folder / "html"
-    words = ["--builder=html", "--fail-on-warning", "--keep-going", "--quiet", f"--conf-dir={CONFIGURATION}"]
-    words.append(f"--doctree-dir={folder / 'doctrees'}")
-    if status := build_main([*words, str(ROOT), str(pages)]):
+    if status := run_sphinx("html", folder, pages):
         return status
     shutil.copyfile(pages / f"{HOME}.html", pages / "index.html")
     if found := list(loaded_from_elsewhere(pages)):
@@ -35,7 +44,9 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="scripts/site", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, default=FOLDER, help="the folder that the site is built in")
-    sys.exit(build(parser.parse_args().out.resolve()))
+    parser.add_argument("--check", action="store_true", help="resolve all links and names, and write no pages")
+    options = parser.parse_args()
+    sys.exit((check if options.check else build)(options.out.resolve()))
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""The site of the documentation: its navigation, its reference, Sphinx's configuration and the check of what was built."""
+"""The site of the documentation: its navigation, the configuration of Sphinx, and a check of what was built."""

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -100,9 +101,10 @@ def test_commands_that_need_no_job(tmp_path: Path) -> None:
     columns = {name: [1, None, 3] for name in ("I1", "I2", "I3")} | {name: [1, 2, 3] for name in ("C1", "C2")}
     for day in (1, 2):
         parquet.write_table(pa.table(columns), tmp_path / "train" / f"day-{day}.parquet")
-    shell = Shell(tmp_path, Job(tmp_path, ()).__enter__().base_environment())
-    for step in ALONE:
-        shell.run(step)
+    with Job(tmp_path, ()) as nothing:  # it holds that no process stays behind
+        shell = Shell(tmp_path, nothing.base_environment())
+        for step in ALONE:
+            shell.run(step)
 
 
 @pytest.mark.slow
@@ -134,10 +136,9 @@ def test_commands_of_a_job(tmp_path: Path, own_etcd: OutsideEtcd) -> None:
                 before = running.status()["round"]
                 running.start(step.start, nproc=2)
                 running.wait_status(lambda seen, after=before: seen["round"] > after, f"a world with {step.start}")
-            line = (
-                step.line if not step.line.startswith("curl") else f"{HTTP}; {step.line.replace('curl ', 'curl -sf ')}"
-            )
-            shell.run(Step(line, step.says, step.run, step.follows, stdin=step.stdin), **values)
+            if step.line.startswith("curl "):
+                step = replace(step, run=f"{HTTP}; curl -sf {step.line.removeprefix('curl ')}")
+            shell.run(step, **values)
         for step in BEFORE_THE_END:
             shell.run(step, **values)
         assert running.nodes["node-a"].exit_code() == ExitCode.KILLED

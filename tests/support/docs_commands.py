@@ -16,14 +16,14 @@ PAGES = sorted([*ROOT.glob("*.md"), *DOCS.glob("*.md"), *(ROOT / "examples").rgl
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SHELLS = ("console", "bash", "")
 """Languages of code blocks with commands; those in blocks of output, without a language, follow a ``$``."""
-OTHERS = ("cpp", "diff", "json", "proto", "promql", "python", "text", "toml", "yaml")
+OTHERS = ("cpp", "diff", "json", "mermaid", "proto", "promql", "python", "text", "toml", "yaml")
 """Languages of code blocks without commands."""
 BETWEEN = ("|", "||", "&", "&&", ";")
 LAUNCHER = re.compile(r"edl-run|edl\.launch(?:\.\w+)?")
 
 
 def lines_of(page: str) -> Iterator[str]:
-    """The lines with commands in a page's code blocks: without comments, continued lines joined, one space between words.
+    """The lines with commands in a page's code blocks: without comments, with continued lines joined and single spaces.
 
     A block of console without a prompt has only commands.
     """
@@ -103,9 +103,9 @@ Fate = Elsewhere | Checked | NotRun
 FATES: tuple[tuple[str, Fate], ...] = (
     # Starting jobs.
     (r"(python -m edl\.launch|edl-run) (?!\[).*examples/.*", Checked("trains for minutes, most on two hosts")),
-    (r"edl-run (--help|\[OPTIONS\] .*)", NotRun("describes the usage")),
-    (r"python -m edl\.launch\.paddle .*--ips=.*", NotRun("names the addresses of two hosts")),
-    (r"((?:\w+=\S+ )*)(edl-run|python -m edl\.launch(\.paddle)?) (?!\[|.*examples/|.*--ips=).*",
+    (r"(edl-run|python -m edl\.launch) \[OPTIONS\] .*", NotRun("describes the usage")),
+    (r"python -m edl\.launch\.paddle .*--(ips|devices)=.*", NotRun("names two hosts, or four GPUs of this one")),
+    (r"((?:\w+=\S+ )*)(edl-run|python -m edl\.launch(\.paddle)?) (?!\[|.*examples/|.*--(?:ips|devices)=).*",
      Checked("the page has no script that could run")),
     (r"(srun|mpirun|mpiexec\.hydra) .*", Checked("needs several hosts with Slurm or MPI")),
     (r"(horovodrun|dlrover-run|torchft_lighthouse|TORCHFT_LIGHTHOUSE=\S+ torchrun) .*",
@@ -141,7 +141,7 @@ FATES: tuple[tuple[str, Fate], ...] = (
     (r"sbatch .*|squeue .*", NotRun("needs a cluster of Slurm; tests/process/test_slurm.py starts one")),
     (r"ssh -L .*", NotRun("needs a second host")),
     (r"(openssl rand .* > |chmod 640 )/etc/.*", NotRun("writes to /etc")),
-    (r"ssh-keygen -Y verify .*|sha256sum --check .*", NotRun("needs a signed release; scripts/release verifies its own")),
+    (r"ssh-keygen -Y verify .*|sha256sum --check .*", NotRun("needs a signed release")),
 )  # fmt: skip
 """What becomes of lines that ``docs_steps`` does not run: the one pattern that matches the whole line says it."""
 
@@ -154,8 +154,3 @@ def fates_of(line: str) -> list[Fate]:
 def is_run(line: str) -> bool:
     """Whether ``tests/process/test_docs_run.py`` runs the line."""
     return line in {step.line for step in (*ALONE, *IN_THE_JOB, *BEFORE_THE_END)}
-
-
-def pages_of(path: Path) -> str:
-    """A page's name in reports."""
-    return str(path.relative_to(ROOT))

@@ -1,4 +1,4 @@
-"""The commands of the documentation that ``tests/process/test_docs_run.py`` runs, in the order in which it runs them."""
+"""The commands of the documentation that ``tests/process/test_docs_run.py`` runs, in the order of running."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Step:
     says: str = ""
     """A pattern for what it prints."""
     run: str = ""
-    """What is run in its place; empty: the line with ``SUBSTITUTES``."""
+    """What is run in its place; empty: the line. ``SUBSTITUTES`` apply to both."""
     follows: bool = False
     """It runs until it is interrupted, which is done once it has printed what it should."""
     start: str = ""
@@ -26,7 +26,7 @@ class Step:
 SUBSTITUTES: tuple[tuple[str, str], ...] = (
     # The parts of usage lines.
     (r"\[(-f|--no-wait|--follow)\] ?", ""),
-    (r"[\[\]…]|,…", ""),
+    (r"(?<= )\[(?=-)|\](?=[ …]|$)|,?…", ""),
     (r"HOST:PORT,?", "{endpoint}"),
     (r"\bJOB\b", "{job}"),
     (r"--node NODE\b", "--node node-a"),
@@ -40,7 +40,6 @@ SUBSTITUTES: tuple[tuple[str, str], ...] = (
     (r"http://10\.0\.0\.1:8080/v1/jobs/digits", "{http}/v1/jobs/{job}"),
     (r"/ckpt/digits|/shared/history", "history"),
     (r"/shared/denylist", "denylist"),
-    (r" --heartbeat=\S+", ""),  # calls an address in the internet
     (r"--device=3\b", "--device=1"),  # the nodes of the test have two slots
     (r"\bdrain NODE\b", "drain node-b"),
 )
@@ -141,9 +140,8 @@ BEFORE_THE_END: tuple[Step, ...] = (Step("edl stop"),)
 def substituted(step: Step, **values: str) -> str:
     """What is run for a step. ``values``: of the job, such as its ``endpoint``."""
     line = step.run or step.line
-    if not step.run:
-        for pattern, other in SUBSTITUTES:
-            line = re.sub(pattern, other, line)
+    for pattern, other in SUBSTITUTES:
+        line = re.sub(pattern, other, line)
     for name, value in values.items():
         line = line.replace(f"{{{name}}}", value)
     return line

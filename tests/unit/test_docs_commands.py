@@ -166,6 +166,11 @@ def test_a_usage_line_becomes_a_command() -> None:
 
 FILES = ("job.secret", "channels", "ca.pem", "client.pem", "client-key.pem", "edl/read-token")
 """Files of the reader that command lines name."""
+OF_SRUN = {
+    **{"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "4", "SLURM_STEP_NUM_TASKS": "4"},
+    **{"SLURM_STEP_NODELIST": "n[01-04]", "SLURM_NODEID": "0", "SLURM_PROCID": "0", "SLURM_STEP_TASKS_PER_NODE": "1(x4)"},
+}
+"""Variables that srun sets."""
 SECRET = "0123456789abcdef0123456789abcdef"
 
 
@@ -192,14 +197,14 @@ def test_the_launcher_accepts_its_command_lines(line: str, place: Path, monkeypa
     """All its checks pass, of each value too. Nothing is started."""
     words = shlex.split(line)
     variables = dict(word.split("=", 1) for word in words if re.fullmatch(r"[A-Z_]+=.*", word))
+    variables |= OF_SRUN if words[0] == "srun" else {}
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    found = list(calls(re.sub(r"(?<==)/(etc|shared)(?=/)", str(place), line)))
+    found = list(calls(re.sub(r"(?<==)/(etc|shared)(?=/)", str(place), line).replace("10.0.0.1", "127.0.0.1")))
     assert len(found) == 1, line
     program, *rest = found[0]
     dialect = [f"--dialect={program.removeprefix('edl.launch.')}"] if program.startswith("edl.launch.") else []
-    script = ["train.py"] if "…" in line and "train.py" not in rest else []
-    assert settings_of(tell(*dialect, *rest, *script, env=dict(os.environ)))
+    assert settings_of(tell(*dialect, *rest, env=dict(os.environ), script="train.py" if "…" in line else ""))
 
 
 def test_a_launcher_refuses_a_wrong_value_in_a_command_line(place: Path) -> None:
