@@ -38,16 +38,22 @@ def programs(folder: Path) -> Path:
 
 
 class Shell:
-    """Runs the steps in one folder."""
+    """Runs the steps in one folder. ``problems``: of all steps, so that one failure does not hide the next."""
 
     def __init__(self, folder: Path, environment: Mapping[str, str], job: Job | None = None) -> None:
         self.folder = folder
         self.environment = {**environment, "PATH": f"{programs(folder)}:{environment['PATH']}"}
         self.job = job
+        self.problems: list[str] = []
 
     def run(self, step: Step, **values: str) -> None:
         """Run one step. Its status has to be 0, and it has to print what the step says."""
-        line = substituted(step, **values)
+        try:
+            self._run(substituted(step, **values), step)
+        except (AssertionError, subprocess.TimeoutExpired) as problem:
+            self.problems.append(str(problem))
+
+    def _run(self, line: str, step: Step) -> None:
         if step.follows:
             said = self._follow(line, step.says)
         else:
@@ -105,6 +111,7 @@ def test_commands_that_need_no_job(tmp_path: Path) -> None:
         shell = Shell(tmp_path, nothing.base_environment())
         for step in ALONE:
             shell.run(step)
+        assert shell.problems == []
 
 
 @pytest.mark.slow
@@ -141,4 +148,5 @@ def test_commands_of_a_job(tmp_path: Path, own_etcd: OutsideEtcd) -> None:
             shell.run(step, **values)
         for step in BEFORE_THE_END:
             shell.run(step, **values)
+        assert shell.problems == []
         assert running.nodes["node-a"].exit_code() == ExitCode.KILLED

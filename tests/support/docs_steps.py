@@ -53,7 +53,7 @@ ALONE: tuple[Step, ...] = (
     Step('edl denylist add gamma --for=7d --reason="fan 3 is dead" --at=/shared/denylist', "gamma"),
     Step('edl denylist add --device=GPU-5b1c… --reason="RMA 4711" --at=/shared/denylist', "GPU-5b1c",
          run='edl denylist add --device=GPU-5b1c --reason="RMA 4711" --at=denylist'),
-    Step("edl denylist list --at=/shared/denylist", "fan 3 is dead(.|\n)*RMA 4711"),
+    Step("edl denylist list --at=/shared/denylist", "device GPU-5b1c: until(.|\n)*fan 3 is dead"),
     Step("edl denylist remove GPU-5b1c… --at=/shared/denylist", run="edl denylist remove GPU-5b1c --at=denylist"),
     Step("python examples/05-data-service/make_data.py", "records in 4 files"),
     Step("dd if=/dev/zero of=runs/data-service/digits/part-1.parquet bs=1 seek=4 count=2000 conv=notrunc"),
