@@ -68,8 +68,8 @@ class AdaScale:
         self._weight = stays * self._weight + (1.0 - stays)
 
     def gain_at(self, samples: int, scale: float) -> float:
-        """Gain of a step of ``samples`` samples, ``scale`` times the reference batch: the number of steps of the reference
-        batch that it is worth, from 1 to ``scale``; 1 without an estimate."""
+        """Gain of a step of ``samples`` samples, ``scale`` times the reference batch: how many steps of the reference
+        batch it is worth, between 1 and ``scale``; 1 without an estimate."""
         noise, signal = self.variance / max(samples, 1), self.square
         if noise + signal <= 0.0 or scale <= 0.0:
             return 1.0

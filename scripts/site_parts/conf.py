@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from sphinx.ext.autodoc.mock import MockFinder
+from sphinx.util import logging
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 MOCKED = [
-    "accelerate", "fsspec", "lightning", "lightning_fabric", "numba", "numpy", "paddle", "pyarrow", "pytorch_lightning",
-    "torch", "torchdata", "torchtitan", "transformers", "xxhash",
+    "accelerate", "fsspec", "lightning", "lightning_fabric", "numba", "paddle", "pyarrow", "pytorch_lightning", "torch",
+    "torchdata", "torchtitan", "transformers", "xxhash",
 ]  # fmt: skip
 """Packages of extras: the reference needs signatures and docstrings, not the frameworks. ``autodoc_mock_imports`` holds
 during some imports only, and public names are imported on first use."""
@@ -70,7 +71,14 @@ def _complete(_: Any, page: str, source: list[str]) -> None:
     source[0] = _LINK.sub(target, source[0]) + navigation.contents(page)
 
 
+def _described(_: Any, what: str, name: str, __: Any, ___: Any, lines: list[str]) -> None:
+    """Warn of a name in the reference that has no docstring."""
+    if what in ("class", "exception", "function", "method", "property") and not any(map(str.strip, lines)):
+        logging.getLogger(__name__).warning("%s has no docstring", name)
+
+
 def setup(app: Any) -> dict[str, bool]:
     """Called by Sphinx."""
+    app.connect("autodoc-process-docstring", _described)
     app.connect("source-read", _complete)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
