@@ -8,6 +8,8 @@
     for batch in data:
         loss_of(model(batch)).backward()
         ps.step()
+
+The names and their errors are the same in both frameworks. See ``docs/parameter-servers.md``.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class Shell:
         if step.follows:
             said = self._follow(line, step.says)
         else:
-            done = self._command(line, step.stdin)
+            done = self._command(line, step.stdin.replace("{folder}", str(self.folder)))
             said = done.stdout
             assert done.returncode == 0, f"{line}: status {done.returncode}\n{done.stdout}\n{done.stderr}"
             assert "Traceback" not in done.stderr, f"{line}\n{done.stderr}"
@@ -111,7 +111,7 @@ def test_commands_that_need_no_job(tmp_path: Path) -> None:
         shell = Shell(tmp_path, nothing.base_environment())
         for step in ALONE:
             shell.run(step)
-        assert shell.problems == []
+        assert not shell.problems, "\n\n".join(shell.problems)
 
 
 @pytest.mark.slow
@@ -124,7 +124,7 @@ def test_commands_of_a_job(tmp_path: Path, own_etcd: OutsideEtcd) -> None:
     channels.chmod(0o600)
     options = (
         *("--checkpoint-dir=checkpoints", "--history-dir=history", f"--notify-file={channels}", "--http-port=0"),
-        *("--global-batch=48", "--autoscale=throughput", "--redirects=3"),
+        *("--global-batch=48", "--autoscale=throughput", "--redirects=3", "--lease-ttl=60"),
     )
     where = {"EDL_RDZV_ENDPOINT": own_etcd.endpoint, "EDL_RDZV_ID": "digits"}
     script = (str(WORKERS / "rejoin_plain.py"),)
@@ -148,5 +148,5 @@ def test_commands_of_a_job(tmp_path: Path, own_etcd: OutsideEtcd) -> None:
             shell.run(step, **values)
         for step in BEFORE_THE_END:
             shell.run(step, **values)
-        assert shell.problems == []
+        assert not shell.problems, "\n\n".join(shell.problems)
         assert running.nodes["node-a"].exit_code() == ExitCode.KILLED

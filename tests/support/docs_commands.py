@@ -122,6 +122,8 @@ FATES: tuple[tuple[str, Fate], ...] = (
     (r"kill -9 4711", NotRun("needs the process id of a worker that the reader sees")),
     # Commands of edl that need a special job.
     (r"edl data add .*", Elsewhere("tests/process/test_data_growing.py", '"data", "add"')),
+    (r"edl data \[.*", Elsewhere("tests/process/test_data_growing.py", 'running.cli("data")')),
+    (r"edl ps \[.*", Elsewhere("tests/process/test_ps_launch.py", 'job.cli("ps")')),
     (r"edl stop \[.*", NotRun("describes the usage of a command that ends the job")),
     (r"python -m ps export .*", Elsewhere("tests/unit/ps/client/test_export.py", '"export"')),
     (r"(eval \"\$\()?_EDL_COMPLETE=.*", Elsewhere("tests/unit/edl/cli/test_completion.py", "ShellComplete")),

@@ -21,6 +21,7 @@ class Step:
     start: str = ""
     """A node that is started before, and waited for."""
     stdin: str = ""
+    """With ``{folder}`` for the folder that the steps run in."""
 
 
 SUBSTITUTES: tuple[tuple[str, str], ...] = (
@@ -77,8 +78,6 @@ IN_THE_JOB: tuple[Step, ...] = (
     Step("edl top [-n SECONDS] [--once] [--rdzv-id JOB] [--rdzv-endpoint HOST:PORT,…] [--json]", "node-a"),
     Step("edl events -f", "world-formed", follows=True),
     Step("edl events [-f] [--after N] [--rdzv-id JOB] [--rdzv-endpoint HOST:PORT,…] [--json]", "world-formed"),
-    Step("edl data [--node NODE] [--rdzv-id JOB] [--rdzv-endpoint HOST:PORT,…] [--json]"),
-    Step("edl ps [--rdzv-id JOB] [--rdzv-endpoint HOST:PORT,…] [--json]"),
     Step("edl health [--node NODE] [--rdzv-id JOB] [--rdzv-endpoint HOST:PORT,…] [--json]"),
     Step("edl config [--node NODE] [--all] [--rdzv-id JOB] [--rdzv-endpoint HOST:PORT,…] [--json]", "nnodes"),
     Step("edl config --all", "nnodes"),
@@ -93,11 +92,11 @@ IN_THE_JOB: tuple[Step, ...] = (
     Step("edl history /ckpt/digits", "began"),
     Step("edl history /shared/history", "began"),
     # Notifications.
-    Step("cat > channels && chmod 600 channels", stdin="exec:./page-me\n"),
+    Step("cat > channels && chmod 600 channels", stdin="exec:{folder}/page-me\n"),
     Step("edl notify test", "page-me: delivered"),
     Step("edl watch --rdzv-endpoint=alpha --rdzv-id=run7 --notify-file=channels --limit=1800 "
          "--heartbeat=https://hc.example.com/ping/1f",
-         run="edl watch --notify-file=channels --limit=1800 --once"),
+         run="edl watch --rdzv-endpoint=alpha --rdzv-id=run7 --notify-file=channels --limit=1800 --once"),
     # Settings and checkpoints.
     Step("edl set global-batch=2048 lr-rule=linear", "global batch 2048"),
     Step("edl set global-batch=512 lr-scale=0.5", "global batch 512"),
