@@ -114,6 +114,17 @@ def test_commands_that_need_no_job(tmp_path: Path) -> None:
         assert not shell.problems, "\n\n".join(shell.problems)
 
 
+def join(job: Job, name: str) -> None:
+    """Start a node, once another of its name has ended, and wait until it trains."""
+    if name in job.nodes:
+        job.nodes[name].exit_code()
+    job.start(name, nproc=2)
+    job.wait_status(
+        lambda seen: any(node["node"] == name and node["state"] == "running" for node in seen["nodes"]),
+        f"{name} in the world",
+    )
+
+
 @pytest.mark.slow
 def test_commands_of_a_job(tmp_path: Path, own_etcd: OutsideEtcd) -> None:
     page_me = tmp_path / "page-me"
@@ -140,9 +151,7 @@ def test_commands_of_a_job(tmp_path: Path, own_etcd: OutsideEtcd) -> None:
             if step.line.startswith("curl") and shutil.which("curl") is None:
                 continue
             if step.start:
-                before = running.status()["round"]
-                running.start(step.start, nproc=2)
-                running.wait_status(lambda seen, after=before: seen["round"] > after, f"a world with {step.start}")
+                join(running, step.start)
             if step.line.startswith("curl "):
                 step = replace(step, run=f"{HTTP}; curl -sf {step.line.removeprefix('curl ')}")
             shell.run(step, **values)
