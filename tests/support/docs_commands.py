@@ -6,7 +6,6 @@ import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from tests.support.docs_steps import ALONE, BEFORE_THE_END, IN_THE_JOB
 from tests.unit.test_house_rules import ROOT

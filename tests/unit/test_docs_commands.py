@@ -168,7 +168,12 @@ FILES = ("job.secret", "channels", "ca.pem", "client.pem", "client-key.pem", "ed
 """Files of the reader that command lines name."""
 OF_SRUN = {
     **{"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "4", "SLURM_STEP_NUM_TASKS": "4"},
-    **{"SLURM_STEP_NODELIST": "n[01-04]", "SLURM_NODEID": "0", "SLURM_PROCID": "0", "SLURM_STEP_TASKS_PER_NODE": "1(x4)"},
+    **{
+        "SLURM_STEP_NODELIST": "n[01-04]",
+        "SLURM_NODEID": "0",
+        "SLURM_PROCID": "0",
+        "SLURM_STEP_TASKS_PER_NODE": "1(x4)",
+    },
 }
 """Variables that srun sets."""
 SECRET = "0123456789abcdef0123456789abcdef"
