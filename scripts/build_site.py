@@ -19,7 +19,7 @@ def run_sphinx(builder: str, folder: Path, output: Path) -> int:
     from sphinx.cmd.build import build_main
 
     words = [f"--builder={builder}", "--fail-on-warning", "--keep-going", "--quiet", f"--conf-dir={CONFIGURATION}"]
-    return build_main([*words, f"--doctree-dir={folder / 'doctrees'}", str(ROOT), str(output)])
+    return int(build_main([*words, f"--doctree-dir={folder / 'doctrees'}", str(ROOT), str(output)]))
 
 
 def check(folder: Path) -> int:
