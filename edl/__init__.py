@@ -7,3 +7,4 @@ edl.launch``.
 __all__ = ["__version__"]
 
 __version__ = "0.1.0"
+"""The version of edl; which versions work together: docs/release.md."""

@@ -1,4 +1,4 @@
-"""The exceptions that edl raises.
+"""The exceptions that edl raises::
 
     EdlError
     ├── UsageError          the user: fix the value named in the message

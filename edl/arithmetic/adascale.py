@@ -55,7 +55,8 @@ class AdaScale:
         return max(self._square / self._weight, 0.0) if self.known else 0.0
 
     def measured(self, parts: int, samples: int, mean_of_squares: float, square_of_mean: float) -> None:
-        """Add one step's gradients: the number of parts that had samples, the number of samples, Σ wᵢ|gᵢ|² and |ḡ|².
+        """Add one step's gradients: the number of parts that had samples, the number of samples, ``Σ wᵢ|gᵢ|²`` and
+        ``|ḡ|²``.
         Steps with a single part, or with a value that is not finite, are ignored."""
         if parts < 2 or not math.isfinite(mean_of_squares) or not math.isfinite(square_of_mean):
             return
@@ -67,7 +68,8 @@ class AdaScale:
         self._weight = stays * self._weight + (1.0 - stays)
 
     def gain_at(self, samples: int, scale: float) -> float:
-        """for a step of ``samples`` samples, ``scale`` times the reference batch; 1 without an estimate."""
+        """Gain of a step of ``samples`` samples, ``scale`` times the reference batch: how many steps of the reference
+        batch it is worth, between 1 and ``scale``; 1 without an estimate."""
         noise, signal = self.variance / max(samples, 1), self.square
         if noise + signal <= 0.0 or scale <= 0.0:
             return 1.0

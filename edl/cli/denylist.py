@@ -84,7 +84,9 @@ async def _list(where: dict[str, str], at: str, as_json: bool) -> None:
 def _line(one: DenylistEntry) -> str:
     from edl.rendezvous.phrases import day, one_line
 
-    what = f"device {one.device} (last in {one.host})" if one.device else f"host {one.host}"
+    what = f"device {one.device}" if one.device else f"host {one.host}"
+    if one.device and one.host:  # without it: added by hand
+        what += f" (last in {one.host})"
     until = f"until {day(one.until_s)}" if one.until_s else "until it is removed"
     return one_line(f"{what}: {until}, added {day(one.since_s)} by {one.by}: {one.reason}")
 

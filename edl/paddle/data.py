@@ -16,7 +16,8 @@ _WIDER = {"uint16": np.int32, "uint32": np.int64}
 
 
 class Data(Loader):
-    """``Data("train", "data/*.parquet", batch_size=64)``: batches are dicts of CPU tensors by column name."""
+    """``Data("train", "data/*.parquet", batch_size=64)``: batches are dicts of CPU tensors by column name. The
+    arguments are those of ``Loader``."""
 
     def _make_context(self) -> WorkerContext:
         return SessionContext(FRAMEWORK)

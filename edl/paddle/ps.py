@@ -1,15 +1,15 @@
-"""Parameter servers for PaddlePaddle scripts: embeddings whose rows, and layers whose parameters, lie in tables there.
+"""Parameter servers for PaddlePaddle scripts: embeddings whose rows, and layers whose parameters, lie in tables there::
 
-```python
-import edl.paddle.ps as ps
+    import edl.paddle.ps as ps
 
-users = ps.Embedding("users", dim=16, optimizer=ps.Adagrad(0.05))
-model = Model(users)
-ps.Dense(model, optimizer=ps.Adam(1e-3))
-for batch in data:
-    loss_of(model(batch)).backward()
-    ps.step()
-```
+    users = ps.Embedding("users", dim=16, optimizer=ps.Adagrad(0.05))
+    model = Model(users)
+    ps.Dense(model, optimizer=ps.Adam(1e-3))
+    for batch in data:
+        loss_of(model(batch)).backward()
+        ps.step()
+
+The names and their errors are the same in both frameworks. See ``docs/parameter-servers.md``.
 """
 
 from __future__ import annotations

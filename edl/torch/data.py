@@ -12,7 +12,8 @@ from edl.torch.framework import current
 
 
 class Data(Loader):
-    """``Data("train", "data/*.parquet", batch_size=64)``: batches are dicts of tensors by column name."""
+    """``Data("train", "data/*.parquet", batch_size=64)``: batches are dicts of tensors by column name. The arguments
+    are those of ``Loader``."""
 
     def _make_context(self) -> WorkerContext:
         return SessionContext(current())

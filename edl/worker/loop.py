@@ -34,6 +34,16 @@ def make_run(framework: Framework, session: Callable[[], Session] = sessions.cur
     sessions.introduce(framework)
 
     def run(train: Train) -> Train:
+        """Decorate ``train(state, …)``, the function that trains. Calling it waits until this worker has a place in a
+        world, and calls ``train`` with the state of the world's commit; again whenever the world changes. Returns what
+        ``train`` returns in the last world.
+
+        When the world changes, ``train`` is left by a ``BaseException`` from ``state.commit()``, or by the exception of
+        a collective that has lost a peer: let both pass. Other exceptions fail the worker. Raises ``StateError`` for a
+        first argument that is no ``State`` or another one than before, for a call inside ``train``, and in jobs with
+        parameter servers.
+        """
+
         @functools.wraps(train)
         def wrapper(state: BaseState, *args: Any, **kwargs: Any) -> Any:
             return _drive(session(), framework, state, lambda: train(state, *args, **kwargs))

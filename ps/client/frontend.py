@@ -439,12 +439,17 @@ def prefetch(table: Any, keys: Any) -> None:
 
 
 def set_lr(factor: float, table: Any = "", step: int = 0) -> None:
-    """Scale the LR of a table, or of all, by ``factor`` from ``step`` on (0: as soon as possible), for all trainers."""
+    """Scale the LR of a table, or of all, by ``factor`` from ``step`` on (0: as soon as possible), for all trainers.
+
+    In mode geo each trainer must call it. Raises ``PsError`` unless ``factor`` is finite and at least 0, for an unknown
+    table, and without a Master.
+    """
     part.client.set_lr(factor, table_name(table), step)
 
 
 def save() -> str:
-    """Write a checkpoint of all tables and data positions; return its folder."""
+    """Write a checkpoint of all tables and data positions, and wait until it is complete; return its folder. Call it
+    between two steps. Raises ``PsError`` without a Master."""
     return part.client.save()
 
 

@@ -13,9 +13,9 @@ from edl.launch.settings import LaunchSettings
 SCRIPTS = (".py", ".sh", "json.tool")
 
 
-def tell(*arguments: str, env: Mapping[str, str] | None = None) -> ResolvedOptions:
-    """What it is told. The script is ``train.py`` unless one is named."""
-    given = [*arguments] if any(one.endswith(SCRIPTS) for one in arguments) else [*arguments, "train.py"]
+def tell(*arguments: str, env: Mapping[str, str] | None = None, script: str = "train.py") -> ResolvedOptions:
+    """What it is told. ``script``: the script if none is named; empty: none."""
+    given = [*arguments] if not script or any(one.endswith(SCRIPTS) for one in arguments) else [*arguments, script]
     context = program.run.make_context("edl-run", with_both_spellings(given))
     told = ResolvedOptions.by(context, context.params["script"], context.params["arguments"])
     try:

@@ -1,7 +1,8 @@
-"""Commands in the documentation's code blocks can be given: subcommands and options exist. Nothing is started."""
+"""Commands in the documentation's code blocks: each one is run by a test, or a table says why not; options exist."""
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Iterator
@@ -11,52 +12,31 @@ import click
 import pytest
 
 from edl.cli.__main__ import edl
+from edl.errors import UsageError
+from edl.launch.cli import settings_of
 from edl.launch.options import BY_SPELLING
 from edl.launch.options.option import Option
+from tests.support.docs_commands import (
+    BLOCK,
+    DOCS,
+    FATES,
+    OTHERS,
+    PAGES,
+    SHELLS,
+    Checked,
+    Elsewhere,
+    calls,
+    commands,
+    fates_of,
+    is_run,
+    lines_of,
+)
+from tests.support.docs_steps import ALONE, BEFORE_THE_END, IN_THE_JOB, SUBSTITUTES, Step, substituted
+from tests.support.launching import tell
 from tests.unit.test_house_rules import ROOT
 
-DOCS = ROOT / "docs"
-
-PAGES = sorted([*ROOT.glob("*.md"), *DOCS.glob("*.md"), *(ROOT / "examples").rglob("*.md")])
-BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-SHELLS = ("console", "bash", "")
-"""Languages of code blocks with commands; those in blocks of output, without a language, follow a ``$``."""
-BETWEEN = ("|", "||", "&", "&&", ";")
-LAUNCHER = re.compile(r"edl-run|edl\.launch(?:\.\w+)?")
 NOT_IN_THE_TABLE = ("--help", "--version")
 """Options of the launcher that are not in its table."""
-
-
-def lines_of(page: str) -> Iterator[str]:
-    """The lines with commands in a page's code blocks: without comments, continued lines joined."""
-    for language, text in BLOCK.findall(page):
-        if language not in SHELLS:
-            continue
-        for line in text.replace("\\\n", " ").splitlines():
-            command = re.sub(r"(^|\s)#.*$", "", line).strip()
-            if command.startswith("$ "):
-                yield command[2:].strip()
-            elif language == "bash" or command.startswith("edl-run "):
-                yield command
-
-
-def calls(line: str) -> Iterator[list[str]]:
-    """The words of each call of edl or its launcher in a line of a shell; usage lines without their brackets."""
-    for inner in re.findall(r"\$\(([^)]*)\)", line):
-        yield from calls(inner)
-    words = shlex.split(re.sub(r"[\[\]…]", " ", line))
-    call: list[str] = []
-    for word in [*words, ";"]:
-        if word in BETWEEN:
-            while call and (re.fullmatch(r"\w+=.*", call[0]) or call[0] in ("exec", "(umask")):
-                del call[0]
-            if call[:2] in (["python", "-m"], ["python3", "-m"]):
-                del call[:2]
-            if call and (call[0] == "edl" or LAUNCHER.fullmatch(call[0])):
-                yield call
-            call = []
-        else:
-            call.append(word)
 
 
 def option_of(word: str) -> Option | None:
@@ -134,6 +114,108 @@ def test_a_wrong_command_is_found(line: str) -> None:
 def test_a_right_command_passes(line: str) -> None:
     assert [call for call in calls(line)] != []
     assert [problem(call) for call in calls(line)] == [""] * len(list(calls(line)))
+
+
+# --- what becomes of each command ------------------------------------------------------------------------------------
+
+
+def test_every_code_block_with_commands_is_read() -> None:
+    languages = {language for path in PAGES for language, _ in BLOCK.findall(path.read_text())}
+    assert languages <= {*SHELLS, *OTHERS}
+
+
+def test_every_command_is_run_or_the_table_says_why_not() -> None:
+    found = commands()
+    wrong = {line: pages for line, pages in found.items() if len(fates_of(line)) + is_run(line) != 1}
+    assert wrong == {}
+    assert len(found) > 150
+
+
+def test_every_command_that_is_run_is_in_the_documentation() -> None:
+    steps = [step.line for step in (*ALONE, *IN_THE_JOB, *BEFORE_THE_END) if step.line]
+    assert [line for line in steps if line not in commands()] == []
+    assert len(steps) == len(set(steps))
+
+
+def test_every_row_of_the_table_is_needed() -> None:
+    lines = commands()
+    assert [pattern for pattern, _ in FATES if not any(re.fullmatch(pattern, line) for line in lines)] == []
+
+
+@pytest.mark.parametrize("fate", [fate for _, fate in FATES if isinstance(fate, Elsewhere)], ids=lambda fate: fate.test)
+def test_the_test_that_runs_a_command_does_so(fate: Elsewhere) -> None:
+    assert fate.text in (ROOT / fate.test).read_text()
+
+
+def test_every_substitution_is_needed() -> None:
+    for index, (pattern, _) in enumerate(SUBSTITUTES):
+        before = SUBSTITUTES[:index]
+        lines = [step.line for step in (*ALONE, *IN_THE_JOB) if not step.run]
+        for earlier, other in before:
+            lines = [re.sub(earlier, other, line) for line in lines]
+        assert any(re.search(pattern, line) for line in lines), pattern
+
+
+def test_a_usage_line_becomes_a_command() -> None:
+    usage = "edl logs [-f] [--rank R]… [--lines N] [--rdzv-id JOB] [--rdzv-endpoint HOST:PORT,…] [--json]"
+    run = substituted(Step(usage), job="j", endpoint="127.0.0.1:1")
+    assert shlex.split(run) == shlex.split("edl logs --rank 0 --lines 1 --rdzv-id j --rdzv-endpoint 127.0.0.1:1 --json")
+
+
+# --- command lines of launchers --------------------------------------------------------------------------------------
+
+FILES = ("job.secret", "channels", "ca.pem", "client.pem", "client-key.pem", "edl/read-token")
+"""Files of the reader that command lines name."""
+OF_SRUN = {
+    **{"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "4", "SLURM_STEP_NUM_TASKS": "4"},
+    **{
+        "SLURM_STEP_NODELIST": "n[01-04]",
+        "SLURM_NODEID": "0",
+        "SLURM_PROCID": "0",
+        "SLURM_STEP_TASKS_PER_NODE": "1(x4)",
+    },
+}
+"""Variables that srun sets."""
+SECRET = "0123456789abcdef0123456789abcdef"
+
+
+def launches() -> list[str]:
+    return [line for line in commands() if any(isinstance(fate, Checked) for fate in fates_of(line))]
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with what the reader has."""
+    for name in FILES:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("exec:/bin/true\n" if name == "channels" else SECRET)
+        (tmp_path / name).chmod(0o600)
+    (tmp_path / "train.py").write_text("print('hello')\n")
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize("line", launches())
+def test_the_launcher_accepts_its_command_lines(line: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All its checks pass, of each value too. Nothing is started."""
+    words = shlex.split(line)
+    variables = dict(word.split("=", 1) for word in words if re.fullmatch(r"[A-Z_]+=.*", word))
+    variables |= OF_SRUN if words[0] == "srun" else {}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    found = list(calls(re.sub(r"(?<==)/(etc|shared)(?=/)", str(place), line).replace("10.0.0.1", "127.0.0.1")))
+    assert len(found) == 1, line
+    program, *rest = found[0]
+    dialect = [f"--dialect={program.removeprefix('edl.launch.')}"] if program.startswith("edl.launch.") else []
+    told = tell(*dialect, *rest, env=dict(os.environ), script="train.py" if "…" in line else "")
+    assert settings_of(told) is not None
+
+
+def test_a_launcher_refuses_a_wrong_value_in_a_command_line(place: Path) -> None:
+    with pytest.raises((UsageError, click.UsageError)):
+        settings_of(tell("--nnodes=4:2", "train.py"))
 
 
 # --- the README in Chinese -------------------------------------------------------------------------------------------
