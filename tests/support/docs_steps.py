@@ -107,6 +107,7 @@ IN_THE_JOB: tuple[Step, ...] = (
     Step("edl scale", "4 nodes train"),
     Step("edl scale 3", "3 nodes in training"),
     Step("edl scale 4", "4 nodes in training"),
+    Step("edl scale --min=2 --max=16"),
     Step("edl cordon node-b"),
     Step("", run="edl uncordon node-b"),
     Step("edl cordon node-b --device=3"),
@@ -123,7 +124,6 @@ IN_THE_JOB: tuple[Step, ...] = (
          follows=True),
     Step('curl -L --location-trusted -X POST -H "Authorization: Bearer $TOKEN" -H \'Content-Type: application/json\' '
          """-d '{"nodes": ["node-c"], "deadlineSeconds": 60}' $URL/drain""", "node-c"),
-    Step("edl scale --min=2 --max=16"),
     Step("edl drain node-c node-d", "left", start="node-c"),
     Step("edl drain slurm-1234", "slurm-1234 has left", start="slurm-1234"),
     Step("", run="edl scale --min=1 --max=16"),
