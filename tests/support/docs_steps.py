@@ -126,7 +126,7 @@ IN_THE_JOB: tuple[Step, ...] = (
          """-d '{"nodes": ["node-c"], "deadlineSeconds": 60}' $URL/drain""", "node-c"),
     Step("edl drain node-c node-d", "left", start="node-c"),
     Step("edl drain slurm-1234", "slurm-1234 has left", start="slurm-1234"),
-    Step("", run="edl scale --min=1 --max=16"),
+    Step("", run="edl scale --min=1 --max=16 --no-wait"),
     Step("edl scale 1", "1 node in training"),
     Step("edl drain NODE", "node-b has left"),
     Step("edl scale auto"),
