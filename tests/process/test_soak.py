@@ -95,7 +95,7 @@ def test_many_faults_in_a_row(tmp_path: Path, script: str) -> None:
 
 
 @pytest.mark.torch
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_soak_of_all_kinds_in_short(tmp_path: Path) -> None:
     """Two kinds of jobs and three kinds of faults, for a moment: every record and every loss is accounted for."""
     pytest.importorskip("pyarrow")
