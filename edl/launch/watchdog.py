@@ -66,8 +66,8 @@ class LoopWatch:
             if self._over.is_set():
                 return
         delay_s = self._clock.now_s() - began_s
-        starved = waited_for_a_core_s(self._thread) - waited_s > delay_s / 2
-        if frozen or starved:
+        starved_s = waited_for_a_core_s(self._thread) - waited_s
+        if frozen or delay_s - starved_s < self._limit_s:
             why = "stopped, suspended, or starved of CPU time"
             self._log(f"this launcher was not running for {delay_s:.1f} s ({why})")
         else:
