@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import time
-
 import edl.torch as edl
 from benchmarks.scripts import soak_torch_parts as parts
-from benchmarks.scripts.soak_parts import StepLog, arguments, last_step, write_reference
+from benchmarks.scripts.soak_parts import arguments, write_reference
 
 args = arguments()
 
@@ -17,22 +15,7 @@ def main() -> None:
 
     @edl.run
     def train(state: edl.State) -> None:
-        here = edl.context()
-        parallel = edl.parallel(model)
-        log = StepLog(args.folder, here.rank, here.world_size, here.node, here.round)
-        try:
-            while state.step < last_step(args.folder):
-                loss = parts.whole_loss(model, state.step)
-                parts.advance(parallel, optimizer, parts.batch(state.step)[here.rank :: here.world_size])
-                state.step += 1
-                log.step(state.step, loss)
-                if state.step % args.save_every == 0:
-                    state.save()
-                else:
-                    state.commit()
-                time.sleep(args.pause)
-        finally:
-            log.close()
+        parts.train_from(state, args, model, edl.parallel(model), optimizer)
 
     train(state)
 

@@ -6,13 +6,15 @@ which does not show in double precision.
 
 from __future__ import annotations
 
+import argparse
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
-from benchmarks.scripts.soak_parts import BATCH, FEATURES
+from benchmarks.scripts.soak_parts import BATCH, FEATURES, StepLog, last_step
 
 torch.set_num_threads(1)
 torch.set_default_dtype(torch.float64)
@@ -60,3 +62,25 @@ def undisturbed(steps: int) -> Iterator[float]:
     for step in range(steps):
         yield whole_loss(model, step)
         advance(model, optimizer, batch(step))
+
+
+def train_from(state: Any, args: argparse.Namespace, model: Any, parallel: Any, optimizer: Any) -> None:
+    """Train to the last step in one world, with a commit or a checkpoint after each step. ``parallel``: the model as it
+    is called with the rows of this rank."""
+    import edl.torch as edl  # the plain script does without it
+
+    here = edl.context()
+    log = StepLog(args.folder, here.rank, here.world_size, here.node, here.round)
+    try:
+        while state.step < last_step(args.folder):
+            loss = whole_loss(model, state.step)
+            advance(parallel, optimizer, batch(state.step)[here.rank :: here.world_size])
+            state.step += 1
+            log.step(state.step, loss)
+            if state.step % args.save_every == 0:
+                state.save()
+            else:
+                state.commit()
+            time.sleep(args.pause)
+    finally:
+        log.close()
