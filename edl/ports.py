@@ -157,7 +157,7 @@ class Guard:
         return CreatedAt(self.key, self.token)
 
 
-class LineListener(Protocol):
+class HelperListener(Protocol):
     """Receives events of the connections to helper processes, in order for each of them. Names are those of their keys,
     below the prefix of all helpers (``<service>/<name>``). Called from the event loop; must return at once."""
 
@@ -175,7 +175,7 @@ class LineListener(Protocol):
         ...
 
 
-class Lines(Protocol):
+class HelperConnections(Protocol):
     """Connections from a Master to helper processes of its services. No method blocks."""
 
     def put(self, name: str, value: bytes) -> None:

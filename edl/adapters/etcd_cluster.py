@@ -23,8 +23,8 @@ from edl.adapters.clock import SystemClock
 from edl.adapters.etcd_plan import MemberPlan, SocketPlan, is_socket, plan_members, split_endpoint
 from edl.adapters.etcd_rpc import Connections, Endpoint, Metadata, rpc_pb2
 from edl.adapters.etcd_server import POLL_S, PROBE_S, EtcdMember
-from edl.adapters.host_notes import runtime_folder
 from edl.adapters.identity import Identity, secret_at
+from edl.adapters.runtime_folder import runtime_folder
 from edl.errors import PortInUse, SettingError, StoreError, StoreUnavailable
 from edl.wire.address import address
 

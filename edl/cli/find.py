@@ -16,8 +16,8 @@ from edl.adapters.etcd import EtcdStore
 from edl.adapters.etcd_cluster import refuse_other_secret
 from edl.adapters.etcd_plan import is_socket, split_endpoint
 from edl.adapters.etcd_rpc import EtcdTls
-from edl.adapters.host_notes import HostNote, notes
 from edl.adapters.identity import Identity, identity_of, secret_at
+from edl.adapters.local_jobs import LocalJob, local_jobs
 from edl.adapters.secret_file import secret_from
 from edl.adapters.transport import MasterClient, NodeClient
 from edl.errors import SettingError, StoreUnavailable, UsageError
@@ -194,9 +194,9 @@ async def _proof(endpoints: Sequence[str], identity: Identity | None) -> Identit
     return None
 
 
-def _job_here(job: str) -> HostNote:
-    """The note of the job's launcher on this host. Raises ``UsageError`` when there is not exactly one job."""
-    here: dict[str, HostNote] = {note.job: note for note in notes()}
+def _job_here(job: str) -> LocalJob:
+    """The job of a launcher on this host. Raises ``UsageError`` when there is not exactly one job."""
+    here: dict[str, LocalJob] = {local.job: local for local in local_jobs()}
     wanted = [name for name in here if job in ("", name)]
     if len(wanted) == 1:
         return here[wanted[0]]

@@ -75,7 +75,7 @@ def _restarts(one: Summary) -> str:
 def outcome(one: Summary) -> str:
     """How the job ended, in short."""
     if one.outcome is None:
-        return "no end recorded"
+        return "no end recorded yet"
     return "succeeded" if one.outcome.exit_code == 0 else f"ended with exit code {one.outcome.exit_code}"
 
 

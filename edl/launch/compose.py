@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING
 
 from data_service.leases.machine import LeaseMachine
 from edl.adapters.clock import SystemClock, wall_clock_s
-from edl.adapters.host_notes import HostNote
 from edl.adapters.knocking import answers
+from edl.adapters.local_jobs import LocalJob
 from edl.adapters.processes import ForkServerProcesses
 from edl.adapters.remote_files import open_files
 from edl.adapters.run_states import run_states
@@ -57,8 +57,8 @@ from edl.launch.console import console, listen_to_modules
 from edl.launch.descriptors import for_peers, take_all
 from edl.launch.disk_watch import DiskWatch, directories_of
 from edl.launch.hang_sources import LocalHangSources
-from edl.launch.helpers import HelperDeps, HelperKind, HelpersBeside
-from edl.launch.launcher import Beside, Launcher, LauncherDeps, ended_before
+from edl.launch.helpers import HelperDeps, HelperKind, HelperProcesses
+from edl.launch.launcher import Launcher, LauncherDeps, Sidecar, ended_before
 from edl.launch.lease_guard import LeaseGuard
 from edl.launch.leave_signals import cancelled_by_signals
 from edl.launch.node_answers import NodeAnswers
@@ -76,7 +76,7 @@ from edl.master.candidate import Candidate
 from edl.master.election import MasterInfo
 from edl.master.service import Service
 from edl.master.shell import MasterDeps, MasterShell
-from edl.ports import Files, LineListener, Lines
+from edl.ports import Files, HelperConnections, HelperListener
 from edl.tasks import end
 from edl.types import FencingToken, Incarnation, NodeId
 from edl.watch import disks
@@ -131,7 +131,7 @@ async def _launch(settings: LaunchSettings, log: Callable[[str], None]) -> int:
         cleanup.push_async_callback(deps.recorders.end)
         cleanup.push_async_callback(deps.server.stop)
         for helpers in _helpers(settings, deps, log):
-            deps.beside.append(helpers)
+            deps.sidecars.append(helpers)
             cleanup.push_async_callback(helpers.leave)
         return await _put_together(settings, deps, processes, warming, log).run()
 
@@ -196,7 +196,7 @@ class _NodeDeps:
     """Where the output of workers goes; includes the folder of this launch."""
     base: Mapping[str, str]
     """The environment variables that all workers of this node share."""
-    beside: list[Beside] = field(default_factory=list)
+    sidecars: list[Sidecar] = field(default_factory=list)
     """The processes of this launcher that are not workers."""
     web: Web | None = None
     """The HTTP server; None without ``--http-port``."""
@@ -252,7 +252,7 @@ async def _join(
         raise
     if deps.synced is not None:
         deps.synced.begin(deps.opened.store, JobKeys(settings.spec.job))
-        deps.beside.append(deps.synced)
+        deps.sidecars.append(deps.synced)
 
 
 async def _synced_dirs(
@@ -278,7 +278,7 @@ def _web(settings: LaunchSettings, deps: _NodeDeps, log: Callable[[str], None]) 
     return Web(WebDeps(settings.spec.job, settings.http, lambda: deps.registration.token, log, SystemClock().now_s))
 
 
-def _helpers(settings: LaunchSettings, deps: _NodeDeps, log: Callable[[str], None]) -> Iterator[HelpersBeside]:
+def _helpers(settings: LaunchSettings, deps: _NodeDeps, log: Callable[[str], None]) -> Iterator[HelperProcesses]:
     """The helper processes that run beside the workers, one group for each kind."""
     kinds: list[HelperKind] = []
     spec, folder = settings.spec, settings.state.checkpoint_dir
@@ -298,7 +298,7 @@ def _helpers(settings: LaunchSettings, deps: _NodeDeps, log: Callable[[str], Non
         )
     own = settings.node.name, deps.info.host
     for kind in kinds:
-        yield HelpersBeside(
+        yield HelperProcesses(
             HelperDeps(deps.opened.store, JobKeys(spec.job), spec.timeouts.lease_ttl_s, *own, log), kind
         )
 
@@ -324,7 +324,7 @@ def _put_together(
             wall_clock_s=wall_clock_s,
             checkpoint_dir=settings.state.checkpoint_dir,
             services=_services(spec, readers.authority_of(settings.store.secret, spec.job)),
-            lines=_lines(spec, info.node, log),
+            helper_connections=_helper_connections(spec, info.node, log),
             companions=_companions(settings, deps, log),
             written=deps.recorders.written,
         ),
@@ -342,10 +342,10 @@ def _put_together(
             candidate=candidate,
             agent=agent,
             info=info,
-            note=HostNote(spec.job, info.node, deps.opened.endpoints, secret_file=settings.store.secret_file),
+            local_job=LocalJob(spec.job, info.node, deps.opened.endpoints, secret_file=settings.store.secret_file),
             log=log,
             reporter=deps.reporter,
-            beside=deps.beside,
+            sidecars=deps.sidecars,
             leave=settings.leave,
             notices=poller_of(settings.leave.notice, log),
             worker_status=settings.report.worker_status,
@@ -359,11 +359,11 @@ def _put_together(
             kill_workers=processes.kill,
         ),
     )
-    _begin_beside(settings, deps, Wired(candidate, agent, launcher))
+    _begin_sidecars(settings, deps, Wired(candidate, agent, launcher))
     return launcher
 
 
-def _begin_beside(settings: LaunchSettings, deps: _NodeDeps, wired: Wired) -> None:
+def _begin_sidecars(settings: LaunchSettings, deps: _NodeDeps, wired: Wired) -> None:
     reports, agent = deps.reports, wired.agent
     reports.kept, reports.room, reports.copied = agent.kept, agent.room, agent.copied
     _begin_disk_watch(settings, deps, agent)
@@ -400,7 +400,7 @@ def _begin_disk_watch(settings: LaunchSettings, deps: _NodeDeps, agent: AgentShe
 
     deps.reports.kept = kept
     watch.begin()
-    deps.beside.append(watch)
+    deps.sidecars.append(watch)
 
 
 def _begin_web(settings: LaunchSettings, deps: _NodeDeps, wired: Wired) -> None:
@@ -419,7 +419,7 @@ def _begin_web(settings: LaunchSettings, deps: _NodeDeps, wired: Wired) -> None:
     output = NodeOutput(deps.opened.store, keys, lambda: deps.registration.token, identity)
     candidate = wired.candidate
     deps.web.begin(lambda: candidate.master.http if candidate.master is not None else None, observer.look, output)
-    deps.beside.append(deps.web)
+    deps.sidecars.append(deps.web)
 
 
 def _elected(deps: _NodeDeps, shell: MasterShell | None) -> None:
@@ -442,16 +442,16 @@ def _services(spec: JobSpec, readers_authority: str) -> Callable[[], tuple[Servi
     return lambda: (LeaseMachine(readers_authority), PlacementMachine(servers, limits=limits))
 
 
-def _lines(
+def _helper_connections(
     spec: JobSpec, node: NodeId, log: Callable[[str], None]
-) -> Callable[[FencingToken, LineListener], Lines] | None:
+) -> Callable[[FencingToken, HelperListener], HelperConnections] | None:
     """The factory of the Master's connections to pservers; None for a job without pservers."""
     if not spec.servers:
         return None
-    from ps.net import master_lines  # imported late: it needs packages that other jobs do without
+    from ps.net import master_connections  # imported late: it needs packages that other jobs do without
 
-    deps = master_lines.MasterLinesDeps(spec.timeouts.lease_ttl_s, log, name=node)
-    return lambda token, listener: master_lines.HelperLines(deps, token, listener)
+    deps = master_connections.MasterConnectionsDeps(spec.timeouts.lease_ttl_s, log, name=node)
+    return lambda token, listener: master_connections.PserverConnections(deps, token, listener)
 
 
 def _health_probe(

@@ -296,7 +296,7 @@ def _drains(value: bytes) -> bool:
         return False
 
 
-class HelpersBeside:
+class HelperProcesses:
     """Helpers of a launcher that also runs workers. If they cannot be started, the launcher continues without them."""
 
     def __init__(self, deps: HelperDeps, kind: HelperKind) -> None:

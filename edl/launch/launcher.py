@@ -48,7 +48,7 @@ LONGEST_MEMBER_PAUSE_S = 30.0
 """Longest pause in seconds between two starts of a store member that keeps ending; each is twice the previous one."""
 
 
-class Beside(Protocol):
+class Sidecar(Protocol):
     """Processes of a launcher that are not its workers."""
 
     def interrupt(self) -> None:
@@ -68,7 +68,7 @@ class ListeningServer(Protocol):
         ...
 
 
-class JobNote(Protocol):
+class LocalJobFile(Protocol):
     """A file on this host from which ``edl status`` and the like find the job's store."""
 
     def write(self) -> None:
@@ -120,13 +120,13 @@ class LauncherDeps:
     candidate: Candidate
     agent: AgentShell
     info: NodeInfo
-    note: JobNote
+    local_job: LocalJobFile
     log: Callable[[str], None]
     reporter: ReportFiles
     guard: Callable[[Callable[[float], None]], LeaseRenewer]
     """Starts a ``LeaseRenewer``. Its argument is called on the event loop after each renewal, with the time of the
     request."""
-    beside: Sequence[Beside] = ()
+    sidecars: Sequence[Sidecar] = ()
     """Other processes of this launcher, such as readers of data."""
     leave: LeaveSettings = field(default_factory=LeaveSettings)
     notices: Poller | None = None
@@ -175,7 +175,7 @@ class Launcher:
             loop.add_signal_handler(passed, self._interrupt, passed)
         for forwarded in deps.leave.forwarded:
             loop.add_signal_handler(forwarded, deps.agent.forward, forwarded)
-        deps.note.write()
+        deps.local_job.write()
         self._guard = deps.guard(deps.agent.leased)
         election = asyncio.ensure_future(deps.candidate.run())
         lease = asyncio.ensure_future(self._keep_lease())
@@ -196,7 +196,7 @@ class Launcher:
             await self._let_master_finish(deps.candidate.shell)
         finally:
             self._guard.end()
-            deps.note.remove()
+            deps.local_job.remove()
             for task in (notices, *stores, lease, election):
                 await end(task)
         left = outcome.drained or outcome.exit_code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED)
@@ -269,7 +269,7 @@ class Launcher:
     def _missed(self) -> None:
         if not self._store_down:
             self._store_down = True
-            self._deps.log("the store does not answer: training continues, world changes wait")
+            self._deps.log("the store does not answer: workers that train go on, changes of the world wait")
         if self._deps.clock.now_s() - self._renewed_s >= self._deps.lease_ttl_s:
             self._deps.candidate.out_of_touch()
 
@@ -278,7 +278,7 @@ class Launcher:
         if self._signals >= AT_ONCE:
             self._exit_at_once(number)
         self._deps.agent.post(Interrupted(number, again=self._signals > 1))
-        for one in self._deps.beside:
+        for one in self._deps.sidecars:
             one.interrupt()
 
     def _exit_at_once(self, number: int) -> None:
@@ -288,7 +288,7 @@ class Launcher:
         name = signal.Signals(number).name
         deps.log(f"{name}, the third signal: killing all processes and exiting at once; nothing more is saved")
         deps.kill_workers()
-        deps.note.remove()
+        deps.local_job.remove()
         deps.exit_now(128 + number)
 
     def _announced(self, number: int) -> None:
@@ -311,7 +311,7 @@ class Launcher:
         """Unregister and stop what this launcher runs. ``ended``: the job has ended. The store member stops last,
         because others may still need it."""
         deps = self._deps
-        await asyncio.gather(*(one.leave() for one in deps.beside))
+        await asyncio.gather(*(one.leave() for one in deps.sidecars))
         with contextlib.suppress(StoreError):
             await deps.registration.leave()
         await deps.server.stop()

@@ -105,7 +105,7 @@ class Registration:
                 return
             if conflict is not None and self._in_use(entries):
                 entries = await self._until_gone(conflict)
-            await self._found(entries)
+            await self._create_job(entries)
         raise JobConflict(f"job {self._spec.job}: other launchers keep changing its settings; use another --rdzv-id")
 
     async def _entries(self) -> dict[str, KeyValue]:
@@ -211,7 +211,7 @@ class Registration:
         where = f" (the job was started by node {founder.node} on {founder.host})"
         return {aspect: text + where for aspect, text in found.items()}
 
-    async def _found(self, entries: dict[str, KeyValue]) -> None:
+    async def _create_job(self, entries: dict[str, KeyValue]) -> None:
         """Found the job: write this launcher's settings and a new token, and delete what an ended job left behind.
         Does nothing if another launcher was faster."""
         stored = entries.get(self._keys.spec)

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from edl.adapters.clock import SystemClock
-from edl.adapters.host_notes import notes, runtime_folder
+from edl.adapters.local_jobs import local_jobs
+from edl.adapters.runtime_folder import runtime_folder
 from edl.config import environment
 from edl.job_records import SchedulerChoice
 from edl.launch.addresses import etcd_store
@@ -80,4 +81,4 @@ def scheduler_deps(
 
 def _launchers_on_this_host(job: str) -> Mapping[int, str]:
     """Node ids of the job's launchers on this host, by process id."""
-    return {note.pid: note.node for note in notes() if note.job == job}
+    return {local.pid: local.node for local in local_jobs() if local.job == job}

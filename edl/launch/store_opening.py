@@ -20,8 +20,8 @@ from edl.adapters.etcd_cluster import (
 )
 from edl.adapters.etcd_disk import roomy_parent
 from edl.adapters.etcd_server import EtcdMember
-from edl.adapters.host_notes import runtime_folder, socket_folder
 from edl.adapters.leftovers import disown, own, sweep
+from edl.adapters.runtime_folder import runtime_folder, socket_folder
 from edl.errors import StoreRefused, StoreUnavailable
 from edl.launch.addresses import etcd_store, store_identity
 from edl.launch.settings import Backend, LaunchSettings, StoreSettings

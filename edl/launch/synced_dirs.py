@@ -34,7 +34,7 @@ JOIN_S = 15.0
 
 
 class SyncedDirs:
-    """Implements ``SyncedFiles`` of the agent and ``Beside`` of the launcher. Call all methods on the event loop."""
+    """Implements ``SyncedFiles`` of the agent and ``Sidecar`` of the launcher. Call all methods on the event loop."""
 
     def __init__(
         self, settings: SyncSettings, node: NodeId, life: str, token: Callable[[], str], log: Callable[[str], None]

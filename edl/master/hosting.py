@@ -24,7 +24,7 @@ class Hosted:
 
 
 class HelperEvents:
-    """Passes the events of connections to helpers to the service that uses the helper; a ``LineListener``."""
+    """Passes the events of connections to helpers to the service that uses the helper; a ``HelperListener``."""
 
     def __init__(self, put: Callable[[Hosted], None]) -> None:
         self._put = put

@@ -47,8 +47,8 @@ from edl.ports import (
     ChangeKind,
     Clock,
     Guard,
-    LineListener,
-    Lines,
+    HelperConnections,
+    HelperListener,
     Put,
     Store,
 )
@@ -101,7 +101,7 @@ class MasterDeps:
     """Empty: the job has none. None: not known on this node."""
     services: Callable[[], Sequence[Service]] = tuple
     """Creates the hosted services for one Master."""
-    lines: Callable[[FencingToken, LineListener], Lines] | None = None
+    helper_connections: Callable[[FencingToken, HelperListener], HelperConnections] | None = None
     """Creates the connections to helper processes for one Master; None: the job's services need none."""
     companions: Callable[[WatchedMaster], Sequence[Coroutine[Any, Any, None]]] = lambda master: ()
     """Creates coroutines that run beside the Master; see ``ElectedMaster`` and ``WatchedMaster``."""
@@ -132,7 +132,9 @@ class MasterShell:
         self._hosting = Hosting(deps.services())
         self._services_timer = Timer(deps.clock.now_s, lambda: self._events.put_nowait(Hosted(None, sv.Tick())))
         listener = HelperEvents(self._events.put_nowait)
-        self._lines = deps.lines(token, listener) if deps.lines is not None and self._hosting else None
+        self._connections = (
+            deps.helper_connections(token, listener) if deps.helper_connections is not None and self._hosting else None
+        )
         self.history = JobHistory()
         self._goodput = Goodput(deps.wall_clock_s)
         self._tally = HistoryTally()
@@ -240,9 +242,9 @@ class MasterShell:
         now_s = self._deps.clock.now_s()
         self._hosting.load(_below(keys.services, values), helpers, now_s)
         self._companions.load(_below(keys.companions, values))
-        if self._lines is not None:
+        if self._connections is not None:
             for name, value in helpers.items():
-                self._lines.put(name, value)
+                self._connections.put(name, value)
         self._hosting.follow(record or Record(), now_s, taken_over=True)
         decision = take_over(self._deps.spec, record, nodes, now_s)
         self._goodput.load(values.get(keys.goodput), decision.state, now_s, self._deps.log)
@@ -338,9 +340,9 @@ class MasterShell:
             waiting = self._orders.pop(answer.number, None)
             if waiting is not None and not waiting.done():
                 waiting.set_result(Answer(answer.text, ok=answer.ok))
-        if self._lines is not None:
+        if self._connections is not None:
             for service, sent in gathered.sent:
-                self._lines.send(f"{service}/{sent.name}", sent.body)
+                self._connections.send(f"{service}/{sent.name}", sent.body)
         for failure in gathered.failures:
             await self._step(ev.Failed(failure.text))
 
@@ -399,11 +401,11 @@ class MasterShell:
                 service, _, name = whole.partition("/")
                 if change.kind is ChangeKind.PUT:
                     self._events.put_nowait(Hosted(service, sv.KeyPut(name, change.entry.value)))
-                    if self._lines is not None:
-                        self._lines.put(whole, change.entry.value)
+                    if self._connections is not None:
+                        self._connections.put(whole, change.entry.value)
                 else:
-                    if self._lines is not None:
-                        self._lines.gone(whole)
+                    if self._connections is not None:
+                        self._connections.gone(whole)
                     self._events.put_nowait(Hosted(service, sv.KeyGone(name)))
         except StoreError as error:
             self._events.put_nowait(error)  # as above
@@ -571,8 +573,8 @@ class MasterShell:
         for answer in self._orders.values():
             if not answer.done():
                 answer.set_exception(FencedOut(OVER))
-        if self._lines is not None:
-            self._lines.close()
+        if self._connections is not None:
+            self._connections.close()
         self._streams.close()
         self.history.close()
 

@@ -210,7 +210,7 @@ class Web:
             await self._server.conclude()
 
     def interrupt(self) -> None:
-        """Do nothing: HTTP is served until the launcher ends (see ``edl.launch.launcher.Beside``)."""
+        """Do nothing: HTTP is served until the launcher ends (see ``edl.launch.launcher.Sidecar``)."""
 
     async def leave(self) -> None:
         """Stop listening and end open requests. A second call does nothing."""

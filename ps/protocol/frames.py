@@ -9,8 +9,8 @@ header is verified before its lengths are used. Another flag says that the body 
 has lent (``ps/net/buffers.py``) and does not follow; a third one in a request allows this. Nothing in a
 frame is ever unpickled: heads are JSON, bodies arrays.
 
-Pure: bytes in, bytes out. ``ps/net/connection.py`` moves them over blocking sockets, ``ps/net/master_lines.py`` over
-asyncio.
+Pure: bytes in, bytes out. ``ps/net/connection.py`` moves them over blocking sockets, ``ps/net/master_connections.py``
+over asyncio.
 """
 
 from __future__ import annotations

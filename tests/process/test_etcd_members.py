@@ -24,7 +24,7 @@ from edl.adapters.etcd import EtcdStore
 from edl.adapters.etcd_cluster import IDENTIFY_S, start_local_member, start_private_member
 from edl.adapters.etcd_plan import plan_members
 from edl.adapters.etcd_server import EtcdMember, find_binary, version_of
-from edl.adapters.host_notes import runtime_folder, socket_folder
+from edl.adapters.runtime_folder import runtime_folder, socket_folder
 from edl.errors import PortInUse, SettingError, StoreError, StoreUnavailable
 from edl.ports import Put
 from tests.process.etcd_fixture import ROOT, keys_seen, kill, persistently, run, start, three_members

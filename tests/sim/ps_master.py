@@ -1,5 +1,5 @@
-"""The Master in the simulation: ``Hosting`` and the lines to pservers that ship, and a queue as in ``MasterShell``: it
-keeps what the service wants kept, then sends; it dies at any moment."""
+"""The Master in the simulation: ``Hosting`` and the connections to pservers that ship, and a queue as in
+``MasterShell``: it keeps what the service wants kept, then sends; it dies at any moment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edl.types import FencingToken, Incarnation, NodeId, Rank, Round
 from edl.wire.records import Member, World
 from ps.coordinator.invariants import violations
 from ps.coordinator.machine import PlacementMachine
-from ps.net.master_lines import HelperLines, MasterLinesDeps
+from ps.net.master_connections import MasterConnectionsDeps, PserverConnections
 from tests.sim.ps_net import Net
 from tests.sim.ps_server import PORT, SECRET, Pserver
 
@@ -27,7 +27,7 @@ HOST = "master"
 
 
 class Life:
-    """One Master. ``edl.ports.LineListener`` of its lines."""
+    """One Master. ``edl.ports.HelperListener`` of its connections."""
 
     def __init__(self, master: Master, process: BareProcess[Net]) -> None:
         self.master, self.process = master, process
@@ -35,10 +35,10 @@ class Life:
         self.machine = PlacementMachine(sim.training, buckets=sim.buckets, limits=sim.limits)
         self.hosting = Hosting([self.machine])
         self.streams = SimStreams(process, sim.net.listening)
-        deps = MasterLinesDeps(
+        deps = MasterConnectionsDeps(
             LEASE_S, lambda text: None, HOST, refuses=self.streams.refuses, connect=self.streams.connect
         )
-        self.lines = HelperLines(deps, FencingToken(master.life), self)
+        self.connections = PserverConnections(deps, FencingToken(master.life), self)
         self._events: asyncio.Queue[Hosted] = asyncio.Queue()
         self._timer: asyncio.TimerHandle | None = None
         self._task = process.loop.create_task(self._run())
@@ -48,15 +48,15 @@ class Life:
         self._events.put_nowait(Hosted(service, event))
 
     def up(self, name: str) -> None:
-        """See ``LineListener``."""
+        """See ``HelperListener``."""
         self.put(sv.LineUp(name.removeprefix("ps/")))
 
     def down(self, name: str, refused: bool) -> None:
-        """See ``LineListener``."""
+        """See ``HelperListener``."""
         self.put(sv.LineDown(name.removeprefix("ps/"), refused))
 
     def heard(self, name: str, body: str) -> None:
-        """See ``LineListener``."""
+        """See ``HelperListener``."""
         self.put(sv.HelperSaid(name.removeprefix("ps/"), body))
 
     async def _run(self) -> None:
@@ -64,7 +64,7 @@ class Life:
         helpers = {f"ps/{name}": value for name, value in master.keys.items()}
         self.hosting.load({f"ps/{name}": value for name, value in master.store.items()}, helpers, self.process.now_s())
         for name, value in helpers.items():
-            self.lines.put(name, value)
+            self.connections.put(name, value)
         if master.world.members:
             self.put(sv.WorldBegan(master.world, taken_over=True))
         for trainer in master.sim.trainers():
@@ -99,9 +99,9 @@ class Life:
             master.die()
             return
         for _, sent in gathered.sent:
-            self.lines.send(f"ps/{sent.name}", sent.body)
+            self.connections.send(f"ps/{sent.name}", sent.body)
             if sim.net.rng.random() < 0.05:
-                self.lines.send(f"ps/{sent.name}", sent.body)
+                self.connections.send(f"ps/{sent.name}", sent.body)
         for _, word in gathered.to_workers:
             if not word.body.startswith('{"word":"Waits"'):  # for people only
                 sim.tell(word.caller, word.body, master.life)
@@ -168,13 +168,13 @@ class Master:
         self.keys[pserver.name] = json.dumps(value).encode()
         self.feed(sv.KeyPut(pserver.name, self.keys[pserver.name]))
         if self.now is not None:
-            self.now.process.run(self.now.lines.put, f"ps/{pserver.name}", self.keys[pserver.name])
+            self.now.process.run(self.now.connections.put, f"ps/{pserver.name}", self.keys[pserver.name])
 
     def key_gone(self, name: str) -> None:
         if self.keys.pop(name, None) is not None:
             self.feed(sv.KeyGone(name))
             if self.now is not None:
-                self.now.process.run(self.now.lines.gone, f"ps/{name}")
+                self.now.process.run(self.now.connections.gone, f"ps/{name}")
 
     def said(self, said: sv.Said) -> None:
         self.sim.net.at(self.sim.net.delay(), self.feed, said)

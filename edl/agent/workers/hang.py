@@ -196,7 +196,7 @@ class HangWatch:
             if stuck:
                 waited_s = now_s - max(late[rank].at_s for rank in stuck)
                 what = "no commit() since the round began," if first else "no commit()"
-                return self._found(f"{_names(stuck)}: {what} for {waited_s:.0f} s", waited_s, stuck, limit_s, now_s)
+                return self._hang(f"{_names(stuck)}: {what} for {waited_s:.0f} s", waited_s, stuck, limit_s, now_s)
         if committing or not self._trails or now_s - self._began_s < self._limit_s(self._signs, first=True):
             return None
         quiet_s = now_s - max(trail.at_s for trail in self._trails.values())
@@ -207,9 +207,9 @@ class HangWatch:
         waits = self._all_wait()
         how = "the same collectives pending" if waits else "no CPU time used"
         what = f"{_names(ranks)}: {how}, nothing written and no file read for {quiet_s:.0f} s"
-        return self._found(what, quiet_s, ranks, limit_s, now_s)
+        return self._hang(what, quiet_s, ranks, limit_s, now_s)
 
-    def _found(self, what: str, for_s: float, ranks: Collection[int], limit_s: float, now_s: float) -> HangVerdict:
+    def _hang(self, what: str, for_s: float, ranks: Collection[int], limit_s: float, now_s: float) -> HangVerdict:
         usual_s = self._limit_s(self._commits if self._committing else self._signs)
         dead = now_s - max(trail.life_s for trail in self._trails.values()) >= min(limit_s, usual_s)
         learnt = self.learnt if self._rule.auto else None

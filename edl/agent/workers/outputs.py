@@ -217,11 +217,11 @@ class Outputs:
         """Prepare for writing: find earlier launches, and watch the free space."""
         plan = self._plan
         if plan.name:
-            found = in_loop(self._found)
+            found = in_loop(self._set_earlier)
             self._scribe.do(lambda: found(earlier(plan)))
         return LogRoom(plan.folder, plan.reserve, said_by_loop(self._log), in_loop(self._shut))
 
-    def _found(self, launches: dict[str, tuple[int, float]]) -> None:
+    def _set_earlier(self, launches: dict[str, tuple[int, float]]) -> None:
         sizes = {folder: size for folder, (size, _) in launches.items()}
         self._pieces.found(sizes, {folder: written_s for folder, (_, written_s) in launches.items()})
         self._forget()

@@ -129,8 +129,8 @@ class TestSummary:
     def test_of_one_that_runs_or_whose_end_nobody_wrote(self) -> None:
         found = summary(a_story().lines[:-2])
         assert (found.outcome, found.restarts, found.rounds) == (None, -1, 2)
-        assert "no end recorded" in summary_lines(found)[0]
-        assert [*job_lines([found])][-1].endswith(f"no end recorded, 2 rounds, {seconds(found.total_s)}")
+        assert "no end recorded yet" in summary_lines(found)[0]
+        assert [*job_lines([found])][-1].endswith(f"no end recorded yet, 2 rounds, {seconds(found.total_s)}")
 
     def test_a_clock_that_was_set_back_makes_no_negative_time(self) -> None:
         lines = a_story().lines

@@ -19,7 +19,7 @@ from edl.errors import SettingError
 from edl.types import FencingToken
 from ps.errors import HungUp, TimedOut, Unreachable
 from ps.net.caller import FrameCaller, FrameEndpoint, FrameReply
-from ps.net.master_lines import HelperLines, MasterLinesDeps
+from ps.net.master_connections import MasterConnectionsDeps, PserverConnections
 from ps.net.tls import contexts
 from ps.protocol.frames import FrameOp
 from ps.protocol.handshake import TRAINER, CallerHello
@@ -141,10 +141,12 @@ def test_the_masters_line(made: Path) -> None:
 
     async def scenario(port: int) -> None:
         ear = Ear()
-        lines = HelperLines(MasterLinesDeps(30.0, lambda text: None, tls=calling), FencingToken(1), ear)
-        lines.put("ps/servers/a", json.dumps({"host": HOST, "port": port, "secret": "s"}).encode())
+        connections = PserverConnections(
+            MasterConnectionsDeps(30.0, lambda text: None, tls=calling), FencingToken(1), ear
+        )
+        connections.put("ps/servers/a", json.dumps({"host": HOST, "port": port, "secret": "s"}).encode())
         await asyncio.wait_for(ear.told.wait(), LONG_S)
-        lines.close()
+        connections.close()
 
     with serving(called) as endpoint:
         asyncio.run(scenario(endpoint.port))

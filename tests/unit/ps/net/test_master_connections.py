@@ -1,4 +1,4 @@
-"""The Master's lines to pservers: over real sockets, with the pservers' own endpoint."""
+"""The Master's connections to pservers: over real sockets, with the pservers' own endpoint."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import pytest
 from edl.exit_codes import ExitCode
 from edl.master import service as sv
 from edl.master.shell import MasterShell
-from edl.ports import Delete, LineListener, Lines, Put
+from edl.ports import Delete, HelperConnections, HelperListener, Put
 from edl.types import FencingToken, Round
 from edl.wire.messages import Finish, ServiceFromWorker, StartRound
-from ps.net import master_lines as lines_module
+from ps.net import master_connections as connections_module
 from ps.net.caller import EndpointPeer, FrameEndpoint, FrameReply
-from ps.net.master_lines import HelperLines, MasterLinesDeps
+from ps.net.master_connections import MasterConnectionsDeps, PserverConnections
 from ps.protocol.frames import Frame, FrameOp
 from ps.protocol.handshake import MASTER
 from tests.support.master_fixture import KEYS, Agent, Bench, play
@@ -32,8 +32,8 @@ WAIT_S = 60.0
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines_module, "FIRST_PAUSE_S", 0.002)
-    monkeypatch.setattr(lines_module, "LONGEST_PAUSE_S", 0.01)
+    monkeypatch.setattr(connections_module, "FIRST_PAUSE_S", 0.002)
+    monkeypatch.setattr(connections_module, "LONGEST_PAUSE_S", 0.01)
 
 
 class Pserver:
@@ -75,7 +75,7 @@ def pserver(port: int = 0, secret: str = SECRET) -> Iterator[Pserver]:
 
 
 class Ear:
-    """``LineListener`` that keeps what it hears."""
+    """``HelperListener`` that keeps what it hears."""
 
     def __init__(self) -> None:
         self.told: list[tuple[str, str, object]] = []
@@ -108,8 +108,12 @@ class Ear:
 NAME = "ps/servers/n1-1"
 
 
-def lines_for(ear: Ear, *, ttl_s: float = 30.0, token: int = 7, log: list[str] | None = None) -> HelperLines:
-    return HelperLines(MasterLinesDeps(ttl_s, (log if log is not None else []).append, "n1"), FencingToken(token), ear)
+def connections_for(
+    ear: Ear, *, ttl_s: float = 30.0, token: int = 7, log: list[str] | None = None
+) -> PserverConnections:
+    return PserverConnections(
+        MasterConnectionsDeps(ttl_s, (log if log is not None else []).append, "n1"), FencingToken(token), ear
+    )
 
 
 async def real(holds: Callable[[], bool]) -> None:
@@ -126,14 +130,14 @@ def test_messages_pass_both_ways_with_the_token() -> None:
     async def scenario() -> None:
         with pserver() as server:
             ear = Ear()
-            lines = lines_for(ear)
-            lines.put(NAME, server.key)
+            connections = connections_for(ear)
+            connections.put(NAME, server.key)
             await ear.until(("up", NAME, None))
             for word in ("one", "zwölf", "x" * 3_000_000):
-                lines.send(NAME, word)
+                connections.send(NAME, word)
                 await ear.until(("heard", NAME, f"heard {word}"))
             assert server.masters[0].hello.token == 7
-            lines.close()
+            connections.close()
             await real(lambda: server.masters[0].gone)
 
     asyncio.run(scenario())
@@ -143,17 +147,17 @@ def test_other_helpers_and_bad_keys_get_no_line() -> None:
     async def scenario() -> None:
         log: list[str] = []
         ear = Ear()
-        lines = lines_for(ear, log=log)
-        lines.put("data/readers/r1", b"{}")
-        lines.put(NAME, b"{}")
-        lines.put("ps/servers/n1-2", b'{"host": "h", "port": 0, "secret": "s"}')
-        lines.send(NAME, "lost")
+        connections = connections_for(ear, log=log)
+        connections.put("data/readers/r1", b"{}")
+        connections.put(NAME, b"{}")
+        connections.put("ps/servers/n1-2", b'{"host": "h", "port": 0, "secret": "s"}')
+        connections.send(NAME, "lost")
         assert ear.told == []
         assert [line.split(":")[0] for line in log] == [
             f"cannot connect to {NAME}",
             "cannot connect to ps/servers/n1-2",
         ]
-        lines.close()
+        connections.close()
 
     asyncio.run(scenario())
 
@@ -161,23 +165,23 @@ def test_other_helpers_and_bad_keys_get_no_line() -> None:
 def test_a_refused_port_is_a_death_and_a_new_process_another_line() -> None:
     async def scenario() -> None:
         ear = Ear()
-        lines = lines_for(ear)
+        connections = connections_for(ear)
         with pserver() as server:
             port = server.endpoint.port
-            lines.put(NAME, server.key)
+            connections.put(NAME, server.key)
             await ear.until(("up", NAME, None))
         await ear.until(("down", NAME, True))
         with pserver(port) as again:
             await ear.until(("up", NAME, None))
-            lines.send(NAME, "there again")
+            connections.send(NAME, "there again")
             await ear.until(("heard", NAME, "heard there again"))
             assert again.heard == ["there again"]
-            lines.gone(NAME)
+            connections.gone(NAME)
             told = len(ear.told)
-            lines.send(NAME, "nobody hears")
+            connections.send(NAME, "nobody hears")
             await real(lambda: again.masters[0].gone)
         assert len(ear.told) == told
-        lines.close()
+        connections.close()
 
     asyncio.run(scenario())
 
@@ -194,12 +198,12 @@ def test_a_refusal_is_told_once() -> None:
         with socket.create_server((HOST, 0)) as taken:
             port = taken.getsockname()[1]
         ear = Ear()
-        kit = MasterLinesDeps(30.0, log.append, refuses=refuses)
-        lines = HelperLines(kit, FencingToken(1), ear)
-        lines.put(NAME, json.dumps({"host": HOST, "port": port, "secret": SECRET}).encode())
+        kit = MasterConnectionsDeps(30.0, log.append, refuses=refuses)
+        connections = PserverConnections(kit, FencingToken(1), ear)
+        connections.put(NAME, json.dumps({"host": HOST, "port": port, "secret": SECRET}).encode())
         await real(lambda: len(asked) > 3)
         assert ear.told == [("down", NAME, True)]
-        lines.close()
+        connections.close()
 
     asyncio.run(scenario())
 
@@ -218,14 +222,14 @@ def test_a_silent_pserver_counts_as_down_but_not_as_dead() -> None:
             listener = await start_relay(server.endpoint.port, passes=passes)
             port = listener.sockets[0].getsockname()[1]
             ear = Ear()
-            lines = lines_for(ear, ttl_s=0.2)
-            lines.put(NAME, json.dumps({"host": HOST, "port": port, "secret": SECRET}).encode())
+            connections = connections_for(ear, ttl_s=0.2)
+            connections.put(NAME, json.dumps({"host": HOST, "port": port, "secret": SECRET}).encode())
             await ear.until(("up", NAME, None))
             frozen.set()
             await ear.until(("up", NAME, None), ("down", NAME, False))
             frozen.clear()
             await ear.until(("down", NAME, False), ("up", NAME, None))
-            lines.close()
+            connections.close()
             listener.close()
 
     asyncio.run(scenario())
@@ -237,21 +241,21 @@ def test_a_deposed_master_and_a_wrong_secret_are_refused_with_one_line_of_log() 
             server.newest = 8
             log: list[str] = []
             ear = Ear()
-            lines = lines_for(ear, log=log)
-            lines.put(NAME, server.key)
+            connections = connections_for(ear, log=log)
+            connections.put(NAME, server.key)
             await ear.until(("down", NAME, False))
-            lines.put(NAME, stranger.key)
+            connections.put(NAME, stranger.key)
             await real(lambda: len(log) == 2)
             assert "refused: another Master rules" in log[0]
             assert "does not know the secret" in log[1]
             assert server.masters == stranger.masters == []
-            lines.close()
+            connections.close()
 
     asyncio.run(scenario())
 
 
 class SilentWriter:
-    """``LineWriter`` of a connection on which nothing happens."""
+    """``ConnectionWriter`` of a connection on which nothing happens."""
 
     def __init__(self) -> None:
         self.transport = self
@@ -282,15 +286,15 @@ def test_a_line_that_is_closed_while_it_opens_stays_closed(monkeypatch: pytest.M
                 raise
             return asyncio.StreamReader(), writer
 
-        monkeypatch.setattr("ps.net.master_lines._PserverLine._open", opens)
+        monkeypatch.setattr("ps.net.master_connections._PserverConnection._open", opens)
         ear = Ear()
-        lines = lines_for(ear)
-        lines.put(NAME, json.dumps({"host": HOST, "port": 1, "secret": SECRET}).encode())
+        connections = connections_for(ear)
+        connections.put(NAME, json.dumps({"host": HOST, "port": 1, "secret": SECRET}).encode())
         await asyncio.sleep(0)
         opened.set_result(None)
         for _ in range(turns):
             await asyncio.sleep(0)
-        lines.close()
+        connections.close()
         for _ in range(20):
             await asyncio.sleep(0)
         assert writer.aborted, f"open {turns} turns after its connection was made"
@@ -326,10 +330,10 @@ class Placement:
 
 
 async def master(bench: Bench, service: Placement) -> tuple[MasterShell, asyncio.Future[Finish]]:
-    def lines(token: FencingToken, listener: LineListener) -> Lines:
-        return HelperLines(MasterLinesDeps(30.0, bench.said.append), token, listener)
+    def connections(token: FencingToken, listener: HelperListener) -> HelperConnections:
+        return PserverConnections(MasterConnectionsDeps(30.0, bench.said.append), token, listener)
 
-    deps = dataclasses.replace(bench.deps(), services=lambda: (service,), lines=lines)
+    deps = dataclasses.replace(bench.deps(), services=lambda: (service,), helper_connections=connections)
     shell = MasterShell(deps, bench.crown())
     run = bench.start(shell.run())
     await real(lambda: shell.serving or run.done())

@@ -19,7 +19,7 @@ from typing import Protocol
 
 from edl.adapters.transport import refuses
 from edl.errors import ProtocolError
-from edl.ports import LineListener
+from edl.ports import HelperListener
 from edl.types import FencingToken
 from edl.wire.address import address
 from ps.errors import Denied
@@ -44,7 +44,7 @@ class RefusalCheck(Protocol):
         ...
 
 
-class LineTransport(Protocol):
+class ConnectionTransport(Protocol):
     """``asyncio.WriteTransport``, as far as it is used."""
 
     def abort(self) -> None:
@@ -52,11 +52,11 @@ class LineTransport(Protocol):
         ...
 
 
-class LineWriter(Protocol):
+class ConnectionWriter(Protocol):
     """``asyncio.StreamWriter``, as far as it is used."""
 
     @property
-    def transport(self) -> LineTransport:
+    def transport(self) -> ConnectionTransport:
         """The transport of the connection, which can be aborted."""
         ...
 
@@ -78,13 +78,13 @@ class Connect(Protocol):
 
     def __call__(
         self, host: str, port: int, *, ssl: ssl.SSLContext | None
-    ) -> Awaitable[tuple[asyncio.StreamReader, LineWriter]]:
+    ) -> Awaitable[tuple[asyncio.StreamReader, ConnectionWriter]]:
         """Connect to a pserver."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class MasterLinesDeps:
+class MasterConnectionsDeps:
     """Dependencies of the connections."""
 
     lease_ttl_s: float
@@ -114,14 +114,14 @@ class _Reported(enum.Enum):
     REFUSED = "refused"
 
 
-class HelperLines:
-    """Implements ``edl.ports.Lines``: the Master's connections to all pservers."""
+class PserverConnections:
+    """Implements ``edl.ports.HelperConnections``: the Master's connections to all pservers."""
 
-    def __init__(self, deps: MasterLinesDeps, token: FencingToken, listener: LineListener) -> None:
+    def __init__(self, deps: MasterConnectionsDeps, token: FencingToken, listener: HelperListener) -> None:
         self._deps = deps
         self._hello = CallerHello(MASTER, name=deps.name, token=int(token))
         self._listener = listener
-        self._lines: dict[str, _PserverLine] = {}
+        self._connections: dict[str, _PserverConnection] = {}
 
     def put(self, name: str, value: bytes) -> None:
         """A pserver's key was written: connect to it."""
@@ -132,27 +132,27 @@ class HelperLines:
         except ProtocolError as error:
             self._deps.log(f"cannot connect to {name}: {error}")
             return
-        known = self._lines.get(name)
+        known = self._connections.get(name)
         if known is not None and known.helper == helper:
             return
         self.gone(name)
-        self._lines[name] = _PserverLine(self._deps, self._hello, self._listener, name, helper)
+        self._connections[name] = _PserverConnection(self._deps, self._hello, self._listener, name, helper)
 
     def gone(self, name: str) -> None:
         """A pserver's key was deleted: disconnect."""
-        line = self._lines.pop(name, None)
-        if line is not None:
-            line.close()
+        connection = self._connections.pop(name, None)
+        if connection is not None:
+            connection.close()
 
     def send(self, name: str, body: str) -> None:
         """Send a message if the connection is up; otherwise it is dropped."""
-        line = self._lines.get(name)
-        if line is not None:
-            line.send(body)
+        connection = self._connections.get(name)
+        if connection is not None:
+            connection.send(body)
 
     def close(self) -> None:
         """Close the connections to all pservers."""
-        for name in list(self._lines):
+        for name in list(self._connections):
             self.gone(name)
 
 
@@ -167,17 +167,17 @@ def _helper(value: bytes) -> _Helper:
     return _Helper(host, port, secret)
 
 
-class _PserverLine:
+class _PserverConnection:
     """The connection to one pserver, reopened as often as necessary."""
 
     def __init__(
-        self, deps: MasterLinesDeps, hello: CallerHello, listener: LineListener, name: str, helper: _Helper
+        self, deps: MasterConnectionsDeps, hello: CallerHello, listener: HelperListener, name: str, helper: _Helper
     ) -> None:
         self.helper = helper
         self._deps, self._hello, self._listener, self._name = deps, hello, listener, name
         self._reported = _Reported.NOTHING
         self._said = ""
-        self._writer: LineWriter | None = None
+        self._writer: ConnectionWriter | None = None
         """Set while the connection is up."""
         self._unanswered = 0
         self._closed = False
@@ -227,7 +227,7 @@ class _PserverLine:
 
     # --- one connection --------------------------------------------------------------------------------------------
 
-    async def _open(self) -> tuple[asyncio.StreamReader, LineWriter]:
+    async def _open(self) -> tuple[asyncio.StreamReader, ConnectionWriter]:
         """Open an authenticated connection."""
         helper = self.helper
         reader, writer = await self._deps.connect(helper.host, helper.port, ssl=self._deps.tls)
@@ -248,7 +248,7 @@ class _PserverLine:
             raise
         return reader, writer
 
-    async def _talk(self, reader: asyncio.StreamReader, writer: LineWriter) -> None:
+    async def _talk(self, reader: asyncio.StreamReader, writer: ConnectionWriter) -> None:
         """Receive messages until the connection breaks; raises the reason."""
         self._writer, self._reported, self._unanswered, self._said = writer, _Reported.UP, 0, ""
         self._listener.up(self._name)
@@ -269,7 +269,7 @@ class _PserverLine:
                 self._timer.cancel()
             writer.transport.abort()
 
-    def _ping(self, writer: LineWriter) -> None:
+    def _ping(self, writer: ConnectionWriter) -> None:
         """Ping now and repeatedly within a lease. Missing answers are counted, not timed: a Master that was frozen
         itself first reads what has arrived meanwhile."""
         if self._unanswered == PINGS:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from edl.adapters import etcd_plan, host_notes
+from edl.adapters import etcd_plan
+from edl.adapters import runtime_folder as runtime_folder_module
 from edl.adapters.etcd_plan import SocketPlan, parse_endpoints, plan_members
-from edl.adapters.host_notes import runtime_folder, socket_folder
+from edl.adapters.runtime_folder import runtime_folder, socket_folder
 from edl.errors import SettingError
 from edl.launch.addresses import address_towards, etcd_store
 from edl.launch.settings import Backend, StoreSettings
@@ -49,13 +50,13 @@ def test_sockets_go_where_their_paths_fit(tmp_path: Path, monkeypatch: pytest.Mo
     short, long = tmp_path / "s", tmp_path / ("x" * 120)
     short.mkdir()
     long.mkdir()
-    monkeypatch.setattr(host_notes, "SHORT_FOLDER", short)
+    monkeypatch.setattr(runtime_folder_module, "SHORT_FOLDER", short)
     monkeypatch.setattr(tempfile, "tempdir", str(long))
     monkeypatch.setattr(etcd_plan, "LONGEST_SOCKET_PATH", len(str(tmp_path)) + 60)
     found = socket_folder()
     assert found.parent == short / f"edl-{os.getuid()}" and found.stat().st_mode & 0o777 == 0o700
     assert list(runtime_folder().iterdir()) == []
-    monkeypatch.setattr(host_notes, "SHORT_FOLDER", long)
+    monkeypatch.setattr(runtime_folder_module, "SHORT_FOLDER", long)
     with pytest.raises(SettingError, match=r"too long for a socket.* Set TMPDIR to a shorter one"):
         socket_folder()
 

@@ -1,0 +1,56 @@
+"""Small files by which ``edl status`` finds the jobs on this host without an endpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from edl.adapters.runtime_folder import runtime_folder
+from edl.types import JobId, NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class LocalJob:
+    """One launcher's job, with the endpoints of its store."""
+
+    job: JobId
+    node: NodeId
+    endpoints: tuple[str, ...]
+    pid: int = 0
+    """The launcher's pid, in those returned by ``local_jobs``."""
+    secret_file: str = ""
+    """Path of the file with the job's secret, if there is one."""
+
+    def _path(self) -> Path:
+        return runtime_folder() / f"{self.job}@{os.getpid()}.json"
+
+    def write(self) -> None:
+        """Write the file. Without space on the disk there is none, and ``edl status`` needs an endpoint."""
+        local_jobs()  # removes those of launchers that were killed
+        with contextlib.suppress(OSError):
+            fields = {"job": self.job, "node": self.node, "endpoints": self.endpoints, "secret_file": self.secret_file}
+            self._path().write_text(json.dumps({**fields, "pid": os.getpid()}))
+
+    def remove(self) -> None:
+        """Delete the file, if it exists and can be deleted."""
+        with contextlib.suppress(OSError):
+            self._path().unlink()
+
+
+def local_jobs() -> list[LocalJob]:
+    """The jobs of this user's running launchers on this host; files of dead ones are deleted."""
+    found = []
+    for path in sorted(runtime_folder().glob("*@*.json")):
+        try:
+            plain = json.loads(path.read_text())
+            if not Path(f"/proc/{plain['pid']}").exists():
+                path.unlink()
+                continue
+            who = JobId(plain["job"]), NodeId(plain["node"]), tuple(plain["endpoints"]), plain["pid"]
+            found.append(LocalJob(*who, plain.get("secret_file", "")))
+        except (OSError, ValueError, KeyError):
+            continue  # half written or just removed: its launcher is starting or ending
+    return found
