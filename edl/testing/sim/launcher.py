@@ -169,7 +169,7 @@ class SimLauncher(SimProcess):
                 candidate=candidate,
                 agent=agent,
                 info=info,
-                note=_NoNote(),
+                local_job=_NoNote(),
                 log=self.log,
                 reporter=_NoReport(),
                 guard=lambda renewed: _NoGuard(),
