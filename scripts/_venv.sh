@@ -53,7 +53,7 @@ PYTHON
         "$base" -m venv --clear "$venv" ||
             die "$base -m venv failed; on Debian and Ubuntu the package python3-venv brings what it needs"
     fi
-    # Not compiled: that takes longer than half of the installation, and most modules of the frameworks are never imported.
+    # Compiling takes two fifths of the time, and most modules of the frameworks are never imported.
     "$venv/bin/python" -m pip install --no-compile --quiet --disable-pip-version-check -e '.[dev]' "${frameworks[@]}" >&2 ||
         die "pip could not install edl and its tools into ${venv##*/}"
     printf '%s' "$wanted" >"$stamp"

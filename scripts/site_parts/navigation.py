@@ -10,6 +10,7 @@ HOME = "README"
 
 SECTIONS: Mapping[str, tuple[str, ...]] = {
     "Start": (
+        "docs/README",
         "docs/tour",
         "examples/01-digits-torch/README",
         "examples/02-digits-paddle/README",
