@@ -21,6 +21,7 @@ from edl.master import service as sv
 from edl.master.chronicle import WrittenStep
 from edl.master.companions import OVER, ChangeNotifier, Companions, PendingScaleRequest
 from edl.master.farewell import just_ended, say_farewell
+from edl.master.gathered_reports import GatheredReports
 from edl.master.goodput.goodput import Goodput
 from edl.master.goodput.slot_times import SlotTimes
 from edl.master.guarded import GuardedStore
@@ -140,7 +141,9 @@ class MasterShell:
         self._tally = HistoryTally()
         self._notifier = ChangeNotifier()
         self._companions = Companions(deps.log)
-        self._rest_s = 0.0
+        self._took_s = 0.0
+        """Duration of the last decision."""
+        self._reports = GatheredReports(deps.clock.now_s, lambda: self._events.put_nowait(ev.Tick()))
         self._size_revision = 0
         """Store revision of the requested size; 0: not written yet."""
         self._asking: PendingScaleRequest | None = None
@@ -183,6 +186,8 @@ class MasterShell:
                 event = held if held is not None else await self._events.get()
                 if isinstance(event, Exception):
                     raise event
+                if self._reports.keep(event, self._took_s):
+                    continue
                 if isinstance(event, Hosted):
                     self._hosting.take(event, self._deps.clock.now_s())
                     if not self._events.empty() and self._hosting.pending < MOST_GATHERED:
@@ -201,7 +206,7 @@ class MasterShell:
         """Decide about this event together with those queued since: one decision and one write suffice, because nothing
         is sent in between. A request is the last of its batch: its answer contains the revision of its own write."""
         assert self._state is not None  # noqa: S101 - set by _take_over
-        events = [self._as_event(event)]
+        events = [*self._reports.take(), self._as_event(event)]
         while self._asking is None and len(events) < MOST_TOGETHER and not self._events.empty():
             following = self._events.get_nowait()
             if isinstance(following, (Hosted, PendingScaleRequest, Exception)):
@@ -210,13 +215,14 @@ class MasterShell:
             events.append(following)
         began_s = self._deps.clock.now_s()
         decision = step_all(self._state, events, began_s)
-        self._rest_s = RESTS * (self._deps.clock.now_s() - began_s)
+        self._took_s = self._deps.clock.now_s() - began_s
         return events, decision
 
     async def _rest(self) -> None:
         """Let events accumulate while decisions are slow, such as when a thousand nodes join at once."""
-        if self._rest_s >= SHORTEST_REST_S:
-            await asyncio.sleep(min(self._rest_s, LONGEST_REST_S))
+        rest_s = RESTS * self._took_s
+        if rest_s >= SHORTEST_REST_S:
+            await asyncio.sleep(min(rest_s, LONGEST_REST_S))
 
     def _as_event(self, event: ev.Event | PendingScaleRequest) -> ev.Event:
         """Turn a request into an event with the stored size's revision; other events stay as they are."""
@@ -575,6 +581,7 @@ class MasterShell:
                 answer.set_exception(FencedOut(OVER))
         if self._connections is not None:
             self._connections.close()
+        self._reports.take()
         self._streams.close()
         self.history.close()
 

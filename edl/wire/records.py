@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from edl.types import Incarnation, NodeId, Rank, Round
 
@@ -165,7 +166,7 @@ class World:
     @property
     def size(self) -> int:
         """Number of workers in the world."""
-        return sum(member.slots for member in self.members)
+        return _facts(self.members).size
 
     @property
     def master_host(self) -> str:
@@ -179,28 +180,38 @@ class World:
 
     def member(self, node: NodeId) -> Member | None:
         """The member for a node, or None if the node is not in this world."""
-        index = _positions(self.members).get(node)
+        index = _facts(self.members).positions.get(node)
         return None if index is None else self.members[index]
 
     def position(self, node: NodeId) -> int:
         """Index of a node, which is its group rank. Raises ``KeyError`` if the node is not in this world."""
-        return _positions(self.members)[node]
+        return _facts(self.members).positions[node]
 
 
 _KNOWN = 8
-_known: dict[int, tuple[tuple[Member, ...], dict[NodeId, int]]] = {}
-"""Cached positions of the last few worlds, by the identity of their member tuples. The Master looks up every node of a
+
+
+class _Facts(NamedTuple):
+    """What follows from the members of a world."""
+
+    members: tuple[Member, ...]
+    positions: dict[NodeId, int]
+    size: int
+
+
+_known: dict[int, _Facts] = {}
+"""Facts about the last few worlds, by the identity of their member tuples. The Master needs them for every node of a
 world at every event; linear searches would make that quadratic in the number of nodes."""
 
 
-def _positions(members: tuple[Member, ...]) -> dict[NodeId, int]:
+def _facts(members: tuple[Member, ...]) -> _Facts:
     found = _known.get(id(members))
-    if found is None or found[0] is not members:
+    if found is None or found.members is not members:
         while len(_known) >= _KNOWN:
             _known.pop(next(iter(_known)), None)  # another thread may have removed it
         positions = {member.node: index for index, member in reversed(tuple(enumerate(members)))}
-        found = _known[id(members)] = (members, positions)
-    return found[1]
+        found = _known[id(members)] = _Facts(members, positions, sum(member.slots for member in members))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
