@@ -186,17 +186,19 @@ class MasterShell:
                 event = held if held is not None else await self._events.get()
                 if isinstance(event, Exception):
                     raise event
-                if self._reports.keep(event, self._took_s):
-                    continue
+                changed = True
                 if isinstance(event, Hosted):
                     self._hosting.take(event, self._deps.clock.now_s())
                     if not self._events.empty() and self._hosting.pending < MOST_GATHERED:
                         continue  # one write for several events
+                elif self._reports.keep(event, self._took_s):
+                    changed = self._hosting.pending > 0
                 else:
                     await self._rest()
                     await self._carry_out(*self._decide(event))
                 await self._serve()
-                self._notifier.notify()
+                if changed:
+                    self._notifier.notify()
             assert self._stored is not None and self._stored.outcome is not None  # noqa: S101 - concluded
             return self._stored.outcome
         finally:

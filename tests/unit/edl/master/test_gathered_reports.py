@@ -11,7 +11,9 @@ import pytest
 
 from edl.master import events as ev
 from edl.master import gathered_reports as module
+from edl.master import service as sv
 from edl.master.gathered_reports import GatheredReports
+from edl.master.hosting import Hosted
 from edl.master.shell import MasterShell
 from edl.master.state import MasterState
 from edl.types import Incarnation, NodeId, Round
@@ -103,6 +105,24 @@ def test_the_next_other_event_takes_them_along_in_order() -> None:
         await decisions.one.wait()
         messages = [event.message for event in decisions.events[0] if isinstance(event, ev.NodeSaid)]
         assert messages == [pace(1), pace(2), failure()]
+
+    play(scenario)
+
+
+def test_a_services_event_before_one_is_handled_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(bench: Bench) -> None:
+        shell, agent, decisions = await slow_job(bench)
+        served, serve = asyncio.Event(), shell._serve
+
+        async def counted() -> None:
+            await serve()
+            served.set()
+
+        monkeypatch.setattr(shell, "_serve", counted)
+        shell._events.put_nowait(Hosted(None, sv.Tick()))  # which waits for those behind it
+        shell._events.put_nowait(ev.NodeSaid(agent.info.node, agent.info.incarnation, pace()))
+        await until(served.is_set)
+        assert decisions.events == []
 
     play(scenario)
 
