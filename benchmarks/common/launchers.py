@@ -99,6 +99,16 @@ def plain_script(framework: str) -> str:
     return f"train_{framework}.py"
 
 
+class RunsPlainScript:
+    """What the launchers of others have in common: their workers run the script that uses none."""
+
+    __slots__ = ()
+    is_edl: ClassVar[bool] = False
+
+    def script(self, framework: str) -> str:
+        return plain_script(framework)
+
+
 @dataclass(frozen=True, slots=True)
 class Edl:
     """``python -m edl.launch``. ``embedded``: it runs its own etcd members instead of using an external etcd.
@@ -145,12 +155,11 @@ class Edl:
 
 
 @dataclass(frozen=True, slots=True)
-class Torchrun:
+class Torchrun(RunsPlainScript):
     """torchrun with its c10d store on node 0. ``tuned``: with all command-line options that make it faster."""
 
     python: str
     tuned: bool
-    is_edl: ClassVar[bool] = False
     meeting: ClassVar[Meeting] = Meeting.PORTS
 
     @property
@@ -160,9 +169,6 @@ class Torchrun:
     @property
     def deadline_s(self) -> float:
         return 60.0 if self.tuned else 150.0
-
-    def script(self, framework: str) -> str:
-        return plain_script(framework)
 
     def command(self, plan: JobPlan, node: int) -> list[str]:
         command = [self.python, "-m", "torch.distributed.run", f"--nproc-per-node={plan.workers_per_node}"]
@@ -209,7 +215,7 @@ class Torchft:
 
 
 @dataclass(frozen=True, slots=True)
-class PaddleLaunch:
+class PaddleLaunch(RunsPlainScript):
     """``paddle.distributed.launch`` with etcd, its only elastic mode.
 
     ``python`` must be able to ``import etcd3`` (see ``peer_venv.py``). Version 0.12, the last one, works with today's
@@ -221,10 +227,6 @@ class PaddleLaunch:
     deadline_s: float = 120.0
     name: ClassVar[str] = "paddle-launch"
     meeting: ClassVar[Meeting] = Meeting.ETCD
-    is_edl: ClassVar[bool] = False
-
-    def script(self, framework: str) -> str:
-        return plain_script(framework)
 
     def command(self, plan: JobPlan, node: int) -> list[str]:
         command = [self.python, "-m", "paddle.distributed.launch", f"--nproc_per_node={plan.workers_per_node}"]

@@ -7,22 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from benchmarks.common.launchers import TUNED_RENDEZVOUS, JobPlan, Meeting, plain_script
+from benchmarks.common.launchers import TUNED_RENDEZVOUS, JobPlan, Meeting, RunsPlainScript
 from benchmarks.common.processes import LOOPBACK
 
 
 @dataclass(frozen=True, slots=True)
-class Bare:
+class Bare(RunsPlainScript):
     """The plain script, started by hand with its rank: what a launcher may not slow down. Recovers from nothing."""
 
     python: str
     deadline_s: float = 60.0
     name: ClassVar[str] = "bare"
     meeting: ClassVar[Meeting] = Meeting.PORTS
-    is_edl: ClassVar[bool] = False
-
-    def script(self, framework: str) -> str:
-        return plain_script(framework)
 
     def command(self, plan: JobPlan, node: int) -> list[str]:
         return [self.python, *plan.tail()]
@@ -49,7 +45,7 @@ def ranks(plan: JobPlan, node: int) -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Nvrx:
+class Nvrx(RunsPlainScript):
     """NVRx's ``ft_launcher``, a torchrun of its own with a rank monitor beside each worker. Tuned as torchrun is, and
     workers that are to restart get 1 s instead of 30. ``python`` must have nvidia-resiliency-ext (``peer_venv.py``).
     """
@@ -58,10 +54,6 @@ class Nvrx:
     deadline_s: float = 90.0
     name: ClassVar[str] = "nvrx"
     meeting: ClassVar[Meeting] = Meeting.PORTS
-    is_edl: ClassVar[bool] = False
-
-    def script(self, framework: str) -> str:
-        return plain_script(framework)
 
     def command(self, plan: JobPlan, node: int) -> list[str]:
         command = [self.python, "-m", "nvidia_resiliency_ext.fault_tolerance.launcher"]
@@ -105,7 +97,7 @@ class NvrxInProcess:
 
 
 @dataclass(frozen=True, slots=True)
-class Dlrover:
+class Dlrover(RunsPlainScript):
     """``dlrover-run`` with DLRover's local master, the only one without Kubernetes or Ray. A rendezvous waits 1 s for
     more nodes instead of 60. ``python`` must have dlrover (``peer_venv.py``)."""
 
@@ -113,10 +105,6 @@ class Dlrover:
     deadline_s: float = 150.0
     name: ClassVar[str] = "dlrover"
     meeting: ClassVar[Meeting] = Meeting.MASTER
-    is_edl: ClassVar[bool] = False
-
-    def script(self, framework: str) -> str:
-        return plain_script(framework)
 
     def command(self, plan: JobPlan, node: int) -> list[str]:
         command = [self.python, "-m", "dlrover.trainer.torch.elastic_run", f"--nproc-per-node={plan.workers_per_node}"]

@@ -169,7 +169,7 @@ class SimLauncher(SimProcess):
                 candidate=candidate,
                 agent=agent,
                 info=info,
-                local_job=_NoNote(),
+                local_job=_NoFile(),
                 log=self.log,
                 reporter=_NoReport(),
                 guard=lambda renewed: _NoGuard(),
@@ -419,7 +419,7 @@ class _ProcessClock:
     now_s: Callable[[], float]
 
 
-class _NoNote:
+class _NoFile:
     def write(self) -> None:
         """Does nothing: the simulator does not use it."""
 
