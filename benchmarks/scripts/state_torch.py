@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 import edl.torch as edl
 from benchmarks.scripts.card import device
@@ -47,10 +48,14 @@ def note(**line: object) -> None:
 @edl.run
 def train(state: edl.State) -> None:
     here = edl.context()
-    log.group(here.rank, here.world_size, here.round)
+    common = torch.tensor([time.monotonic_ns()])
+    dist.broadcast(common, src=0)
+    log.group(here.rank, here.world_size, int(common[0]))
     wrong = [n for n, layer in enumerate(model) if float(layer.min()) != state.step]
     note(restored=state.step, wrong=wrong, peak=torch.cuda.max_memory_allocated() if where.type == "cuda" else 0)
     while state.step < args.steps:
+        if here.world_size > 1:
+            dist.all_reduce(torch.zeros(1, device=where))  # a step of one waits for all
         with torch.no_grad():
             for layer in model:
                 layer.add_(1)

@@ -174,7 +174,11 @@ class Node:
 
     def says(self, text: str, limit_s: float = DEADLINE_S) -> None:
         """Wait for a text in what it writes."""
-        until(lambda: text in self.text, f"{text!r} from {self.name}", limit_s)
+        self.says_one_of(text, limit_s=limit_s)
+
+    def says_one_of(self, *texts: str, limit_s: float = DEADLINE_S) -> None:
+        """Wait for one of these texts in what it writes."""
+        until(lambda: any(one in self.text for one in texts), f"{' or '.join(texts)!r} from {self.name}", limit_s)
 
     def report(self) -> Any:
         """The content of the launcher's ``error.json``."""

@@ -330,7 +330,8 @@ def test_a_launcher_that_computes_for_longer_than_its_lease_loses_nothing(job: J
     busy = master if which == "the Master's node" else next(node for node in job.nodes if node != master)
     job.nodes[busy].process.send_signal(signal.SIGRTMIN)
     job.nodes[busy].says("renewed its lease from a thread")
-    job.nodes[busy].says("this launcher's event loop was blocked for")
+    # On a machine so busy that the launcher had a core for less than a second of it, it says so instead.
+    job.nodes[busy].says_one_of("this launcher's event loop was blocked for", "this launcher was not running for")
     assert job.wait_steps(3) == before
     assert job.status()["master"] == master
     assert kinds(job).count("world-formed") == 1

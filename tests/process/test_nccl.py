@@ -16,16 +16,12 @@ from typing import Any
 
 import pytest
 
+from tests.process.card import NEEDS_CARD, OVER_SOCKETS
 from tests.process.harness import WORKERS, Job, OutsideEtcd, Step, until
 
-torch = pytest.importorskip("torch")
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device here"),
-]
+pytestmark = [pytest.mark.torch, NEEDS_CARD]
 
 SCRIPT = WORKERS / "nccl_torch.py"
-OVER_SOCKETS = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_IB_DISABLE": "1"}
 OPTIONS = ("--max-restarts=1000", "--slot-strikes=0", "--restart-pause=0")
 KILLS = 10
 
@@ -129,4 +125,34 @@ def test_a_sum_that_hangs_without_a_death_ends_the_worker_that_waits(etcd: Outsi
         running.wait_world(2)
         until(lambda: (running.steps_folder / "hung").exists(), "the rank that leaves out a sum")
         running.wait_steps(20)
+        finish(running)
+
+
+def test_the_slow_rank_is_named_by_torchs_flight_recorder(etcd: OutsideEtcd, tmp_path: Path) -> None:
+    timed = {**OVER_SOCKETS, "TORCH_NCCL_ENABLE_TIMING": "1"}
+    options = (*OPTIONS, "--stragglers=report", "--straggler-windows=3")
+    arguments = ("--weights=65536", "--pause=0.05", "--slow=1:0.1")
+    with job(etcd, tmp_path, *arguments, options=options, environment=timed) as running:
+        running.start("a", "b")
+        running.wait_world(2)
+
+        def alarms(status: Any) -> list[Any]:
+            return [alarm for alarm in status["alarms"] if alarm["name"] == "straggler"]
+
+        status = running.wait_status(lambda status: bool(alarms(status)), "an alarm about a straggler")
+        (alarm,) = alarms(status)
+        assert "wait for rank 1 " in alarm["text"], alarm
+        print(alarm["text"])
+        finish(running)
+
+
+def test_a_health_check_of_nodes_with_a_card_passes_them(etcd: OutsideEtcd, tmp_path: Path) -> None:
+    options = (*OPTIONS, "--health-check=join")
+    with job(etcd, tmp_path, "--weights=65536", options=options, nnodes="2") as running:
+        for name in ("a", "b"):
+            running.start(name, command=["env", f"NCCL_HOSTID={name}", *running.command(name)])
+        running.wait_world(2)
+        status = running.status()
+        assert {one["node"]: one["state"] for one in status["health"]} == {"a": "good", "b": "good"}, status["health"]
+        print(status["health"], *running.events(), sep="\n")
         finish(running)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from edl.exit_codes import ExitCode
+from tests.process.card import NEEDS_CARD, OVER_SOCKETS
 from tests.process.harness import ROOT, WORKERS, Job, OutsideEtcd, until
 from tests.support.small_disk import small_disk
 from tests.torch_release import since
@@ -229,3 +231,28 @@ def test_the_end_of_the_job_waits_for_what_was_saved(tmp_path: Path) -> None:
         job.start(*NODES, nproc=2)
         ended(job)
         assert [path.name[7:17] for path in job.complete()] == ["0000000002", "0000000003", "0000000004"]
+
+
+@pytest.mark.parametrize("cut", ["", "--hsdp", "--tp"], ids=["fsdp", "hsdp", "tp"])
+@NEEDS_CARD
+def test_on_a_card_sharded_state_is_cut_anew_in_processes_that_stay(tmp_path: Path, cut: str) -> None:
+    arguments = ("--save-every=0", "--pause=0.02", *([cut] if cut else []))
+    options = ("--replica-size=2",) if cut else ()
+    with run(tmp_path, 1, *arguments, options=options, environment=OVER_SOCKETS) as job:
+        job.start("a", "b", nproc=2)
+        first = job.wait_world(4)
+        job.wait_steps(5)
+        job.kill("b")
+        del job.nodes["b"]
+        second = job.wait_world(2, after=first.round)
+        assert second.pids_of("a") == first.pids_of("a"), "the survivors' processes go on"
+        job.start("c", nproc=2)
+        third = job.wait_world(4, after=second.round)
+        assert third.pids_of("a") == first.pids_of("a"), "the survivors' processes go on"
+        job.wait_steps(5)
+        os.kill(third.pids_of("c")[0], signal.SIGKILL)
+        fourth = job.wait_world(4, after=third.round)
+        assert fourth.pids_of("a") == first.pids_of("a"), "the survivors' processes go on"
+        job.end_soon(10)
+        began = ended(job)
+        assert all(one["step"] > 0 for round, one in began.items() if round > first.round), "from memory"

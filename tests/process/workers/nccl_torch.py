@@ -33,12 +33,14 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--weights", type=int, default=4 << 20, help="in each of four layers")
     parser.add_argument("--optimizer", action="store_true", help="have Adam make its moments; its learning rate is 0")
     parser.add_argument("--pause", type=float, default=0.0)
+    parser.add_argument("--slow", default="-1:0", metavar="RANK:SECONDS", help="this rank sleeps in each step")
     parser.add_argument("--die-forming", type=int, default=0, metavar="ROUND", help="rank 1 dies before NCCL is set up")
     parser.add_argument("--hang-at", type=int, default=0, metavar="STEP", help="once, rank 1 leaves out a sum")
     return parser.parse_args()
 
 
 options = read_arguments()
+slow_rank, slow_s = options.slow.split(":")
 cuda = torch.cuda.is_available()
 # NCCL refuses two ranks on one card of one host; with a name of its own each process counts as a host.
 os.environ["NCCL_HOSTID"] = f"host-{os.getpid()}"
@@ -111,6 +113,8 @@ def train(state: edl.State) -> None:
         dist.distributed_c10d._set_pg_timeout(timedelta(seconds=5), dist.group.WORLD)
     with (options.folder / f"{here.node}.{here.round}.{here.rank}.{os.getpid()}.steps").open("a", buffering=1) as log:
         while state.step < last_step():
+            if here.rank == int(slow_rank):
+                time.sleep(float(slow_s))
             for n, weight in enumerate(model):
                 gradient = torch.full_like(weight, TOTAL // here.world_size)
                 if here.world_size > 1:

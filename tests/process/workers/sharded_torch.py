@@ -83,8 +83,9 @@ def advance(model: nn.Module, optimizer: torch.optim.Optimizer, batch: torch.Ten
 
 def rows(step: int) -> torch.Tensor:
     """Whole numbers, a multiple of what their mean is divided by."""
-    generator = torch.Generator().manual_seed(step)
-    return torch.randint(-4, 5, (ROWS, len(SHAPES)), generator=generator).double() * ROWS
+    generator = torch.Generator("cpu").manual_seed(step)
+    drawn = torch.randint(-4, 5, (ROWS, len(SHAPES)), generator=generator, device="cpu")
+    return drawn.to(device, torch.float64) * ROWS
 
 
 def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
@@ -160,6 +161,10 @@ def read_arguments() -> argparse.Namespace:
 options = read_arguments()
 torch.set_num_threads(1)
 torch.set_default_dtype(torch.float64)
+device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+if device.type == "cuda":
+    torch.set_default_device(device)
+    os.environ["NCCL_HOSTID"] = f"host-{os.getpid()}"  # lets NCCL take several ranks on one card
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
@@ -167,7 +172,7 @@ def shard(mesh: Any) -> dict[str, Any]:
     model = build(options.width)
     if options.hsdp:
         sizes = (dist.get_world_size() // 2, 2)
-        mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("replicate", "shard"))
+        mesh = init_device_mesh(device.type, sizes, mesh_dim_names=("replicate", "shard"))
     if options.tp:
         both = edl.mesh(tp=2)
         for weights in (block.weights for block in model.children() if isinstance(block, Block)):
