@@ -268,11 +268,11 @@ def travel(port: int, size: int, runs: int) -> list[Outcome]:
     for commit in range(1, runs + 2):
         holding = Holding(Version(1, commit))
         data = make_snapshot(holding, commit, size, JOB)
-        label = Label(NodeId("bench"), holding, len(data), zlib.crc32(data))
+        label = Label(NodeId("bench"), holding, len(data))
         arrival = mine.incoming(SnapshotStream.of_worker(0, STATE), label)
         arrival.view[:] = data
-        arrival.accept()
-        loan = mine.lend(holding.version, 0)
+        arrival.accept(zlib.crc32(data))
+        loan = mine.borrow(holding.version, 0)
         assert loan is not None
         seconds = timed(partial(copies.put, "127.0.0.1", port, loan))
         loan.release()

@@ -399,7 +399,6 @@ class Label:
     """The node that made the commit."""
     holding: Holding
     size: int
-    crc32: int
     owed: Version = NO_STATE
     """A commit that the owner's workers asked to save and that is not written yet. If the owner is lost, a node that
     has the copy writes it."""
@@ -410,7 +409,12 @@ class Lent(Protocol):
 
     @property
     def label(self) -> Label:
-        """Describes the snapshot. The first access may take as long as reading all of it."""
+        """Describes the snapshot."""
+        ...
+
+    @property
+    def crc32(self) -> int:
+        """The checksum of its bytes. The first access may take as long as reading all of it."""
         ...
 
     @property
@@ -436,8 +440,8 @@ class Arrival(Protocol):
         """A buffer of exactly the size given in the label."""
         ...
 
-    def accept(self) -> None:
-        """Called when all bytes have arrived and match the label's checksum.
+    def accept(self, crc32: int | None = None) -> None:
+        """Called when all bytes have arrived and are those that were sent. ``crc32``: their checksum, if it is known.
 
         Raises ``CheckpointError`` when they are not the snapshot that the label describes; it is discarded then.
         """
@@ -451,12 +455,8 @@ class Arrival(Protocol):
 class SnapshotPool(Protocol):
     """The snapshots that a node holds in memory, and those it accepts. Called from any thread."""
 
-    def lend(self, version: Version, shard: int) -> Lent | None:
-        """One shard of a commit with its label, or None when this node does not have it."""
-        ...
-
     def borrow(self, version: Version, shard: int) -> Lent | None:
-        """Like ``lend``, but the label is not computed yet."""
+        """One shard of a commit, or None when this node does not have it."""
         ...
 
     def arriving(self, label: Label) -> Arrival | None:

@@ -3,11 +3,13 @@
 Each connection carries one request, served by its own thread so that the launcher's event loop never blocks:
 
 1. Both sides prove that they belong to this job (``copy_connection``).
-2. The client sends one frame: ``put`` with a label, ``get``, ``header``, or ``read`` followed by the ranges.
+2. The client sends one frame: ``put`` with a label and a checksum, ``get``, ``header``, or ``read`` followed by the
+   ranges.
 3. The server answers ``go`` (or the label, or sizes), ``have``, or ``no`` with a reason; ``wait`` means that it is
    still preparing. Memory is allocated before the first byte is sent.
 4. The bytes follow, by ``sendfile`` on one side and directly into memory on the other. After a ``put`` a last frame
-   says whether they arrived intact; after a ``read`` it holds their checksum.
+   says whether they arrived intact. After a ``get`` the client asks for one range after the other, up to ``done``; each
+   is followed by its checksum, as is a ``read``.
 
 Data is accepted only if its CRC-32 is right. Every socket operation has a deadline, and so has the transfer as a whole.
 Nothing is encrypted.
@@ -21,12 +23,12 @@ import os
 import socket
 import struct
 import threading
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from edl.adapters.copy_connection import CopyConnection, CopyLimits, admit, call, count_in, short
 from edl.adapters.file_copies import CHANGES, FILE, give_changes, give_file
+from edl.adapters.range_fetch import RangeFetch
 from edl.errors import CheckpointError, PortInUse, ProtocolError
 from edl.ports import Arrival, Clock, FileSource, Label, Lent, Piece, SnapshotPool
 from edl.types import NodeId
@@ -89,7 +91,8 @@ class TcpCopies:
         """Send a copy to another node; returns when that node has all of it. Raises ``CheckpointError``."""
         label = lent.label
         with self._call(host, port) as line:
-            line.send_frame({"op": "put", **_from_label(label), **({"urgent": True} if urgent else {})})
+            how = {"crc32": lent.crc32, **({"urgent": True} if urgent else {})}
+            line.send_frame({"op": "put", **_from_label(label), **how})
             answer = line.receive_answer()
             if "have" in answer:
                 return
@@ -104,15 +107,35 @@ class TcpCopies:
         self, host: str, port: int, version: Version, shard: int, arriving: Callable[[Label], Arrival | None]
     ) -> None:
         """Fetch a part of a commit from another node. Raises ``CheckpointError``."""
+        with self._asked(host, port, version, shard) as (line, label):
+            arrival = line.wait_for(lambda: arriving(label), _discard)
+            if arrival is None:
+                return
+            try:
+                what = f"shard {shard} of {version}"
+                RangeFetch(arrival.view, what).run(line, lambda: self._asked_again(host, port, label))
+                arrival.accept()
+            finally:
+                arrival.discard()
+
+    @contextlib.contextmanager
+    def _asked(self, host: str, port: int, version: Version, shard: int) -> Iterator[tuple[CopyConnection, Label]]:
+        """A connection on which a node offers a part of a commit."""
         with self._call(host, port) as line:
             line.send_frame({"op": "get", **_from_part(version, shard)})
             label = _to_label(line.receive_answer())
             if (label.holding.version, label.holding.shard) != (version, shard):
                 raise ProtocolError(f"the peer sent {label.holding} instead of shard {shard} of {version}")
-            arrival = arriving(label)
-            if arrival is not None:
-                line.send_frame({"go": True})
-                _receive(line, label, arrival)
+            yield line, label
+
+    @contextlib.contextmanager
+    def _asked_again(self, host: str, port: int, label: Label) -> Iterator[CopyConnection]:
+        """Another connection on which the same snapshot is offered."""
+        holding = label.holding
+        with self._asked(host, port, holding.version, holding.shard) as (line, again):
+            if (again.holding, again.size) != (holding, label.size):
+                raise ProtocolError(f"the peer offers {again} and {label}")
+            yield line
 
     def header(self, host: str, port: int, version: Version, shard: int) -> tuple[bytes, int]:
         """The header of a part in another node's memory, and the size of the part. Raises ``CheckpointError``."""
@@ -238,7 +261,7 @@ class TcpCopies:
                 self._places.release()
 
     def _take(self, line: CopyConnection, snapshot_pool: SnapshotPool, request: dict[str, Any]) -> None:
-        label = _to_label(request)
+        label, crc32 = _to_label(request), count_in(request, "crc32")
         if request.get("urgent") is not True:
             _lower_priority()  # copies arrive while workers train
         try:
@@ -251,7 +274,7 @@ class TcpCopies:
             return
         try:
             line.send_frame({"go": True})
-            _receive(line, label, arrival)
+            _receive(line, label, crc32, arrival)
         except CheckpointError as error:
             line.refuse(str(error))
             return
@@ -260,14 +283,15 @@ class TcpCopies:
         line.send_frame({"whole": True})
 
     def _give(self, line: CopyConnection, snapshot_pool: SnapshotPool, request: dict[str, Any]) -> None:
-        def lend(version: Version, shard: int) -> Lent | None:
-            return line.wait_for(lambda: snapshot_pool.lend(version, shard), _release)
-
-        with self._held(line, *_to_part(request), lend) as lent:
-            if lent is not None:
-                line.send_frame(_from_label(lent.label))
-                if "go" in line.receive_answer():
-                    line.send_file(lent.descriptor, lent.label.size)
+        version, shard = _to_part(request)
+        with self._held(line, version, shard, snapshot_pool.borrow) as lent:
+            if lent is None:
+                return
+            line.send_frame(_from_label(lent.label))
+            while "done" not in (asked := line.receive_answer()):
+                wanted = PartRange(shard, count_in(asked, "start"), count_in(asked, "size"))
+                check_ranges([wanted], lent.label.size, f"shard {shard} of {version}")
+                line.send_frame({"crc32": line.send_checked(lent.descriptor, lent.view, wanted.start, wanted.size)})
 
     def _give_header(self, line: CopyConnection, snapshot_pool: SnapshotPool, request: dict[str, Any]) -> None:
         with self._held(line, *_to_part(request), snapshot_pool.borrow) as lent:
@@ -293,8 +317,7 @@ class TcpCopies:
             line.send_frame({"go": True})
             crc32 = 0
             for one in ranges:
-                line.send_file(lent.descriptor, one.size, start=one.start)
-                crc32 = zlib.crc32(view[one.start : one.start + one.size], crc32)  # while the kernel sends
+                crc32 = line.send_checked(lent.descriptor, view, one.start, one.size, crc32)
             line.send_frame({"crc32": crc32})
 
     @contextlib.contextmanager
@@ -311,17 +334,17 @@ class TcpCopies:
             _release(lent)
 
 
-def _receive(line: CopyConnection, label: Label, arrival: Arrival) -> None:
+def _receive(line: CopyConnection, label: Label, expected: int, arrival: Arrival) -> None:
     """Receive a snapshot into its memory and accept it if its checksum is right."""
     try:
         line.within(line.time_for(label.size))
         crc32 = line.read_into(arrival.view)
-        if crc32 != label.crc32:
+        if crc32 != expected:
             raise CheckpointError(
                 f"shard {label.holding.shard} of {label.holding.version} was damaged in transit: checksum "
-                f"{crc32:08x} instead of {label.crc32:08x}"
+                f"{crc32:08x} instead of {expected:08x}"
             )
-        arrival.accept()
+        arrival.accept(crc32)
     finally:
         arrival.discard()
 
@@ -343,7 +366,6 @@ def _from_label(label: Label) -> dict[str, Any]:
         "shard": holding.shard,
         "shards": holding.shards,
         "size": label.size,
-        "crc32": label.crc32,
         "owed_era": label.owed.era,
         "owed_commit": label.owed.commit,
     }
@@ -354,7 +376,7 @@ def _to_label(frame: dict[str, Any]) -> Label:
     version = Version(count_in(frame, "era"), count_in(frame, "commit"))
     holding = Holding(version, count_in(frame, "shard"), count_in(frame, "shards"))
     owed = Version(count_in(frame, "owed_era"), count_in(frame, "owed_commit"))
-    label = Label(NodeId(str(owner)), holding, count_in(frame, "size"), count_in(frame, "crc32"), owed)
+    label = Label(NodeId(str(owner)), holding, count_in(frame, "size"), owed)
     if not isinstance(owner, str) or not owner or holding.shard >= holding.shards or not label.size:
         raise ProtocolError(f"not a label: {short(frame)}")
     return label

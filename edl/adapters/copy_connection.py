@@ -58,7 +58,7 @@ class CopyConnection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = connection
         self._clock = clock
-        self._limits = limits
+        self.limits = limits
         self._until_s = clock.now_s() + limits.handshake_s
 
     def within(self, seconds: float) -> None:
@@ -104,7 +104,7 @@ class CopyConnection:
     def receive_answer(self) -> dict[str, Any]:
         """The next frame other than ``wait``. Raises ``CheckpointError`` with the peer's reason for a ``no``."""
         while True:
-            self.within(self._limits.silence_s)
+            self.within(self.limits.silence_s)
             frame = self.receive_frame()
             if "no" in frame:
                 raise CheckpointError(str(frame["no"])[:_LONGEST_REASON])
@@ -113,7 +113,7 @@ class CopyConnection:
 
     def send_frame(self, frame: dict[str, Any]) -> None:
         """Send one JSON frame within the time limit for a silent peer."""
-        self.within(self._limits.silence_s)
+        self.within(self.limits.silence_s)
         data = json.dumps(frame).encode()
         self.write(_LENGTH.pack(len(data)) + data)
 
@@ -137,7 +137,7 @@ class CopyConnection:
         helper.start()
         broken: OSError | None = None
         while helper.is_alive():
-            helper.join(self._limits.silence_s / 3)
+            helper.join(self.limits.silence_s / 3)
             if helper.is_alive() and broken is None:
                 try:
                     self.send_frame({"wait": True})
@@ -171,7 +171,7 @@ class CopyConnection:
                 count = os.sendfile(self._socket.fileno(), descriptor, start + done, min(size - done, most))
             except BlockingIOError:
                 if not writable.poll(self._timeout_s() * 1000):
-                    raise TimeoutError(f"the peer accepted no data for {self._limits.silence_s:g} s") from None
+                    raise TimeoutError(f"the peer accepted no data for {self.limits.silence_s:g} s") from None
                 continue
             if not count:
                 raise ProtocolError(f"the snapshot's file ends after {done} of {size} bytes")
@@ -180,15 +180,29 @@ class CopyConnection:
             if early_s > 0 and done < size:
                 pause(early_s)
 
+    def send_checked(self, descriptor: int, view: memoryview, start: int, size: int, crc: int = 0) -> int:
+        """Send ``size`` bytes of a file from ``start`` on, which ``view`` shows; returns their CRC-32, which continues
+        that of earlier data. The kernel delivers one piece while the next one is summed."""
+        for at in range(start, start + size, _CHUNK_BYTES):
+            piece = view[at : min(at + _CHUNK_BYTES, start + size)]
+            self.send_file(descriptor, len(piece), start=at)
+            crc = zlib.crc32(piece, crc)
+        return crc
+
+    def hang_up(self) -> None:
+        """End the connection from any thread: what waits on it fails."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
     def time_for(self, size: int) -> float:
         """The time limit in seconds for transferring ``size`` bytes."""
-        return self._limits.silence_s + size / self._limits.slowest_bytes_per_s
+        return self.limits.silence_s + size / self.limits.slowest_bytes_per_s
 
     def _timeout_s(self) -> float:
         left_s = self._until_s - self._clock.now_s()
         if left_s <= 0:
             raise TimeoutError("the transfer exceeded its time limit")
-        return min(left_s, self._limits.silence_s)
+        return min(left_s, self.limits.silence_s)
 
 
 @contextlib.contextmanager

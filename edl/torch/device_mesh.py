@@ -7,11 +7,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from edl.errors import StateError
+from edl.torch import framework
 
 _latest: dict[tuple[tuple[str, int], ...], DeviceMesh] = {}
 """The meshes of the newest world, by their inner dimensions."""
@@ -41,8 +41,7 @@ def mesh(**inner: int) -> DeviceMesh:
     key = tuple(inner.items())
     if key not in _latest:
         sizes = _sizes(inner, dist.get_world_size())
-        device = "cuda" if torch.cuda.is_available() and dist.is_nccl_available() else "cpu"
-        _latest[key] = init_device_mesh(device, sizes, mesh_dim_names=("dp", *inner))
+        _latest[key] = init_device_mesh(framework.current().device_type, sizes, mesh_dim_names=("dp", *inner))
     return _latest[key]
 
 

@@ -71,6 +71,12 @@ class TorchFramework:
         group.connect(self._backend(seat))
         arm(begins_from_nothing=seat.restore_commit == 0)
 
+    @property
+    def device_type(self) -> str:
+        """The kind of device whose tensors the workers of this world can exchange: ``cuda`` if there is NCCL."""
+        formed = self._group is None or self._group.has_nccl
+        return "cuda" if formed and _uses_nccl() else "cpu"
+
     def _watch(self) -> Collectives | None:
         return self._group.watch if self._group is not None else None
 

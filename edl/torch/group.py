@@ -77,6 +77,8 @@ class TorchGroup:
         """While NCCL's communicator is being set up: the sockets that were open before."""
         self._recorder: WaitReader | None = None
         """Of a group with NCCL."""
+        self.has_nccl = False
+        """Whether NCCL is there for tensors on GPUs, once the group is formed."""
         self.watch = Collectives(self)
         watch_new_groups(None)  # else an earlier round's group would take this one, or the script's, for its own
 
@@ -170,13 +172,18 @@ class TorchGroup:
         return any(one is group for one in self._groups)
 
     def _begin_nccl(self, formed: Any) -> None:
-        self._recorder = WaitReader()
         if self.seat.world_size > 1:
+            device = torch.device("cuda", torch.cuda.current_device())
+            if nccl.some_share(formed, nccl.place(device)):
+                nccl.note_shared(device)
+                return
             self._before_nccl = sockets()
             try:
-                nccl.form(formed, torch.device("cuda", torch.cuda.current_device()))
+                nccl.form(formed, device)
             finally:
                 self._before_nccl = None
+        self.has_nccl = True
+        self._recorder = WaitReader()
         look = (lambda: list(self._groups), self._aborted, self.seat.round, nccl.end_process)
         _in_background(lambda: nccl.watch(*look))
 

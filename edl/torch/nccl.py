@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import functools
+import hashlib
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -82,6 +85,40 @@ def form(group: Any, device: Any) -> None:
     for backend in backends([group]):
         if hasattr(backend, "eager_connect_single_device"):
             backend.eager_connect_single_device(device)
+
+
+def place(device: torch.device) -> bytes:
+    """What NCCL compares to find two ranks on one GPU: the host, which ``NCCL_HOSTID`` may name, and the GPU's place on
+    the bus. Eight bytes."""
+    host = os.environ.get("NCCL_HOSTID") or _boot_id()  # noqa: TID251  NCCL's own setting
+    found = torch.cuda.get_device_properties(device)
+    bus = [getattr(found, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]  # not in older torch
+    return hashlib.blake2b(repr((host, bus, str(getattr(found, "uuid", device)))).encode(), digest_size=8).digest()
+
+
+def _boot_id() -> str:
+    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read()
+    return socket.gethostname()
+
+
+def some_share(group: Any, mine: bytes) -> bool:
+    """Whether two ranks of a group are at the same ``place``, which NCCL refuses. A collective of the group's CPU
+    backend."""
+    own = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
+    all_places = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(all_places, own, group)
+    return len({bytes(one.tolist()) for one in all_places}) < len(all_places)
+
+
+def note_shared(device: torch.device) -> None:
+    """Say once that this world has no NCCL."""
+    _note_once(
+        f"several workers use one GPU (this one uses {device}), which NCCL refuses, so this world is formed without "
+        "NCCL: tensors on the CPU are exchanged through gloo, and a collective of tensors on a GPU will fail. Give "
+        "each worker a GPU of its own (--nproc-per-node=gpu, or CUDA_VISIBLE_DEVICES for each launcher), or hide them "
+        "from workers that train on the CPU (CUDA_VISIBLE_DEVICES=)"
+    )
 
 
 def abort(groups: list[Any]) -> None:

@@ -64,6 +64,7 @@ class Lie:
     loan: Loan
     label: Label
     descriptor: int
+    crc32: int
 
     @property
     def view(self) -> memoryview:
@@ -74,7 +75,7 @@ class Lie:
 
 
 def lie(loan: Loan, **changes: Any) -> Lent:
-    return Lie(loan, dataclasses.replace(loan.label, **changes), loan.descriptor)
+    return Lie(loan, dataclasses.replace(loan.label, **changes), loan.descriptor, loan.crc32)
 
 
 # --- both kinds ------------------------------------------------------------------------------------------------------
@@ -370,10 +371,6 @@ class SlowSnapshotPool:
     def __init__(self, inner: MemorySnapshotPool) -> None:
         self._inner = inner
 
-    def lend(self, version: Version, shard: int) -> Lent | None:
-        threading.Event().wait(3 * LIMITS.silence_s)
-        return self._inner.lend(version, shard)
-
     def borrow(self, version: Version, shard: int) -> Lent | None:
         return self._inner.borrow(version, shard)
 
@@ -387,8 +384,20 @@ def test_who_still_works_at_it_is_waited_for(tcp: TcpBench) -> None:
     slow: SnapshotPoolPort = SlowSnapshotPool(there)
     port, client = tcp.node().start(slow, HOST), tcp.node()
     client.put(HOST, port, lent(here))
-    client.get(HOST, port, NEW.version, 0, into(here))
     assert content(there) == 7
+
+
+def test_a_client_that_makes_its_memory_is_waited_for(tcp: TcpBench) -> None:
+    here, there = snapshot_pool(A), snapshot_pool(B)
+    put_in(there, NEW, 7)
+    port = tcp.node().start(there, HOST)
+
+    def arriving(label: Label) -> IncomingCopy:
+        threading.Event().wait(3 * LIMITS.silence_s)
+        return into(here)(label)
+
+    tcp.node().get(HOST, port, NEW.version, 0, arriving)
+    assert content(here) == 7
 
 
 @pytest.mark.parametrize("urgent", [False, True])

@@ -156,3 +156,17 @@ def test_a_health_check_of_nodes_with_a_card_passes_them(etcd: OutsideEtcd, tmp_
         assert {one["node"]: one["state"] for one in status["health"]} == {"a": "good", "b": "good"}, status["health"]
         print(status["health"], *running.events(), sep="\n")
         finish(running)
+
+
+def test_workers_that_share_a_card_train_on_the_cpu(etcd: OutsideEtcd, tmp_path: Path) -> None:
+    """As on any machine with fewer cards than workers: NCCL refuses them, and their script needs none."""
+    script = (str(WORKERS / "rejoin_torch.py"),)
+    with Job(tmp_path, [etcd.endpoint], script=script, options=OPTIONS) as running:
+        running.start("a", "b")
+        first = running.wait_world(2)
+        os.kill(first.pids_of("b")[0], signal.SIGKILL)
+        second = running.wait_world(2, after=first.round)
+        assert second.pids_of("a") == first.pids_of("a"), "the survivor's process goes on"
+        assert "several workers use one GPU" in running.nodes["a"].text
+        running.end_soon(5)
+        assert running.exit_codes() == {"a": 0, "b": 0}

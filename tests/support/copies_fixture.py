@@ -84,14 +84,14 @@ def put_in(
     """Put a snapshot into the pool, as if a worker had committed it."""
     data = make_snapshot(holding, fill, SIZE)
     stream = stream or SnapshotStream.of_worker(0, "state")
-    arrival = into.incoming(stream, Label(A, holding, len(data), zlib.crc32(data)))
+    arrival = into.incoming(stream, Label(A, holding, len(data)))
     arrival.view[:] = data
-    arrival.accept()
+    arrival.accept(zlib.crc32(data))
     return stream
 
 
 def lent(owner: MemorySnapshotPool, holding: Holding = NEW, fill: int = 7) -> Loan:
     put_in(owner, holding, fill)
-    loan = owner.lend(holding.version, holding.shard)
+    loan = owner.borrow(holding.version, holding.shard)
     assert loan is not None
     return loan

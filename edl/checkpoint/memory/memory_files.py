@@ -8,18 +8,18 @@ import mmap
 import os
 import threading
 import zlib
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
 
+from edl.pages import populate
+
 SPARE_BYTES = 64 * 1024 * 1024
 """Memory left free for the rest of the machine when a file is allocated."""
 CHUNK_BYTES = 4 * 1024 * 1024
-SHARE_BYTES = 256 * 1024 * 1024
-"""Bytes that one thread clears at a time."""
-MOST_THREADS = 4
-"""More threads do not clear pages faster, and training runs meanwhile."""
+PLENTY = 4
+"""With this many times the memory that a file needs its pages are requested by several threads at once. With less they
+are reserved first, which one thread does, and which fails where the other would have a process killed."""
 _ZEROS = bytes(CHUNK_BYTES)
 _CGROUPS = Path("/sys/fs/cgroup")
 
@@ -41,11 +41,13 @@ class MemoryFile:
         self.size = size
         self.descriptor = os.memfd_create("edl-state", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            os.posix_fallocate(self.descriptor, 0, size)
+            os.ftruncate(self.descriptor, size)
             fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-            if touch:
-                _fill(self.descriptor, size)
             self.view = memoryview(mmap.mmap(self.descriptor, size))
+            if size * PLENTY > free or not populate(self.view):
+                os.posix_fallocate(self.descriptor, 0, size)
+                if touch and not populate(self.view):
+                    _fill(self.descriptor, size)
         except BaseException:
             os.close(self.descriptor)
             raise
@@ -79,15 +81,9 @@ class MemoryFile:
 
 
 def _fill(descriptor: int, size: int) -> None:
-    """Make the kernel clear all pages now; takes seconds for gigabytes, and is shared by several threads."""
-
-    def clear(first: int) -> None:
-        for offset in range(first, min(first + SHARE_BYTES, size), CHUNK_BYTES):
-            os.pwrite(descriptor, _ZEROS[: size - offset], offset)
-
-    with ThreadPoolExecutor(min(MOST_THREADS, max(1, (os.cpu_count() or 1) // 2)), "edl-pages") as threads:
-        for _ in threads.map(clear, range(0, size, SHARE_BYTES)):
-            pass
+    """Make the kernel clear all pages now."""
+    for offset in range(0, size, CHUNK_BYTES):
+        os.pwrite(descriptor, _ZEROS[: size - offset], offset)
 
 
 def checksum(data: memoryview) -> int:

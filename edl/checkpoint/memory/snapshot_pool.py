@@ -42,9 +42,13 @@ class Loan:
 
     @property
     def label(self) -> Label:
-        """Its label, with the checksum, which is computed once."""
-        crc32 = self._memory.crc32(self.held.size)
-        return Label(self._owner, self.held.holding, self.held.size, crc32, self._owed)
+        """Describes it."""
+        return Label(self._owner, self.held.holding, self.held.size, self._owed)
+
+    @property
+    def crc32(self) -> int:
+        """Its checksum, which is computed once."""
+        return self._memory.crc32(self.held.size)
 
     @property
     def descriptor(self) -> int:
@@ -81,13 +85,13 @@ class IncomingCopy:
         self._over = False
         self.view = memory.view[: label.size]
 
-    def accept(self) -> None:
+    def accept(self, crc32: int | None = None) -> None:
         """Accept the complete snapshot. Raises ``CheckpointError`` when it does not match its label."""
         try:
             found = self._snapshot_pool.read_header(self.view)
             if found != self._label.holding:
                 raise CheckpointError(f"the peer sent {found} under the label of {self._label.holding}")
-            self._memory.renewed(self._label.crc32)
+            self._memory.renewed(crc32)
             self._snapshot_pool.fill(self._stream, self._number, self._label.size, found)
             self._snapshot_pool.report_pending_save(self._label.owed)
             self._end()
@@ -132,17 +136,6 @@ class MemorySnapshotPool:
         self._lock = threading.Lock()
 
     # --- of the ports ------------------------------------------------------------------------------------------------
-
-    def lend(self, version: Version, shard: int) -> Loan | None:
-        """A part of a commit with its checksum; None if it is not here."""
-        loan = self.borrow(version, shard)
-        if loan is not None:
-            try:
-                _ = loan.label  # computed here, while the peer waits
-            except BaseException:
-                loan.release()
-                raise
-        return loan
 
     def arriving(self, label: Label) -> IncomingCopy | None:
         """Memory for a copy of another node's commit; None if it is already here. Raises ``CheckpointError``."""
@@ -322,7 +315,7 @@ class MemorySnapshotPool:
     # --- reading -----------------------------------------------------------------------------------------------------
 
     def borrow(self, version: Version, shard: int) -> Loan | None:
-        """Like ``lend``, but without computing the checksum."""
+        """A part of a commit; None if it is not here."""
         return self._borrow(lambda held: (held.holding.version, held.holding.shard) == (version, shard))
 
     def borrow_own(self, slot: int, name: str, version: Version) -> Loan | None:

@@ -92,6 +92,23 @@ def card(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(pci_bus_id=6))
+
+
+class Everyone:
+    """In place of ``all_gather``: the others of a group of as many ranks as there are messages besides ours."""
+
+    def __init__(self, *others: bytes) -> None:
+        self._others = others
+
+    def __call__(self, found: list[Any], mine: Any, group: Any) -> None:
+        for place, message in zip(found, [bytes(mine.tolist()), *self._others], strict=True):
+            place.copy_(torch.frombuffer(bytearray(message), dtype=torch.uint8))
+
+
+def others(monkeypatch: pytest.MonkeyPatch, *messages: bytes) -> None:
+    monkeypatch.setattr(dist, "get_world_size", lambda group: 1 + len(messages))
+    monkeypatch.setattr(dist, "all_gather", Everyone(*messages))
 
 
 # --- settings --------------------------------------------------------------------------------------------------------
@@ -179,6 +196,7 @@ def test_the_communicator_is_made_with_the_group_and_an_abort_meanwhile_frees_it
     monkeypatch.setattr(TorchGroup, "_open_store", lambda self: HashStore())
     monkeypatch.setattr(dist, "init_process_group", lambda *arguments, **named: None)
     monkeypatch.setattr(c10d, "_get_default_group", lambda: made)
+    others(monkeypatch, b"another.")
 
     servers = []  # of other threads, which are none of NCCL's business
 
@@ -199,6 +217,41 @@ def test_the_communicator_is_made_with_the_group_and_an_abort_meanwhile_frees_it
         with server, pytest.raises(BlockingIOError):
             server.accept()
     group.retire()
+
+
+@pytest.mark.usefixtures("card")
+def test_a_world_in_which_two_workers_use_one_card_is_formed_without_nccl(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As NCCL refuses them, and workers that train on the CPU of such a machine need none."""
+    backend = Backend()
+    monkeypatch.setattr(TorchGroup, "_open_store", lambda self: HashStore())
+    monkeypatch.setattr(dist, "init_process_group", lambda *arguments, **named: None)
+    monkeypatch.setattr(c10d, "_get_default_group", lambda: Group(backend))
+    nccl._note_once.cache_clear()
+    others(monkeypatch, b"another.", nccl.place(torch.device("cuda", 0)))
+    group = TorchGroup(seat(3))
+    group.connect("cpu:gloo,cuda:nccl")
+    assert not group.has_nccl
+    assert backend.calls == []
+    assert "several workers use one GPU (this one uses cuda:0), which NCCL refuses" in capfd.readouterr().err
+    others(monkeypatch, b"another.", b"a third.")
+    group = TorchGroup(seat(3))
+    group.connect("cpu:gloo,cuda:nccl")
+    assert group.has_nccl
+    assert backend.calls == ["connect cuda:0"]
+    group.abort()
+
+
+@pytest.mark.usefixtures("card")
+def test_a_place_is_a_host_and_a_card_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NCCL_HOSTID", raising=False)
+    here = nccl.place(torch.device("cuda", 0))
+    assert len(here) == 8 and nccl.place(torch.device("cuda", 0)) == here
+    monkeypatch.setenv("NCCL_HOSTID", "one")
+    one = nccl.place(torch.device("cuda", 0))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(pci_bus_id=7))
+    assert len({here, one, nccl.place(torch.device("cuda", 0))}) == 3
 
 
 def test_all_are_aborted_together() -> None:
