@@ -17,13 +17,13 @@ PIECE_BYTES = 4 << 20
 SHARE_BYTES = 256 << 20
 """Bytes that one thread maps at a time."""
 MOST_THREADS = 8
-MADV_POPULATE_WRITE = 23
-"""Since Linux 5.14; older kernels refuse it, and each page is mapped on its first access."""
+MADV_POPULATE_READ, MADV_POPULATE_WRITE = 22, 23
+"""Since Linux 5.14; older kernels refuse them, and each page is mapped on its first access."""
 
 
-def populate(view: memoryview) -> bool:
+def populate(view: memoryview, *, writing: bool = True) -> bool:
     """Map all pages of a writable, page-aligned mapping, whose content stays; whether all of them are mapped now. They
-    are not if the kernel refuses, or memory is short."""
+    are not if the kernel refuses, or memory is short. ``writing``: pages of a private mapping become its own."""
     try:
         whole = len(view)
         first = (ctypes.c_char * whole).from_buffer(view)
@@ -32,13 +32,14 @@ def populate(view: memoryview) -> bool:
     madvise = ctypes.CDLL(None, use_errno=True).madvise
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     address = ctypes.addressof(first)  # the view itself may be released meanwhile; ``first`` keeps the mapping
+    advice = MADV_POPULATE_WRITE if writing else MADV_POPULATE_READ
     refused = threading.Event()
 
     def share(begin: int) -> None:
         for at in range(begin, min(begin + SHARE_BYTES, whole), PIECE_BYTES):
             if refused.is_set():
                 return
-            if madvise(address + at, min(PIECE_BYTES, whole - at), MADV_POPULATE_WRITE):
+            if madvise(address + at, min(PIECE_BYTES, whole - at), advice):
                 refused.set()
 
     shares = range(0, whole, SHARE_BYTES)

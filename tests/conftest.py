@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -36,11 +37,17 @@ LAUNCHER_PREFIXES = ("EDL_", "PET_", "TORCHELASTIC_", "PADDLE_")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--soak", action="store_true", help="run the fault tests of hours in full length")
+    parser.addoption("--card", action="store_true", help="run the tests that need a GPU, too; else none is visible")
     parser.addoption("--rewrite", action="store_true", help="rewrite tests/sim/golden from what the machines do")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Long runs tell the whole truth: every launcher is a program of its own; see ``tests/process/forking.py``."""
+    """Long runs tell the whole truth: every launcher is a program of its own; see ``tests/process/forking.py``.
+
+    Where there is a GPU, tests run as they do without one.
+    """
+    if Path("/dev/nvidiactl").exists() and not config.getoption("--card"):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     if config.getoption("--soak"):
         os.environ["TEST_REAL_STARTS"] = "1"
 

@@ -112,7 +112,7 @@ class TorchArrays:
         if dtype is None:
             raise StateError(f"the snapshot holds {info.dtype} values, which torch {torch.__version__} does not have")
         if not info.size:
-            return torch.empty(info.shape, dtype=dtype)
+            return torch.empty(info.shape, dtype=dtype, device="cpu")
         return _shaped(_bytes_over(data), dtype, info.shape)
 
     def copy(self, value: Any) -> Any:

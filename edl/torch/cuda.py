@@ -36,7 +36,7 @@ class CudaRuntime:
 
     def stage(self, size: int) -> torch.Tensor:
         """New page-locked memory of ``size`` bytes, from torch's pool."""
-        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
 
     @contextlib.contextmanager
     def stream(self, device: torch.device) -> Iterator[CudaStream]:

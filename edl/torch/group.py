@@ -146,6 +146,8 @@ class TorchGroup:
         with _Forming(self):
             store = self._open_store()
             self._held.append(store)
+            if "nccl" in backend and self._some_share(store):
+                backend = "gloo"
             hook = sys.excepthook
             try:
                 dist.init_process_group(
@@ -167,19 +169,26 @@ class TorchGroup:
             )  # fmt: skip
         watch_new_groups(self)
 
+    def _some_share(self, store: Any) -> bool:
+        """Whether workers of this world share a GPU, which NCCL refuses; noted then."""
+        size = self.seat.world_size
+        device = torch.device("cuda", torch.cuda.current_device())
+        if size == 1 or not nccl.some_share(
+            PrefixStore(f"edl/{self.seat.round}/gpus", store), nccl.place(device), size
+        ):
+            return False
+        nccl.note_shared(device)
+        return True
+
     def has(self, group: Any) -> bool:
         """Whether this torch group belongs to the round."""
         return any(one is group for one in self._groups)
 
     def _begin_nccl(self, formed: Any) -> None:
         if self.seat.world_size > 1:
-            device = torch.device("cuda", torch.cuda.current_device())
-            if nccl.some_share(formed, nccl.place(device)):
-                nccl.note_shared(device)
-                return
             self._before_nccl = sockets()
             try:
-                nccl.form(formed, device)
+                nccl.form(formed, torch.device("cuda", torch.cuda.current_device()))
             finally:
                 self._before_nccl = None
         self.has_nccl = True

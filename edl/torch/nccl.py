@@ -102,22 +102,23 @@ def _boot_id() -> str:
     return socket.gethostname()
 
 
-def some_share(group: Any, mine: bytes) -> bool:
-    """Whether two ranks of a group are at the same ``place``, which NCCL refuses. A collective of the group's CPU
-    backend."""
-    own = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
-    all_places = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(all_places, own, group)
-    return len({bytes(one.tolist()) for one in all_places}) < len(all_places)
+def some_share(store: Any, mine: bytes, world_size: int) -> bool:
+    """Whether two ranks of a world are at the same ``place``, which NCCL refuses. All ranks ask, with a store of their
+    own; each waits for the others, as they will to form the group."""
+    if store.add(f"at {mine.hex()}", 1) > 1:
+        store.set("shared", "")
+    if store.add("counted", 1) == world_size:
+        store.set("all counted", "")
+    store.wait(["all counted"])
+    return bool(store.check(["shared"]))
 
 
 def note_shared(device: torch.device) -> None:
-    """Say once that this world has no NCCL."""
+    """Say once that a world has no NCCL."""
     _note_once(
-        f"several workers use one GPU (this one uses {device}), which NCCL refuses, so this world is formed without "
-        "NCCL: tensors on the CPU are exchanged through gloo, and a collective of tensors on a GPU will fail. Give "
-        "each worker a GPU of its own (--nproc-per-node=gpu, or CUDA_VISIBLE_DEVICES for each launcher), or hide them "
-        "from workers that train on the CPU (CUDA_VISIBLE_DEVICES=)"
+        f"several workers use one GPU (this one uses {device}), which NCCL refuses, so this world uses gloo, which is "
+        "slower. Give each worker a GPU of its own (--nproc-per-node=gpu, or CUDA_VISIBLE_DEVICES for each launcher), or "
+        "hide it from workers that train on the CPU (CUDA_VISIBLE_DEVICES=)"
     )
 
 

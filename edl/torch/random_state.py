@@ -45,7 +45,7 @@ class RandomState:
         version, words, gauss_next = random.getstate()
         state: dict[str, Any] = {
             "torch": torch.get_rng_state(),
-            "python": [version, torch.tensor(words, dtype=torch.int64), gauss_next],
+            "python": [version, torch.tensor(words, dtype=torch.int64, device="cpu"), gauss_next],
         }
         if _cuda_runs():
             state["cuda"] = torch.cuda.get_rng_state()

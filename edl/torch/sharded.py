@@ -463,7 +463,7 @@ class _Restore:
         """The part of a tensor that this worker holds."""
         if isinstance(kept, Spread):
             return self._tensor(kept, box_of(target) if isinstance(target, DTensor) else kept.box)
-        whole = torch.as_tensor(self._array(kept.copies[0]))
+        whole = torch.as_tensor(self._array(kept.copies[0]), device="cpu")
         return _piece(whole, target, "") if isinstance(target, DTensor) else whole
 
     def _optimizer(self, name: str, optimizer: torch.optim.Optimizer, objects: Mapping[str, Any]) -> None:

@@ -101,6 +101,8 @@ class Link:
         self._gone = gone
         self.accelerator: Accelerator | None = None
         """Page-locks the buffers that are mapped from now on."""
+        self._unprepared: list[MappedMemory] | None = None
+        """Buffers that were mapped while nothing may disturb this worker; None if it may."""
         self._pid = os.getpid()
         self._changed = threading.Condition()
         self._boundary = StepBoundaries()
@@ -301,6 +303,20 @@ class Link:
             if not mine.due and (mine.ready is None or mine.ready[1] < size):
                 mine.needed, mine.ahead = size, True
                 self._want(stream, size, saves)
+
+    @contextlib.contextmanager
+    def undisturbed(self) -> Iterator[None]:
+        """Prepare the pages of new buffers after the block: a restore, for which others wait, would take longer
+        meanwhile."""
+        with self._changed:
+            self._unprepared = []
+        try:
+            yield
+        finally:
+            with self._changed:
+                mapped, self._unprepared = self._unprepared, None
+                for memory in mapped:
+                    memory.prepare(self.accelerator)
 
     def announce(self, number: int, messages: Sequence[local.Committed | local.WroteThrough]) -> None:
         """Announce what was kept of one commit in this round: all of it or nothing. The copies must be complete.
@@ -528,7 +544,10 @@ class Link:
         memory = _mapped(descriptors[0], size, private=False) if descriptors else None
         if isinstance(memory, MappedMemory):
             stream.map(number, memory)
-            memory.prepare(self.accelerator)
+            if self._unprepared is None:
+                memory.prepare(self.accelerator)
+            else:
+                self._unprepared.append(memory)
         stream.due = max(0, stream.due - 1)
         if stream.due:
             return

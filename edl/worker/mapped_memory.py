@@ -8,8 +8,9 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 
+from edl.pages import populate
 from edl.worker.framework import Accelerator
-from edl.worker.prefault import prefault_in_thread
+from edl.worker.prefault import LEAST_BYTES, prefault_in_thread
 
 
 class MappedMemory:
@@ -32,10 +33,17 @@ class MappedMemory:
 
     def prepare(self, accelerator: Accelerator | None) -> None:
         """Map all pages, and page-lock them for the accelerator if there is one, on a thread beside training."""
+        if self._closed:
+            return
         if accelerator is None:
             prefault_in_thread(self.view)
         else:
             self._prepared = prefault_in_thread(self.view, lambda: self._page_lock(accelerator))
+
+    def read_soon(self) -> None:
+        """Map all pages now, since all of them are to be read."""
+        if self.size >= LEAST_BYTES:
+            populate(self.view, writing=False)
 
     def wait(self) -> None:
         """Wait until it is page-locked, if that is under way: a copy into locked pages is much faster."""

@@ -536,7 +536,8 @@ class BaseState(Contents):
                 mine &= found.tree.get("objects", {}).keys()
             elif found.meta.shard != shard:
                 raise CheckpointError(f"received shard {found.meta.shard} instead of shard {shard}")
-            with self._fast_reading(link, memory):
+            with link.undisturbed(), self._fast_reading(link, memory):
+                memory.read_soon()
                 self._load(found, memory.view, mine)
         finally:
             closed = memory.close()

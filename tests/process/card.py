@@ -13,6 +13,6 @@ def _is_there() -> bool:
     return bool(torch.cuda.is_available())
 
 
-NEEDS_CARD = pytest.mark.skipif(not _is_there(), reason="torch finds no CUDA device here")
+NEEDS_CARD = pytest.mark.skipif(not _is_there(), reason="needs a GPU, and pytest --card")
 OVER_SOCKETS = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_IB_DISABLE": "1"}
 """Workers set ``NCCL_HOSTID``, which differs between them."""

@@ -158,8 +158,8 @@ def test_a_health_check_of_nodes_with_a_card_passes_them(etcd: OutsideEtcd, tmp_
         finish(running)
 
 
-def test_workers_that_share_a_card_train_on_the_cpu(etcd: OutsideEtcd, tmp_path: Path) -> None:
-    """As on any machine with fewer cards than workers: NCCL refuses them, and their script needs none."""
+def test_workers_that_share_a_card_use_gloo(etcd: OutsideEtcd, tmp_path: Path) -> None:
+    """As on any machine with fewer cards than workers: NCCL refuses them."""
     script = (str(WORKERS / "rejoin_torch.py"),)
     with Job(tmp_path, [etcd.endpoint], script=script, options=OPTIONS) as running:
         running.start("a", "b")

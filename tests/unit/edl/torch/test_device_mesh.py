@@ -59,7 +59,7 @@ def test_the_mesh_is_the_same_until_the_world_changes() -> None:
     world(0, 2)
     first = mesh()
     assert mesh() is first and first.mesh_dim_names == ("dp",) and first.size() == 2
-    again = dist.device_mesh.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+    again = dist.device_mesh.init_device_mesh(first.device_type, (2,), mesh_dim_names=("dp",))
     assert again == first and hash(again) == hash(first), "within a world torch compares them as ever"
     world(0, 2)
     assert mesh() != first

@@ -6,6 +6,7 @@ import errno
 import os
 import socket
 import threading
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch.distributed import distributed_c10d as c10d  # noqa: E402
 
 from edl.torch import nccl  # noqa: E402
 from edl.torch.framework import TorchFramework  # noqa: E402
-from edl.torch.group import GroupLost, TorchGroup  # noqa: E402
+from edl.torch.group import GroupLost, TorchGroup, watch_new_groups  # noqa: E402
 from edl.wire.local import Seat  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -86,7 +87,7 @@ def seat(world_size: int) -> Seat:
 
 
 @pytest.fixture
-def card(monkeypatch: pytest.MonkeyPatch) -> None:
+def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
@@ -94,21 +95,8 @@ def card(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(pci_bus_id=6))
 
-
-class Everyone:
-    """In place of ``all_gather``: the others of a group of as many ranks as there are messages besides ours."""
-
-    def __init__(self, *others: bytes) -> None:
-        self._others = others
-
-    def __call__(self, found: list[Any], mine: Any, group: Any) -> None:
-        for place, message in zip(found, [bytes(mine.tolist()), *self._others], strict=True):
-            place.copy_(torch.frombuffer(bytearray(message), dtype=torch.uint8))
-
-
-def others(monkeypatch: pytest.MonkeyPatch, *messages: bytes) -> None:
-    monkeypatch.setattr(dist, "get_world_size", lambda group: 1 + len(messages))
-    monkeypatch.setattr(dist, "all_gather", Everyone(*messages))
+    yield
+    watch_new_groups(None)
 
 
 # --- settings --------------------------------------------------------------------------------------------------------
@@ -196,7 +184,7 @@ def test_the_communicator_is_made_with_the_group_and_an_abort_meanwhile_frees_it
     monkeypatch.setattr(TorchGroup, "_open_store", lambda self: HashStore())
     monkeypatch.setattr(dist, "init_process_group", lambda *arguments, **named: None)
     monkeypatch.setattr(c10d, "_get_default_group", lambda: made)
-    others(monkeypatch, b"another.")
+    monkeypatch.setattr(TorchGroup, "_some_share", lambda self, store: False)
 
     servers = []  # of other threads, which are none of NCCL's business
 
@@ -220,27 +208,39 @@ def test_the_communicator_is_made_with_the_group_and_an_abort_meanwhile_frees_it
 
 
 @pytest.mark.usefixtures("card")
-def test_a_world_in_which_two_workers_use_one_card_is_formed_without_nccl(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_world_whose_workers_share_a_card_uses_gloo(
+    shared: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """As NCCL refuses them, and workers that train on the CPU of such a machine need none."""
+    """NCCL refuses them."""
     backend = Backend()
+    formed: list[str] = []
     monkeypatch.setattr(TorchGroup, "_open_store", lambda self: HashStore())
-    monkeypatch.setattr(dist, "init_process_group", lambda *arguments, **named: None)
-    monkeypatch.setattr(c10d, "_get_default_group", lambda: Group(backend))
+    monkeypatch.setattr(nccl, "some_share", lambda store, mine, world_size: shared)
+    monkeypatch.setattr(dist, "init_process_group", lambda name, **named: formed.append(name))
+    monkeypatch.setattr(c10d, "_get_default_group", lambda: Group(None if shared else backend))
     nccl._note_once.cache_clear()
-    others(monkeypatch, b"another.", nccl.place(torch.device("cuda", 0)))
-    group = TorchGroup(seat(3))
+    group = TorchGroup(seat(2))
     group.connect("cpu:gloo,cuda:nccl")
-    assert not group.has_nccl
-    assert backend.calls == []
-    assert "several workers use one GPU (this one uses cuda:0), which NCCL refuses" in capfd.readouterr().err
-    others(monkeypatch, b"another.", b"a third.")
-    group = TorchGroup(seat(3))
-    group.connect("cpu:gloo,cuda:nccl")
-    assert group.has_nccl
-    assert backend.calls == ["connect cuda:0"]
+    assert group.has_nccl is not shared
+    assert formed == ["gloo" if shared else "cpu:gloo,cuda:nccl"]
+    assert backend.calls == ([] if shared else ["connect cuda:0"])
+    assert ("several workers use one GPU (this one uses cuda:0)" in capfd.readouterr().err) is shared
     group.abort()
+
+
+@pytest.mark.parametrize("places", ["abc", "aba", "aab", "baa", "aaa"])
+def test_all_ranks_know_whether_two_are_at_one_place(places: str) -> None:
+    store, found = HashStore(), []
+    threads = [
+        threading.Thread(target=lambda at: found.append(nccl.some_share(store, at.encode(), 3)), args=(place,))
+        for place in places
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert found == [len(set(places)) < 3] * 3
 
 
 @pytest.mark.usefixtures("card")

@@ -14,6 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 np = pytest.importorskip("numpy")
 
+from edl.torch.random_state import RandomState  # noqa: E402
 from edl.torch.state import State  # noqa: E402
 from tests.support.torch_memory import Memory, same  # noqa: E402
 from tests.torch_release import installed  # noqa: E402
@@ -302,3 +303,22 @@ def tensors(value: Any) -> list[Any]:
         return [value]
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
     return [tensor for part in parts for tensor in tensors(part)]
+
+
+def test_a_scripts_default_device_does_not_matter() -> None:
+    """What is made for a commit or a restore is on the host. A tensor on ``meta`` has no content."""
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+    numbers = RandomState()
+    state = State(
+        model=model, optimizer=optimizer, numbers=numbers, empty=torch.zeros(0), extra=torch.arange(5), step=7
+    )
+    before = everything(state)
+    with torch.device("meta"):
+        memory = Memory(state)
+        for parameter in model.parameters():
+            parameter.detach().zero_()
+        memory.restore(state)
+    assert same(everything(state), before)
