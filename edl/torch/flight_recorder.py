@@ -9,17 +9,20 @@ common clock is needed. torch records gloo's collectives too, but not when they 
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from edl.wire.rank_pace import UNKNOWN
 from edl.worker.framework import CollectiveWaits
 
-MOST_COST = 0.0005
+MOST_COST = 0.001
 """Largest share of the time that reading the records may take."""
+LONGEST_REST_S = 60.0
+"""Seconds after which they are read again, whatever that costs."""
 _DUMPS = ("_dump_nccl_trace_json",)
 
 
@@ -35,22 +38,36 @@ class Collective:
     """Time on the device, waiting for other ranks included."""
 
 
+class _Entry(msgspec.Struct, gc=False):
+    """What is read of a record. Other fields are skipped, which makes reading cheap."""
+
+    record_id: Any = None
+    time_created_ns: Any = None
+    duration_ms: Any = None
+    is_p2p: Any = None
+    state: Any = None
+
+
+class _Dump(msgspec.Struct, gc=False):
+    entries: list[_Entry] = []
+
+
 def parse(text: str | bytes) -> list[Collective]:
     """The completed collectives of a dump whose durations are known, oldest first. What is not understood is left out:
     the format is torch's own and changes between releases."""
     try:
-        entries = json.loads(text).get("entries", [])
-    except (ValueError, AttributeError):
+        entries = msgspec.json.decode(text, type=_Dump).entries
+    except (ValueError, UnicodeDecodeError):
         return []
-    found = [_collective(one) for one in entries if isinstance(one, dict)]
+    found = [_collective(one) for one in entries]
     return sorted((one for one in found if one is not None), key=lambda one: one.record)
 
 
-def _collective(entry: dict[str, Any]) -> Collective | None:
-    record, created, duration = (entry.get(name) for name in ("record_id", "time_created_ns", "duration_ms"))
+def _collective(entry: _Entry) -> Collective | None:
+    record, created, duration = entry.record_id, entry.time_created_ns, entry.duration_ms
     if not (isinstance(record, int) and isinstance(created, int) and isinstance(duration, (int, float))):
         return None
-    if entry.get("is_p2p") or entry.get("state") != "completed" or duration < 0:
+    if entry.is_p2p or entry.state != "completed" or duration < 0:
         return None
     return Collective(record, created, float(duration))
 
@@ -77,6 +94,8 @@ class WaitReader:
         self._looked_s: float | None = None
         self._newest = -1
         self._rests_until_s = 0.0
+        self._cost_s = float("inf")
+        """Seconds that the last reading has taken."""
 
     def waits(self, now_s: float) -> CollectiveWaits | None:
         """The time in collectives so far; None if it cannot be measured, or reading would cost too much now."""
@@ -88,13 +107,15 @@ class WaitReader:
         except (RuntimeError, TypeError, ValueError):
             self._dump = None
             return None
-        self._rests_until_s = now_s + (_now_s() - began_s) / MOST_COST
+        # The cheaper of two: what else this process or machine did in that moment says nothing about the next reading.
+        before_s, self._cost_s = self._cost_s, _now_s() - began_s
+        self._rests_until_s = now_s + min(min(before_s, self._cost_s) / MOST_COST, LONGEST_REST_S)
         share = waited_share([one for one in records if one.record > self._newest])
-        before_s, self._looked_s = self._looked_s, now_s
+        looked_s, self._looked_s = self._looked_s, now_s
         if share < 0:
             return None
         self._newest = records[-1].record
-        self._waits.waited_s += share * (now_s - before_s) if before_s is not None else 0.0
+        self._waits.waited_s += share * (now_s - looked_s) if looked_s is not None else 0.0
         return self._waits
 
 

@@ -117,8 +117,8 @@ def note_shared(device: torch.device) -> None:
     """Say once that a world has no NCCL."""
     _note_once(
         f"several workers use one GPU (this one uses {device}), which NCCL refuses, so this world uses gloo, which is "
-        "slower. Give each worker a GPU of its own (--nproc-per-node=gpu, or CUDA_VISIBLE_DEVICES for each launcher), or "
-        "hide it from workers that train on the CPU (CUDA_VISIBLE_DEVICES=)"
+        "slower. Give each worker a GPU of its own (--nproc-per-node=gpu, or CUDA_VISIBLE_DEVICES for each launcher), "
+        "or hide it from workers that train on the CPU (CUDA_VISIBLE_DEVICES=)"
     )
 
 

@@ -37,8 +37,12 @@ _DUMPS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
 """torch's functions that return what is recorded, as JSON: of NCCL, and of other backends."""
 _SIZE = "TORCH_FR_BUFFER_SIZE"
 _OLD_SIZE = "TORCH_NCCL_TRACE_BUFFER_SIZE"
+_TIMING = "TORCH_NCCL_ENABLE_TIMING"
 _CALLS = "2000"
 """Recorded calls; the default of torch 2.13."""
+_TIMED_CALLS = "256"
+"""Recorded calls if torch records their durations, which are read all the time (``edl.torch.flight_recorder``): each
+takes torch 13 µs to write out."""
 
 Recorded = Mapping[str, Any]
 Dump = Callable[[bool, bool], Recorded]
@@ -51,7 +55,8 @@ LASTS = 4
 def set_up(environment: MutableMapping[str, str]) -> None:
     """Let the flight recorder record, unless the user has chosen how much."""
     if _SIZE not in environment and _OLD_SIZE not in environment:
-        environment[_SIZE if hasattr(_c10d(), _DUMPS[1]) else _OLD_SIZE] = _CALLS
+        calls = _TIMED_CALLS if environment.get(_TIMING) == "1" else _CALLS
+        environment[_SIZE if hasattr(_c10d(), _DUMPS[1]) else _OLD_SIZE] = calls
 
 
 def begin() -> None:

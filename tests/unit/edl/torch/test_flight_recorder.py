@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from edl.torch import flight_recorder
 from edl.torch.flight_recorder import Collective, WaitReader, parse, waited_share
 from edl.wire.rank_pace import UNKNOWN
 
@@ -78,3 +79,19 @@ def test_a_build_without_records_measures_nothing() -> None:
     reader = WaitReader(refuses)
     assert reader.waits(1.0) is None
     assert reader.waits(100.0) is None
+
+
+def test_readings_rest_as_long_as_they_cost_and_a_slow_one_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, cost = [0.0], [0.0]
+
+    def reading() -> str:
+        clock[0] += cost[0]
+        return dump(*(entry(n, 10.0 * n) for n in range(3)))
+
+    monkeypatch.setattr(flight_recorder, "_now_s", lambda: clock[0])
+    reader, now_s, rests = WaitReader(reading), 0.0, []
+    for cost[0] in (0.004, 0.2, 0.004, 0.2, 0.2):
+        reader.waits(now_s)
+        rests.append(reader._rests_until_s - now_s)
+        now_s = reader._rests_until_s
+    assert rests == pytest.approx([4.0, 4.0, 4.0, 4.0, flight_recorder.LONGEST_REST_S])
