@@ -51,7 +51,7 @@ def capture_module(module: torch.nn.Module) -> dict[str, Any]:
 
 def load_module(module: torch.nn.Module, plain: Mapping[str, Any], owned: Owned) -> None:
     """Like ``load_state_dict``, but fills the existing parameters and buffers."""
-    own = places(module)
+    own, live = places(module), module.state_dict()
     given: OrderedDict[str, Any] = OrderedDict()
     filled = []
     for key, part in plain.items():
@@ -62,14 +62,14 @@ def load_module(module: torch.nn.Module, plain: Mapping[str, Any], owned: Owned)
             filled.append((place, part))
             given[key] = place
         else:
-            given[key] = owned(part)
+            given[key] = placed(owned(part), live.get(key))
     fill(filled)
     for key in own.keys() & given.keys():
         if given[key] is own[key]:
             given[key] = own[key].detach()  # copying it onto itself does nothing
     # Layers read the version of their format from here. The state was written by this process or by one that ran the
     # same script.
-    metadata = getattr(module.state_dict(), "_metadata", None)
+    metadata = getattr(live, "_metadata", None)
     if metadata is not None:
         given._metadata = metadata  # type: ignore[attr-defined]
     module.load_state_dict(given)
@@ -123,7 +123,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, plain: Mapping[str, Any], o
     if own_way or getattr(optimizer, _LOADING_HOOKS, None) or getattr(optimizer, _CAPTURING_HOOKS, None):
         optimizer.load_state_dict(owned(plain))  # the meaning of its keys is unknown
         return
-    groups = [_placed(part, live) for part, live in _pairs(plain["param_groups"], optimizer.param_groups, owned)]
+    groups = [placed(part, live) for part, live in _pairs(plain["param_groups"], optimizer.param_groups, owned)]
     parameters = dict(
         zip(
             (number for group in plain["param_groups"] for number in group["params"]),
@@ -241,7 +241,7 @@ def load_value(plain: Any, live: Any, owned: Owned) -> Any:
     replaced by new ones, since the existing one may be part of anything, such as a data set. Raises ``ValueError`` for
     another shape.
     """
-    return _with_trained(_placed(owned(plain), live), live)
+    return _with_trained(placed(owned(plain), live), live)
 
 
 def _with_trained(plain: Any, live: Any) -> Any:
@@ -254,11 +254,11 @@ def _with_trained(plain: Any, live: Any) -> Any:
     return _beside_live(plain, live, _with_trained)
 
 
-def _placed(plain: Any, live: Any) -> Any:
+def placed(plain: Any, live: Any) -> Any:
     """The same structure, with each tensor on the device of the existing one in its place."""
     if isinstance(plain, torch.Tensor):
         return plain.to(live.device) if isinstance(live, torch.Tensor) and not live.is_meta else plain
-    return _beside_live(plain, live, _placed)
+    return _beside_live(plain, live, placed)
 
 
 def _beside_live(plain: Any, live: Any, change: Callable[[Any, Any], Any]) -> Any:

@@ -237,7 +237,9 @@ def _load_module(module: torch.nn.Module, plain: Mapping[str, Any], owned: Calla
 def _give(module: torch.nn.Module, own: Mapping[str, Any], filled: Mapping[str, Any], rest: Mapping[str, Any]) -> None:
     """Call ``load_state_dict``. A tensor that is already filled is copied onto itself, which does nothing. Raises
     ``ValueError`` when a value is not accepted."""
-    given = OrderedDict((key, filled[key].detach() if key in filled else rest[key]) for key in own)
+    given = OrderedDict(
+        (key, filled[key].detach() if key in filled else loading.placed(rest[key], live)) for key, live in own.items()
+    )
     metadata = getattr(own, "_metadata", None)
     if metadata is not None:  # layers read the version of their format from here
         given._metadata = metadata  # type: ignore[attr-defined]

@@ -14,6 +14,8 @@ import pytest
 torch = pytest.importorskip("torch")
 np = pytest.importorskip("numpy")
 
+from edl.torch import loading  # noqa: E402
+from edl.torch import sharded as sharding  # noqa: E402
 from edl.torch.random_state import RandomState  # noqa: E402
 from edl.torch.state import State  # noqa: E402
 from tests.support.torch_memory import Memory, same  # noqa: E402
@@ -322,3 +324,23 @@ def test_a_scripts_default_device_does_not_matter() -> None:
             parameter.detach().zero_()
         memory.restore(state)
     assert same(everything(state), before)
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_tensors_of_an_extra_state_are_put_where_the_script_had_them(
+    sharded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the function that puts all others there; ``tests/process/test_sharded.py`` looks on a card."""
+    asked: list[tuple[Any, Any]] = []
+
+    def placed(plain: Any, live: Any) -> Any:
+        asked.append((plain, live))
+        return plain
+
+    monkeypatch.setattr(loading, "placed", placed)
+    module = Extra(2.0)
+    live = module.extra
+    kept = copy.deepcopy(dict(module.state_dict()))
+    load = sharding.load_local_parts if sharded else lambda name, *rest: loading.load_module(*rest)
+    load("model", module, kept, lambda part: part)
+    assert any(plain is kept["_extra_state"] and found is live for plain, found in asked)
