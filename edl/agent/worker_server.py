@@ -40,9 +40,9 @@ class WorkerCheckpoints(Protocol):
     """The worker server's interface to the checkpoint manager."""
 
     def want(
-        self, slot: int, stream: str, size: int, saves: bool = False
+        self, slot: int, stream: str, size: int, saves: bool = False, waits: bool = False
     ) -> Coroutine[Any, Any, BufferGrant | BufferRefusal]:
-        """Request a buffer for the next snapshot of a stream; ``saves`` as in ``Want``."""
+        """Request a buffer for the next snapshot of a stream; ``saves`` and ``waits`` as in ``Want``."""
         ...
 
     def committed(self, slot: int, message: local.Committed) -> None:
@@ -277,8 +277,9 @@ class WorkerServer:
                 self._heard(ev.WorkerHere(born, slot, hold, commit))
             case local.GiveUp(exit_code=code):
                 self._heard(ev.WorkerGaveUp(born, slot, code))
-            case local.Want(stream=stream, size=size, saves=saves):
-                self._background.begin(self._grant(line, stream, self._checkpoints.want(slot, stream, size, saves)))
+            case local.Want(stream=stream, size=size, saves=saves, waits=waits):
+                buffer = self._checkpoints.want(slot, stream, size, saves, waits)
+                self._background.begin(self._grant(line, stream, buffer))
             case local.Committed():
                 self.progress[slot] = message.commit
                 self.waits[slot] = message.committing_s, message.waiting_s

@@ -48,10 +48,10 @@ class CheckpointManager:
     # --- workers -----------------------------------------------------------------------------------------------------
 
     def want(
-        self, slot: int, stream: str, size: int, saves: bool = False
+        self, slot: int, stream: str, size: int, saves: bool = False, waits: bool = False
     ) -> Coroutine[Any, Any, BufferGrant | BufferRefusal]:
         """Request a buffer for a worker's next commit; see ``worker_server.WorkerCheckpoints``."""
-        return self._memory.want(slot, stream, size, saves)
+        return self._memory.want(slot, stream, size, saves, waits)
 
     def committed(self, slot: int, message: local.Committed) -> None:
         """Accept a worker's commit; see ``worker_server.WorkerCheckpoints``."""

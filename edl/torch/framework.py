@@ -53,8 +53,11 @@ class TorchFramework:
     def warm_up(self, local_rank: int, enough: Callable[[], bool]) -> str:
         """Make this process's first calls on its GPU, if NCCL is used; see ``edl.torch.warm_up``."""
         devices = torch.cuda.device_count() if _uses_nccl() else 0
-        calls = DeviceCalls(torch.device("cuda", device_of(local_rank, devices)))
-        return carry_out(plan(devices), calls, enough)
+        device = torch.device("cuda", device_of(local_rank, devices))
+        failed = carry_out(plan(devices), DeviceCalls(device), enough)
+        if devices and not failed:
+            self._copy_to(device)
+        return failed
 
     def prepare(self, seat: Seat) -> TorchGroup:
         """Forget the previous group, and create one for this round that ``abort`` can disconnect."""
@@ -128,12 +131,16 @@ class TorchFramework:
         self._refuse_garbage()
         return result
 
+    def _copy_to(self, device: torch.device) -> None:
+        """Have commits copied from this device."""
+        self.device_copies.device = device
+        self.accelerator = self.device_copies
+
     def _backend(self, seat: Seat) -> str:
         if not _uses_nccl():
             return "gloo"
         torch.cuda.set_device(device_of(seat.local_rank, torch.cuda.device_count()))
-        self.device_copies.device = torch.device("cuda", torch.cuda.current_device())
-        self.accelerator = self.device_copies
+        self._copy_to(torch.device("cuda", torch.cuda.current_device()))
         nccl.set_up(os.environ)  # noqa: TID251  torch's own settings
         return "cpu:gloo,cuda:nccl"
 

@@ -69,6 +69,9 @@ class Want:
     saves: bool = False
     """Commits of this stream will be written to the checkpoint directory; while one is read, a third buffer is
     needed."""
+    waits: bool = False
+    """The worker has no place yet: the answer may wait until there is also a buffer for the commit that it will
+    restore."""
 
 
 @dataclass(frozen=True, slots=True)

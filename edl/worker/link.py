@@ -304,6 +304,15 @@ class Link:
                 mine.needed, mine.ahead = size, True
                 self._want(stream, size, saves)
 
+    def prepare_to_join(self, stream: str, size: int) -> None:
+        """Have the agent make the memory for the first commits and for the one that this worker will restore. Returns
+        when it is there, when there is none, or when this worker is called."""
+        with self._changed:
+            mine = self._streams[stream]
+            mine.needed, mine.ahead = size, True
+            self._want(stream, size, waits=True)
+        self._wait(lambda: not mine.due or self._place is not None or self._stop is not None)
+
     @contextlib.contextmanager
     def undisturbed(self) -> Iterator[None]:
         """Prepare the pages of new buffers after the block: a restore, for which others wait, would take longer
@@ -345,10 +354,10 @@ class Link:
         group = self._group
         return group[1].failure() if group is not None and group[0] == number else ""
 
-    def _want(self, stream: str, size: int, saves: bool = False) -> None:
+    def _want(self, stream: str, size: int, saves: bool = False, waits: bool = False) -> None:
         self._streams[stream].ready = None
         self._streams[stream].due += 1
-        self.send(local.Want(stream, size, saves))
+        self.send(local.Want(stream, size, saves, waits))
 
     def piece(self, stream: str, fits: Callable[[memoryview], _Answer | None]) -> tuple[MappedMemory, _Answer] | str:
         """The requested piece of state, and what ``fits`` returns for it; or the reason why there is none.

@@ -65,7 +65,7 @@ def connect(framework: Framework, why_not: str = "") -> None:
 
 def _drive(session: Session, framework: Framework, state: BaseState, train: Callable[[], Any]) -> Any:
     _check(session, state)
-    session.state = state
+    session.state, session.expected_bytes = state, state._expected_bytes
     session.enter(framework, state._why_restarted)
     while True:
         session.place()

@@ -10,13 +10,13 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from typing import Any
 
 from edl.arithmetic import hyper
 from edl.errors import ProtocolError, StateError, UsageError
 from edl.wire import local
-from edl.wire.local import AGENT_VARIABLE, Seat
+from edl.wire.local import AGENT_VARIABLE, STATE, Seat
 from edl.wire.rank_pace import UNKNOWN
 from edl.wire.records import NO_SETTINGS, Settings
 from edl.worker.boundary import BoundaryAction, RoundOver
@@ -53,6 +53,8 @@ class Session:
         """Batch and LR of the next step."""
         self.state: object = None
         """The only ``State`` of this process, once ``run`` has seen it."""
+        self.expected_bytes: Callable[[], int] = lambda: 0
+        """About how large its snapshots will be; 0: not known."""
         self.trainer: int | None = None
         """The thread that is inside a function called by ``run``."""
         self.committing_s = self.waiting_s = 0.0
@@ -143,6 +145,10 @@ class Session:
             return
         if failed := self.framework.warm_up(int(local_rank), lambda: link.summoned):
             note(f"the device was not warmed up, so the first step will take longer: {failed}")
+        link.accelerator = self.framework.accelerator
+        size = self.expected_bytes() if int(local_rank) == 0 and not link.summoned else 0
+        if size:
+            link.prepare_to_join(STATE, size)
 
     def connect(self) -> Seat:
         """Form the communicator of the current place, unless that is done already. Raises the framework's error when a

@@ -32,6 +32,8 @@ from edl.worker.part_numbers import RankPart
 from edl.worker.session import PeersLost, Session
 from edl.worker.state_comparison import StateComparison
 
+_ENTRY_BYTES = 256
+"""Of a snapshot's header for each array."""
 _SHARE_OF_MEMORY = 4
 """Workers of a node keep copies of their first state in at most this fraction of free memory (one fourth)."""
 _Word = local.Committed | local.WroteThrough
@@ -163,6 +165,16 @@ class BaseState(Contents):
         return (
             "its state is sharded, and no build function was given" if self._sharded and self._builder is None else ""
         )
+
+    def _expected_bytes(self) -> int:
+        """About how large this worker's snapshots will be; 0 if that cannot be said before it is in a world."""
+        if self._sharded:
+            return 0
+        try:
+            _, names, leaves = self._flattened(STATE)
+            return sum(_ENTRY_BYTES + info.size for info in self._infos(names, leaves)) + self._growth_bytes()
+        except Exception:  # noqa: BLE001  it fails again, with its own message, where the state is needed
+            return 0
 
     # --- boundaries --------------------------------------------------------------------------------------------------
 

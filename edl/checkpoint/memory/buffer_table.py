@@ -218,6 +218,29 @@ class BufferTable:
             self._forget(row, old)
         return held
 
+    def take_spare(self, stream: SnapshotStream, size: int) -> int | None:
+        """Take a spare buffer of a stream that has no snapshot yet, for one that somebody else writes: pinned until
+        ``adopt`` or ``unpin``. None if there is none that fits."""
+        row = self._rows.get(stream)
+        if row is None or row.snapshots:
+            return None
+        for number in self._idle(row, sacrifice=False):
+            if self._fits(self._buffers[number], size):
+                self.pin(number)
+                return number
+        return None
+
+    def adopt(self, stream: SnapshotStream, number: int, size: int, holding: Holding) -> str:
+        """Make the content of a spare buffer that was taken the stream's snapshot. Returns the reason why that is not
+        possible; else it is empty, and the buffer is no longer pinned."""
+        row = self._rows.get(stream)
+        if row is None or number not in row.buffers or row.snapshots:
+            return f"{_name(stream)} has gone on meanwhile"
+        self._buffers[number].held = HeldSnapshot(number, holding, size)
+        row.snapshots.insert(0, number)
+        self.unpin(number)
+        return ""
+
     # --- readers -----------------------------------------------------------------------------------------------------
 
     def has(self, number: int) -> bool:

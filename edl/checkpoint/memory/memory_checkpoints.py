@@ -99,7 +99,7 @@ class MemoryCheckpoints:
         self._warned_no_directory = False
         self._writer = False
         self._pending_save = PendingSave()
-        self._replication = CommitReplication(node, self._snapshot_pool, copies, copying)
+        self._replication = CommitReplication(node, self._snapshot_pool, copies, copying, self._one_more)
         self.reading = PartReading(node, self._snapshot_pool, copies)
         self._took_over_save = False
         """The commit to be written was saved in an earlier world, whose writer may have written it."""
@@ -135,16 +135,18 @@ class MemoryCheckpoints:
     # --- workers -----------------------------------------------------------------------------------------------------
 
     def want(
-        self, slot: int, stream: str, size: int, saves: bool = False
+        self, slot: int, stream: str, size: int, saves: bool = False, waits: bool = False
     ) -> Coroutine[Any, Any, BufferGrant | BufferRefusal]:
         """A buffer for the next commit of the slot's current worker; waits while all are being read. ``saves``: its
-        commits will be written to the checkpoint directory."""
+        commits will be written to the checkpoint directory. ``waits``: comes when its other buffers are there, too."""
         mine = SnapshotStream.of_worker(slot, stream)
         if saves:
             self._ahead.read(mine)
-        return self._grant(slot, self._slot(slot), mine, size)
+        return self._grant(slot, self._slot(slot), mine, size, waits)
 
-    async def _grant(self, slot: int, worker: _Slot, stream: SnapshotStream, size: int) -> BufferGrant | BufferRefusal:
+    async def _grant(
+        self, slot: int, worker: _Slot, stream: SnapshotStream, size: int, waits: bool
+    ) -> BufferGrant | BufferRefusal:
         logged = False
         if stream.name == STATE and self._parts.get(stream, 1) > 1:
             await self._replication.wait_for_copy(stream)
@@ -155,6 +157,8 @@ class MemoryCheckpoints:
                 if isinstance(room, WritableBuffer):
                     self._shortages.note(stream, "")
                     self._ahead.look(stream, size)
+                    if waits:
+                        await self._ahead.idle.wait()
                     return self._granted(worker, room)
                 if not room.later:
                     self._shortages.note(stream, room.why)
@@ -204,6 +208,11 @@ class MemoryCheckpoints:
         if self._writer:
             self._pending_save.take(holding.version, whole=False)
         self._part_saves.save(loan, looks_after=self._writer)
+
+    async def _one_more(self, stream: SnapshotStream, size: int) -> None:
+        self._ahead.read(stream)
+        self._ahead.look(stream, size)
+        await self._ahead.idle.wait()
 
     async def made_ahead(self) -> None:
         """Wait until no buffer is being allocated ahead."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -38,8 +38,17 @@ COPY_TIMEOUT_S = 10.0
 class CommitReplication:
     """Replication of one node. Call all methods on the event loop."""
 
-    def __init__(self, node: NodeId, snapshot_pool: MemorySnapshotPool, copies: Copies, copying: Copying) -> None:
+    def __init__(
+        self,
+        node: NodeId,
+        snapshot_pool: MemorySnapshotPool,
+        copies: Copies,
+        copying: Copying,
+        one_more: Callable[[SnapshotStream, int], Awaitable[None]],
+    ) -> None:
+        """``one_more(stream, size)``: makes the buffer in which commits go on while one is read."""
         self._node = node
+        self._one_more = one_more
         self._snapshot_pool = snapshot_pool
         self._copies = copies
         self._copying = copying
@@ -199,12 +208,13 @@ class CommitReplication:
         )
 
     async def _copy(self, stream: SnapshotStream, peer: CopyTarget) -> bool:
+        # A node that leaves, or a worker that waits, does not wait behind whatever else keeps the processors busy.
+        urgent = self._leaving or self._waiting > 0
+        if not urgent and (size := self._snapshot_pool.newest_size(stream)):
+            await self._one_more(stream, size)
         loan = self._snapshot_pool.borrow_newest(stream)
         if loan is None:
             return True
-
-        # A node that leaves, or a worker that waits, does not wait behind whatever else keeps the processors busy.
-        urgent = self._leaving or self._waiting > 0
 
         def put() -> None:
             try:
@@ -243,7 +253,7 @@ class CommitReplication:
         stream = SnapshotStream.loaded(f"{version.era}.{version.commit}.{shard}")
 
         def arriving(label: Label) -> Any:
-            return self._snapshot_pool.incoming(stream, label)
+            return self._snapshot_pool.fetched(stream, label)
 
         def get(source: Source) -> None:
             self._copies.get(source.host, source.port, version, shard, arriving)

@@ -92,7 +92,7 @@ class IncomingCopy:
             if found != self._label.holding:
                 raise CheckpointError(f"the peer sent {found} under the label of {self._label.holding}")
             self._memory.renewed(crc32)
-            self._snapshot_pool.fill(self._stream, self._number, self._label.size, found)
+            self._fill(found)
             self._snapshot_pool.report_pending_save(self._label.owed)
             self._end()
         finally:
@@ -102,12 +102,29 @@ class IncomingCopy:
         """Drop the snapshot. After ``accept``, or a second time, it does nothing."""
         if not self._over:
             self._end()
-            self._snapshot_pool.abandon(self._stream)
+            self._drop()
 
     def _end(self) -> None:
         self._over = True
         self.view = memoryview(b"")
         self._snapshot_pool.arrived(self._stream)
+
+    def _fill(self, found: Holding) -> None:
+        self._snapshot_pool.fill(self._stream, self._number, self._label.size, found)
+
+    def _drop(self) -> None:
+        self._snapshot_pool.abandon(self._stream)
+
+
+class IncomingForWorker(IncomingCopy):
+    """``Arrival`` in a spare buffer of a worker that has not committed yet: memory that exists already, since the
+    worker waited for its world, and that its commits will need. The worker knows nothing of this buffer yet."""
+
+    def _fill(self, found: Holding) -> None:
+        self._snapshot_pool.adopt(self._stream, self._number, self._label.size, found)
+
+    def _drop(self) -> None:
+        self._snapshot_pool.give_back(self._number)
 
 
 class MemorySnapshotPool:
@@ -160,6 +177,23 @@ class MemorySnapshotPool:
         with self._lock:
             self._reserve(stream, label)
         return self._incoming(stream, label)
+
+    def fetched(self, stream: SnapshotStream, label: Label) -> IncomingCopy:
+        """Memory for a commit that a new worker restores: a spare buffer of that worker, or else one of this stream.
+        Raises ``CheckpointError``."""
+        with self._lock:
+            streams = self._buffer_table.streams(Use.WORKER, STATE) if label.holding.shards == 1 else ()
+            for own in streams:
+                number = self._buffer_table.take_spare(own, label.size)
+                if number is not None:
+                    return IncomingForWorker(self, own, label, number, self._memories[number])
+        return self.incoming(stream, label)
+
+    def adopt(self, stream: SnapshotStream, number: int, size: int, holding: Holding) -> None:
+        """Make a spare buffer that was taken the stream's first snapshot. Raises ``CheckpointError``."""
+        with self._open():
+            if problem := self._buffer_table.adopt(stream, number, size, holding):
+                raise CheckpointError(problem)
 
     def _reserve(self, stream: SnapshotStream, label: Label) -> None:
         """Let no other copy of this stream arrive until ``arrived``. Requires the lock. Raises ``CheckpointError``."""
@@ -336,6 +370,12 @@ class MemorySnapshotPool:
         """The newest snapshot of a stream."""
         with self._lock:
             return self._loan(stream, lambda held: True)
+
+    def newest_size(self, stream: SnapshotStream) -> int:
+        """Bytes of the newest snapshot of a stream; 0 if there is none."""
+        with self._lock:
+            newest = self._buffer_table.newest(stream)
+        return 0 if newest is None else newest.size
 
     def give_back(self, number: int) -> None:
         """End a loan, so that the buffer can be reused."""

@@ -343,4 +343,4 @@ def test_tensors_of_an_extra_state_are_put_where_the_script_had_them(
     kept = copy.deepcopy(dict(module.state_dict()))
     load = sharding.load_local_parts if sharded else lambda name, *rest: loading.load_module(*rest)
     load("model", module, kept, lambda part: part)
-    assert any(plain is kept["_extra_state"] and found is live for plain, found in asked)
+    assert any(found is live and plain.keys() == live.keys() for plain, found in asked)

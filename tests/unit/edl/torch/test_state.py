@@ -13,8 +13,10 @@ from edl.errors import StateError  # noqa: E402
 from edl.torch.loading import load_module, load_optimizer  # noqa: E402
 from edl.torch.random_state import RandomState  # noqa: E402
 from edl.torch.sharded import load_local_parts, local_parts  # noqa: E402
+from edl.torch.state import State  # noqa: E402
 from edl.worker import tree  # noqa: E402
 from edl.worker.numbers import key  # noqa: E402
+from tests.support.torch_memory import Memory  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -136,3 +138,23 @@ def test_the_seed_is_what_the_script_has_seeded_torch_with_or_what_it_says() -> 
     said = RandomState(seed=3).edl_seed()
     torch.rand(3)
     assert RandomState(seed=3).edl_seed() == said != RandomState(seed=4).edl_seed()
+
+
+def test_a_worker_that_has_not_trained_yet_knows_how_large_its_commits_will_be() -> None:
+    model = torch.nn.Linear(100, 100)
+    optimizer = torch.optim.Adam(model.parameters())
+    state = State(model=model, optimizer=optimizer, step=0)
+    expected = state._expected_bytes()
+    model(torch.ones(2, 100)).sum().backward()
+    optimizer.step()
+    size = len(Memory(state).view)
+    assert size <= expected + expected // 64 and expected <= 1.1 * size, "what a buffer of this size holds"
+    assert State(build=lambda mesh: {}, step=0)._expected_bytes() == 0
+
+    class Unready:
+        def state_dict(self) -> dict[str, Any]:
+            raise RuntimeError("there is no world yet")
+
+        def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+    assert State(unready=Unready(), step=0)._expected_bytes() == 0

@@ -17,6 +17,7 @@ from edl.wire import local
 from edl.wire.local import OWN, STATE
 from edl.worker.boundary import BoundaryAction, RoundOver
 from edl.worker.link import Link
+from edl.worker.mapped_memory import MappedMemory
 from tests.support.fake_agent import TIMEOUT_S, Barriers, FakeGroup, Worker, a_seat, connected
 
 
@@ -295,6 +296,20 @@ def test_a_buffer_that_cannot_be_mapped_is_none(worker: Worker, capfd: pytest.Ca
         worker.agent.send(local.Buffer(STATE, 4, size))
     with pytest.raises(CheckpointError, match="without its descriptor"):
         worker.join()
+
+
+def test_pages_of_new_buffers_are_prepared_when_a_restore_is_over(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared: list[int] = []
+    monkeypatch.setattr(MappedMemory, "prepare", lambda self, accelerator: prepared.append(self.size))
+    seated(worker)
+    with worker.link.undisturbed():
+        _, view = worker.link.buffer(STATE, 1000)
+        assert prepared == []
+    assert prepared == [len(view)]
+    worker.link.buffer(OWN, 2000)
+    assert len(prepared) == 2
 
 
 def test_pieces(worker: Worker) -> None:

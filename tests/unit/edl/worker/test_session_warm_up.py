@@ -132,3 +132,35 @@ def test_an_order_to_stop_ends_it(worker: Worker) -> None:
     with pytest.raises(SystemExit):
         worker.join()
     assert framework.asked == [1]
+
+
+@pytest.mark.parametrize(("environment", "size"), [({"LOCAL_RANK": "0"}, 5000), ({"LOCAL_RANK": "1"}, 0)])
+def test_the_one_that_copies_waits_for_its_memory_before_it_says_that_it_waits(
+    environment: dict[str, str], size: int, worker: Worker
+) -> None:
+    worker.environment.update(environment)
+    worker.session.expected_bytes = lambda: 5000
+    go_in(worker, Warming())
+    said = [one for one in worker.agent.said if isinstance(one, (local.Want, local.Parked))]
+    wanted = [local.Want(local.STATE, size, waits=True)] if size else []
+    assert said == [*wanted, local.Parked(0)]
+
+
+@pytest.mark.parametrize("refusal", ["", "--state-memory is 1 GiB"])
+def test_who_is_called_waits_for_no_memory(refusal: str, worker: Worker) -> None:
+    """Nor does one for which there is none."""
+    worker.environment["LOCAL_RANK"] = "0"
+    worker.session.expected_bytes = lambda: 5000
+    worker.agent.refusal = refusal
+    worker.agent.serving = bool(refusal)
+
+    def work() -> Seat:
+        worker.session.enter(Warming())
+        return worker.session.place()
+
+    worker.start(work)
+    worker.agent.expect(local.Enter)
+    if not refusal:
+        worker.agent.expect(local.Want)
+    worker.agent.place(a_seat(1))
+    assert worker.join().round == 1

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import mmap
 import os
+from typing import Any
 
 import pytest
 
 from edl.checkpoint.memory.buffer_table import BufferRefusal, BufferTable, SnapshotStream, WritableBuffer
+from edl.errors import CheckpointError
 from edl.pages import populate
+from edl.testing.memory_copies import Trouble
 from edl.wire.local import OWN, STATE
 from edl.wire.records import Version
 from edl.worker.prefault import LEAST_BYTES, prefault_in_thread
-from tests.support.memory_checkpoints_fixture import A, B, Bench, Worker, h, run
+from tests.support.memory_checkpoints_fixture import SIZE, A, B, Bench, Worker, h, piece, run, source
 
 LINE = SnapshotStream.of_worker(0, STATE)
 
@@ -69,6 +72,100 @@ def test_copies_are_readers_too() -> None:
         assert memory.usage().workers > 3 * 100_000
 
     run(test)
+
+
+def test_a_commit_is_copied_only_when_there_is_a_buffer_in_which_commits_go_on() -> None:
+    async def test(bench: Bench) -> None:
+        memory, _ = bench.node(), bench.node(B)
+        memory.enter(Version(), (A,), writes=False)
+        worker = Worker(memory)
+        await worker.commit(1)
+        await memory.made_ahead()
+        seen = []
+        put = memory._replication._copies.put
+
+        def noting(*arguments: Any, **named: Any) -> None:
+            seen.append(memory.usage().workers // 100_000)
+            put(*arguments, **named)
+
+        memory._replication._copies.put = noting  # type: ignore[method-assign]
+        memory.keep_with(B, B, 1)
+        assert await bench.copied.get() == B
+        assert seen == [3]
+
+    run(test)
+
+
+def test_a_worker_that_waits_for_its_world_gets_memory_for_the_commit_that_it_will_restore_too() -> None:
+    async def test(bench: Bench) -> None:
+        there, here = bench.node(B), bench.node()
+        await Worker(there).commit(1)
+        worker = Worker(here)
+        worker.take(await here.want(0, STATE, SIZE + 1000, waits=True))
+        before = here.usage()
+        assert before.workers > 2 * SIZE, "the answer comes when both are there"
+        assert await piece(here, 1, source(B), slot=0) == 1
+        assert here.usage() == before, "no other memory"
+        assert here.holdings() == (h(1),)
+        await worker.commit(2)
+        assert set(here.holdings()) >= {h(2)}
+        await worker.commit(3)
+        await here.made_ahead()
+        assert here.usage() == before and h(3) in here.holdings()
+
+    run(test)
+
+
+@pytest.mark.parametrize("size", [SIZE // 8, 8 * SIZE])
+def test_a_commit_of_another_size_than_expected_gets_memory_of_its_own(size: int) -> None:
+    async def test(bench: Bench) -> None:
+        there, here = bench.node(B), bench.node()
+        await Worker(there).commit(1)
+        worker = Worker(here)
+        worker.take(await here.want(0, STATE, size, waits=True))
+        assert await piece(here, 1, source(B), slot=0) == 1
+        assert here.usage().loaded > SIZE
+        worker.take(await here.want(0, STATE, SIZE + 1000))
+        await worker.commit(2)
+        assert here.usage().loaded == 0
+
+    run(test)
+
+
+def test_a_fetch_that_comes_to_nothing_leaves_the_spare_buffer() -> None:
+    async def test(bench: Bench) -> None:
+        there, here = bench.node(B), bench.node()
+        await Worker(there).commit(1)
+        worker = Worker(here)
+        worker.take(await here.want(0, STATE, SIZE + 1000, waits=True))
+        before = here.usage()
+        bench.network.trouble = Trouble.FLIP
+        with pytest.raises(CheckpointError, match="wrong checksum"):
+            await piece(here, 1, source(B), slot=0)
+        bench.network.trouble = None
+        assert here.usage() == before and here.holdings() == ()
+        assert await piece(here, 1, source(B), slot=0) == 1
+        assert here.usage() == before
+
+    run(test)
+
+
+def test_what_arrives_after_the_worker_has_committed_is_refused() -> None:
+    buffer_table = BufferTable(limit_bytes=10**6)
+    assert isinstance(buffer_table.room(LINE, 100_000), WritableBuffer)
+    assert buffer_table.take_spare(LINE, 100_000) is None, "there is no other buffer"
+    spare = buffer_table.spare(LINE, 100_000, 2)
+    assert spare is not None
+    buffer_table.pin(spare.buffer)
+    buffer_table.unpin(spare.buffer)  # it has its memory
+    assert buffer_table.take_spare(LINE, 100_000) == spare.buffer
+    assert buffer_table.take_spare(LINE, 100_000) is None, "taken"
+    buffer_table.fill(LINE, 100_000, h(2))
+    assert "has gone on meanwhile" in buffer_table.adopt(LINE, spare.buffer, 100_000, h(1))
+    assert buffer_table.held(LINE)[0].holding == h(2)
+    waits = buffer_table.room(LINE, 100_000)
+    assert isinstance(waits, WritableBuffer) and waits.buffer != spare.buffer, "somebody may still write to it"
+    assert buffer_table.take_spare(SnapshotStream.of_worker(7, STATE), 100_000) is None
 
 
 def test_values_of_the_slots_own_have_one_more() -> None:
