@@ -137,14 +137,28 @@ def test_a_range_that_a_helper_gives_back_at_the_end_is_fetched_by_the_first() -
 
 
 def test_the_first_ones_failure_ends_all_and_nothing_is_written_any_more() -> None:
-    stuck = Line(0, "hang")
-    line = Line(3, "damage")
-    memory = bytearray(len(DATA))
+    writing, left = threading.Event(), threading.Event()
+
+    class Slow(Line):
+        """Ends some time after it was hung up on."""
+
+        def read_into(self, view: memoryview, crc: int = 0) -> int:
+            writing.set()
+            try:
+                return super().read_into(view, crc)
+            finally:
+                threading.Event().wait(0.05)
+                left.set()
+
+    class Damaged(Line):
+        def read_into(self, view: memoryview, crc: int = 0) -> int:
+            assert writing.wait(WAIT_S)
+            return super().read_into(view, crc)
+
+    line, nobody = Damaged(0, "damage"), CheckpointError("no place left")
     with pytest.raises(CheckpointError, match=r"shard 0 was damaged in transit: checksum \w+ instead of \w+ from byte"):
-        RangeFetch(memoryview(memory), "shard 0").run(line, Helpers(stuck, stuck, stuck))
-    before = bytes(memory)
-    stuck.hang_up()
-    assert bytes(memory) == before
+        RangeFetch(memoryview(bytearray(len(DATA))), "shard 0").run(line, Helpers(Slow(0, "hang"), nobody, nobody))
+    assert left.is_set()
     assert {"done": True} not in line.others
 
 
