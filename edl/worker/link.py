@@ -11,7 +11,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from edl.errors import CheckpointError, ProtocolError, StateError
@@ -24,55 +23,13 @@ from edl.wire.records import Settings
 from edl.worker.boundary import BoundaryAction, RoundOver, StepBoundaries
 from edl.worker.framework import Accelerator, Communicator
 from edl.worker.mapped_memory import MappedMemory
+from edl.worker.stream_buffers import MOST_BUFFERS, StreamBuffers
 
 _LONGEST_WAIT_S = 1.0
 """A waiting thread checks at least this often (seconds), even if it is not woken."""
 _FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
 _MOST_DESCRIPTORS = 4
-_MOST_BUFFERS = 4
-"""Maximum number of buffers of a stream, which the agent never exceeds. The oldest is unmapped when there would be
-more."""
-_SMALL_BYTES = 256 * 1024
-"""Tolerance in bytes beyond twice the needed size of a buffer."""
 _Answer = TypeVar("_Answer")
-
-
-@dataclass
-class _Stream:
-    """The buffers of one stream."""
-
-    maps: dict[int, MappedMemory]
-    """By buffer number."""
-    ready: tuple[int, int] | None = None
-    """Number and size of the buffer to write next."""
-    due: int = 0
-    """Outstanding answers: exactly one for each ``Want`` and each ``Committed``, in order. Only the last one counts,
-    since an earlier offer may have been withdrawn or replaced."""
-    needed: int = 0
-    """Bytes of the newest snapshot."""
-    refused: str = ""
-    """Why there is no buffer."""
-    ahead: bool = False
-    """The outstanding request was made ahead of a commit, so a refusal now does not apply to that commit."""
-    unknown: int = 0
-    """Number of consecutive buffers that came without a descriptor."""
-
-    def map(self, number: int, memory: MappedMemory) -> None:
-        """Add a buffer, and unmap those that the agent will not offer again: they do not fit the current snapshot, or
-        exceed the maximum number."""
-        self.drop(number)
-        for other, old in list(self.maps.items()):
-            if not self.needed <= old.size <= 2 * self.needed + _SMALL_BYTES:
-                self.drop(other)
-        while len(self.maps) >= _MOST_BUFFERS:
-            self.drop(next(iter(self.maps)))
-        self.maps[number] = memory
-
-    def drop(self, number: int) -> None:
-        """Unmap a buffer, if it is mapped."""
-        old = self.maps.pop(number, None)
-        if old is not None:
-            old.close()
 
 
 def _end_process() -> None:
@@ -112,7 +69,7 @@ class Link:
         self._why = ""
         self._stop: str | None = None
         self._group: tuple[int, Communicator] | None = None
-        self._streams = {name: _Stream({}) for name in (local.STATE, local.OWN)}
+        self._streams = {name: StreamBuffers({}) for name in (local.STATE, local.OWN)}
         self._pieces: dict[str, MappedMemory | str] = {}
         self._listeners: dict[str, Callable[[str | None], None]] = {}
         self._follower: Callable[[Seat], None] | None = None
@@ -565,7 +522,7 @@ class Link:
             stream.refused = memory
         elif number in stream.maps:
             stream.ready, stream.unknown = (number, size), 0
-        elif stream.unknown < _MOST_BUFFERS:
+        elif stream.unknown < MOST_BUFFERS:
             # Unmapped too early, because it did not fit in between. The agent allocates a new one for a size that this
             # one cannot hold.
             stream.unknown += 1

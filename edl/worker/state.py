@@ -23,6 +23,7 @@ from edl.worker.accumulate import check_finished
 from edl.worker.boundary import BoundaryAction, RoundOver
 from edl.worker.building import Builder
 from edl.worker.contents import Contents, NoRoom, is_own
+from edl.worker.first_state import FirstState
 from edl.worker.framework import Framework
 from edl.worker.link import Link
 from edl.worker.local_steps import OuterSteps
@@ -85,7 +86,7 @@ class BaseState(Contents):
         self._commits = 0
         self._session: Session | None = None
         self._trained = False
-        self._first: _Kept | None = None
+        self._first: FirstState | None = None
         self._agreement: StateComparison | None = None
         self._callbacks: list[Callable[[], object]] = []
         self._again = self._passing = self._votes = False
@@ -496,7 +497,7 @@ class BaseState(Contents):
 
     def _keep_first(
         self, session: Session, seat: Seat, planned: Callable[[int], object] = lambda size: None
-    ) -> _Kept | None:
+    ) -> FirstState | None:
         """A copy for the case that the round is interrupted before the first commit; None when it would take much
         memory. ``planned`` is called with its size before it is made."""
         memory: mmap.mmap | None = None
@@ -515,7 +516,7 @@ class BaseState(Contents):
             self._write("", self._meta(session, RankPart.whole(seat.world_size, copies=True)), room)
         except NoRoom:
             return None
-        return _Kept(memory)
+        return FirstState(memory)
 
     def _fetch(self, session: Session, seat: Seat, stream: str, shard: int) -> bool:
         """Restore from a part that has been requested. Returns whether it is this worker's: it is not if it was made by
@@ -572,15 +573,6 @@ class BaseState(Contents):
             if locked is not None:
                 stack.enter_context(accelerator.alias(memory.view, locked))
             yield
-
-
-class _Kept:
-    """A snapshot in the memory of this process."""
-
-    def __init__(self, memory: mmap.mmap | None) -> None:
-        assert memory is not None, "room() was called"  # noqa: S101
-        self.view = memoryview(memory)
-        self.parsed = snapshot.parse(self.view)
 
 
 def _closed_after_collecting(memory: MappedMemory) -> bool:

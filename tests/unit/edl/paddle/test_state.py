@@ -23,9 +23,9 @@ from edl.paddle.framework import FRAMEWORK
 from edl.paddle.optimizer_state import capture, load
 from edl.paddle.state import State
 from edl.wire.snapshot import Meta
+from edl.worker.first_state import FirstState
 from edl.worker.numbers import key
 from edl.worker.ring import PeerLost
-from edl.worker.state import _Kept
 
 pytestmark = [pytest.mark.paddle, pytest.mark.filterwarnings("ignore:When training, we now always track")]
 
@@ -118,7 +118,7 @@ def through_memory(state: State, other: State) -> None:
             return memoryview(memory[0])
 
         state._write(stream, Meta("job", 1, 1, 1, 0, 1, "paddle"), room)
-        kept = _Kept(memory[0])
+        kept = FirstState(memory[0])
         names = [name for name in other._objects if (name == "numbers") == (stream == "own")]
         other._load(kept.parsed, kept.view, frozenset(names))
 
