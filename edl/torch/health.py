@@ -1,7 +1,7 @@
 """The parts of a health check with torch: the matrix product on each GPU or else on the processor (see
 ``edl.worker.probe.product``), and exchanges between GPUs through NCCL (``edl.worker.probe.exchange``).
 
-The lines for GPUs have never run on one; those of the exchange run with gloo in tests.
+``tests/process/test_nccl.py`` runs them on a GPU where there is one; elsewhere, tests run the exchange with gloo.
 """
 
 from __future__ import annotations
