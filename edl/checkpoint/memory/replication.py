@@ -207,14 +207,19 @@ class CommitReplication:
             if self._copied.get(stream) != holding and (self._leaving or self._is_needed(stream, holding.shards))
         )
 
+    @property
+    def _is_urgent(self) -> bool:
+        """A node that leaves, or a worker that waits, does not wait behind whatever else keeps the processors busy."""
+        return self._leaving or self._waiting > 0
+
     async def _copy(self, stream: SnapshotStream, peer: CopyTarget) -> bool:
-        # A node that leaves, or a worker that waits, does not wait behind whatever else keeps the processors busy.
-        urgent = self._leaving or self._waiting > 0
-        if not urgent and (size := self._snapshot_pool.newest_size(stream)):
+        if not self._is_urgent and (size := self._snapshot_pool.newest_size(stream)):
             await self._one_more(stream, size)
         loan = self._snapshot_pool.borrow_newest(stream)
         if loan is None:
             return True
+
+        urgent = self._is_urgent
 
         def put() -> None:
             try:
