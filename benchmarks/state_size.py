@@ -39,6 +39,12 @@ def notes(job: Job, key: str) -> list[dict[str, Any]]:
     return [line for line in map(json.loads, lines) if key in line]
 
 
+def check_restored(job: Job) -> None:
+    """Raise ``RuntimeError`` if a worker has restored something wrong."""
+    if wrong := [note["wrong"] for note in notes(job, "restored") if note["wrong"]]:
+        raise RuntimeError(f"the restored state is wrong in tensors {wrong}")
+
+
 def measure_join(launcher: Launcher, gigabytes: float, keep: Path | None) -> Outcome:
     """A second node joins. Never raises for a launcher's failure."""
     title = f"{gigabytes:g} GB, join"
@@ -53,9 +59,7 @@ def measure_join(launcher: Launcher, gigabytes: float, keep: Path | None) -> Out
             job.wait_running(2, COMMITS)
         except NotReached as error:
             return Outcome(title, launcher.name, started=False, note=str(error), load=load)
-        wrong = [note["wrong"] for note in notes(job, "restored") if note["wrong"]]
-        if wrong:
-            raise RuntimeError(f"the restored state is wrong in tensors {wrong}")
+        check_restored(job)
         stayed_s = longest_gap(job.steps.worlds.values(), set(old.pids(0)), begun_s, new.first_s)
         values = {"pause": pause(old, new), "longest gap of who stays": stayed_s, "from launch": new.first_s - begun_s}
         return Outcome(title, launcher.name, values, redone=redone(old, new), load=load)
@@ -78,9 +82,8 @@ def measure_kill(launcher: Launcher, gigabytes: float, keep: Path | None) -> Out
         except NotReached as error:
             return Outcome(title, launcher.name, started=False, note=str(error), load=load)
         commits = [note["commit_s"] for note in notes(job, "step") if note["pid"] == pid]
+        check_restored(job)
         restored = notes(job, "restored")[-1]
-        if restored["wrong"]:
-            raise RuntimeError(f"the restored state is wrong in tensors {restored['wrong']}")
         values = {
             "first commit": commits[0],
             "second": commits[1],

@@ -26,7 +26,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from edl.adapters.copy_connection import CopyConnection, CopyLimits, admit, call, count_in, short
+from edl.adapters.copy_connection import CopyConnection, CopyLimits, admit, call, check_sum, count_in, short
 from edl.adapters.file_copies import CHANGES, FILE, give_changes, give_file
 from edl.adapters.range_fetch import RangeFetch
 from edl.errors import CheckpointError, PortInUse, ProtocolError
@@ -157,12 +157,7 @@ class TcpCopies:
             crc32 = 0
             for _, view in pieces:
                 crc32 = line.read_into(view, crc32)
-            expected = count_in(line.receive_answer(), "crc32")
-            if crc32 != expected:
-                raise CheckpointError(
-                    f"a piece of shard {shard} of {version} was damaged in transit: checksum {crc32:08x} instead of "
-                    f"{expected:08x}"
-                )
+            check_sum(f"a piece of shard {shard} of {version}", crc32, count_in(line.receive_answer(), "crc32"))
 
     def stop(self) -> None:
         """Abort all transfers in both directions and stop serving."""
@@ -339,11 +334,7 @@ def _receive(line: CopyConnection, label: Label, expected: int, arrival: Arrival
     try:
         line.within(line.time_for(label.size))
         crc32 = line.read_into(arrival.view)
-        if crc32 != expected:
-            raise CheckpointError(
-                f"shard {label.holding.shard} of {label.holding.version} was damaged in transit: checksum "
-                f"{crc32:08x} instead of {expected:08x}"
-            )
+        check_sum(f"shard {label.holding.shard} of {label.holding.version}", crc32, expected)
         arrival.accept(crc32)
     finally:
         arrival.discard()

@@ -247,6 +247,12 @@ def admit(line: CopyConnection, token: str) -> None:
         raise ProtocolError("does not know this job's token")
 
 
+def check_sum(what: str, actual: int, expected: int, where: str = "") -> None:
+    """Raise ``CheckpointError`` if received bytes have another checksum than the sender's."""
+    if actual != expected:
+        raise CheckpointError(f"{what} was damaged in transit: checksum {actual:08x} instead of {expected:08x}{where}")
+
+
 def count_in(frame: Mapping[str, Any], name: str) -> int:
     """A number of bytes, or of something else, in a frame. Raises ``ProtocolError``."""
     value = frame.get(name)

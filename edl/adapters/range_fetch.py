@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
-from edl.adapters.copy_connection import CopyConnection, count_in
+from edl.adapters.copy_connection import CopyConnection, check_sum, count_in
 from edl.errors import CheckpointError, ProtocolError
 
 log = logging.getLogger(__name__)
@@ -106,9 +106,4 @@ class RangeFetch:
         line.send_frame({"start": start, "size": len(part)})
         line.within(line.time_for(len(part)))
         crc32 = line.read_into(part)
-        expected = count_in(line.receive_answer(), "crc32")
-        if crc32 != expected:
-            raise CheckpointError(
-                f"{self._what} was damaged in transit: checksum {crc32:08x} instead of {expected:08x} from byte "
-                f"{start} on"
-            )
+        check_sum(self._what, crc32, count_in(line.receive_answer(), "crc32"), f" from byte {start} on")

@@ -57,7 +57,7 @@ def parse(text: str | bytes) -> list[Collective]:
     the format is torch's own and changes between releases."""
     try:
         entries = msgspec.json.decode(text, type=_Dump).entries
-    except (ValueError, UnicodeDecodeError):
+    except ValueError:
         return []
     found = [_collective(one) for one in entries]
     return sorted((one for one in found if one is not None), key=lambda one: one.record)

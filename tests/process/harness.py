@@ -48,6 +48,11 @@ def until(condition: Callable[[], T], what: str, limit_s: float = DEADLINE_S, pa
     return value
 
 
+def stragglers(status: Any) -> list[Any]:
+    """The alarms about stragglers in a status."""
+    return [alarm for alarm in status["alarms"] if alarm["name"] == "straggler"]
+
+
 def alive(pid: int) -> bool:
     """True if the process runs. False for a zombie."""
     try:

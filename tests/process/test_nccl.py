@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.process.card import NEEDS_CARD, OVER_SOCKETS
-from tests.process.harness import WORKERS, Job, OutsideEtcd, Step, until
+from tests.process.harness import WORKERS, Job, OutsideEtcd, Step, stragglers, until
 
 pytestmark = [pytest.mark.torch, NEEDS_CARD]
 
@@ -136,13 +136,9 @@ def test_the_slow_rank_is_named_by_torchs_flight_recorder(etcd: OutsideEtcd, tmp
         running.start("a", "b")
         running.wait_world(2)
 
-        def alarms(status: Any) -> list[Any]:
-            return [alarm for alarm in status["alarms"] if alarm["name"] == "straggler"]
-
-        status = running.wait_status(lambda status: bool(alarms(status)), "an alarm about a straggler")
-        (alarm,) = alarms(status)
+        status = running.wait_status(lambda status: bool(stragglers(status)), "an alarm about a straggler")
+        (alarm,) = stragglers(status)
         assert "wait for rank 1 " in alarm["text"], alarm
-        print(alarm["text"])
         finish(running)
 
 
@@ -154,7 +150,6 @@ def test_a_health_check_of_nodes_with_a_card_passes_them(etcd: OutsideEtcd, tmp_
         running.wait_world(2)
         status = running.status()
         assert {one["node"]: one["state"] for one in status["health"]} == {"a": "good", "b": "good"}, status["health"]
-        print(status["health"], *running.events(), sep="\n")
         finish(running)
 
 

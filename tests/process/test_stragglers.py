@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.process.harness import ROOT, Job, OutsideEtcd
+from tests.process.harness import ROOT, Job, OutsideEtcd, stragglers
 
 WORKERS = ROOT / "tests" / "process" / "workers"
 SCRIPT = str(WORKERS / "straggler_torch.py")
@@ -50,10 +50,6 @@ def stopped_in_part(pid: int, stopped_s: float = 0.06, period_s: float = 0.1) ->
         thread.join()
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
-
-
-def stragglers(status: Any) -> list[Any]:
-    return [alarm for alarm in status["alarms"] if alarm["name"] == "straggler"]
 
 
 def check_only(job: Job, rank: int, cause: str) -> None:

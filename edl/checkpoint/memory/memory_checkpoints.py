@@ -158,7 +158,7 @@ class MemoryCheckpoints:
                     self._shortages.note(stream, "")
                     self._ahead.look(stream, size)
                     if waits:
-                        await self._ahead.idle.wait()
+                        await self.made_ahead()
                     return self._granted(worker, room)
                 if not room.later:
                     self._shortages.note(stream, room.why)
@@ -212,7 +212,7 @@ class MemoryCheckpoints:
     async def _one_more(self, stream: SnapshotStream, size: int) -> None:
         self._ahead.read(stream)
         self._ahead.look(stream, size)
-        await self._ahead.idle.wait()
+        await self.made_ahead()
 
     async def made_ahead(self) -> None:
         """Wait until no buffer is being allocated ahead."""

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from edl.checkpoint.memory.buffer_table import BufferRefusal, BufferTable, SnapshotStream, WritableBuffer
+from edl.checkpoint.memory.memory_checkpoints import MemoryCheckpoints
 from edl.errors import CheckpointError
 from edl.pages import populate
 from edl.testing.memory_copies import Trouble
@@ -96,12 +97,18 @@ def test_a_commit_is_copied_only_when_there_is_a_buffer_in_which_commits_go_on()
     run(test)
 
 
+async def newcomer(bench: Bench, size: int) -> tuple[MemoryCheckpoints, Worker]:
+    """Node A with a worker that waits for its world and expects commits of this size, beside B, which has commit 1."""
+    there, here = bench.node(B), bench.node()
+    await Worker(there).commit(1)
+    worker = Worker(here)
+    worker.take(await here.want(0, STATE, size, waits=True))
+    return here, worker
+
+
 def test_a_worker_that_waits_for_its_world_gets_memory_for_the_commit_that_it_will_restore_too() -> None:
     async def test(bench: Bench) -> None:
-        there, here = bench.node(B), bench.node()
-        await Worker(there).commit(1)
-        worker = Worker(here)
-        worker.take(await here.want(0, STATE, SIZE + 1000, waits=True))
+        here, worker = await newcomer(bench, SIZE + 1000)
         before = here.usage()
         assert before.workers > 2 * SIZE, "the answer comes when both are there"
         assert await piece(here, 1, source(B), slot=0) == 1
@@ -119,10 +126,7 @@ def test_a_worker_that_waits_for_its_world_gets_memory_for_the_commit_that_it_wi
 @pytest.mark.parametrize("size", [SIZE // 8, 8 * SIZE])
 def test_a_commit_of_another_size_than_expected_gets_memory_of_its_own(size: int) -> None:
     async def test(bench: Bench) -> None:
-        there, here = bench.node(B), bench.node()
-        await Worker(there).commit(1)
-        worker = Worker(here)
-        worker.take(await here.want(0, STATE, size, waits=True))
+        here, worker = await newcomer(bench, size)
         assert await piece(here, 1, source(B), slot=0) == 1
         assert here.usage().loaded > SIZE
         worker.take(await here.want(0, STATE, SIZE + 1000))
@@ -134,10 +138,7 @@ def test_a_commit_of_another_size_than_expected_gets_memory_of_its_own(size: int
 
 def test_a_fetch_that_comes_to_nothing_leaves_the_spare_buffer() -> None:
     async def test(bench: Bench) -> None:
-        there, here = bench.node(B), bench.node()
-        await Worker(there).commit(1)
-        worker = Worker(here)
-        worker.take(await here.want(0, STATE, SIZE + 1000, waits=True))
+        here, _ = await newcomer(bench, SIZE + 1000)
         before = here.usage()
         bench.network.trouble = Trouble.FLIP
         with pytest.raises(CheckpointError, match="wrong checksum"):
