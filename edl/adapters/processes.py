@@ -24,8 +24,8 @@ from edl.adapters.stacks import stacks_of_program
 from edl.config import Standby
 from edl.errors import ProtocolError, StarterLost, WorkerStartError
 from edl.ports import CommandKind, WorkerCommand
+from edl.wire.datagrams import receive
 from edl.wire.fork_server import (
-    LARGEST_BYTES,
     PROBE,
     Dump,
     Entitled,
@@ -300,11 +300,9 @@ class ForkServerProcesses:
         """Handle all messages that have arrived, in order."""
         while self._socket is not None:
             try:
-                data = self._socket.recv(LARGEST_BYTES)
+                data, _ = receive(self._socket)
             except BlockingIOError:
                 return
-            except OSError:
-                data = b""
             if not data:
                 self._lost()
                 return
@@ -463,11 +461,9 @@ class ForkServerProcesses:
     def _drain(self, ended: asyncio.Future[None]) -> None:
         """While closing, read until the socket ends; the workers' last events are still handled."""
         try:
-            data = self._socket.recv(LARGEST_BYTES) if self._socket is not None else b""
+            data = receive(self._socket)[0] if self._socket is not None else b""
         except BlockingIOError:
             return
-        except OSError:
-            data = b""
         if data:
             self._handle(decode(data))
         elif not ended.done():

@@ -25,6 +25,7 @@ from edl.errors import EdlError, ProtocolError
 from edl.tasks import BackgroundTasks
 from edl.types import Round
 from edl.wire import local, plain
+from edl.wire.datagrams import receive
 from edl.wire.memory_file import LARGEST_BYTES, read_memory, write_memory
 from edl.wire.messages import ServiceFromWorker, ServiceToWorker
 from edl.wire.parts import PartRange, decode_ranges
@@ -234,15 +235,10 @@ class WorkerServer:
 
     def _readable(self, line: _WorkerConnection) -> None:
         while line.socket.fileno() >= 0:
-            descriptors: list[int] = []
             try:
-                data, descriptors, _, _ = socket.recv_fds(line.socket, LARGEST_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
-            except (BlockingIOError, InterruptedError):
+                data, descriptors = receive(line.socket, 1)
+            except BlockingIOError:
                 return
-            except ConnectionResetError:
-                continue  # the peer died with unread data; messages that it sent before are still to come
-            except OSError:
-                data = b""
             if not data:
                 self._hang_up(line)
                 return

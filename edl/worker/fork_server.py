@@ -20,8 +20,8 @@ import time
 from dataclasses import dataclass, field, replace
 
 from edl.config import Standby
+from edl.wire.datagrams import receive
 from edl.wire.fork_server import (
-    LARGEST_BYTES,
     PROBE,
     Dump,
     Entitled,
@@ -238,10 +238,7 @@ class _ForkServer:
 
     def _hear_agent(self) -> ForkedWorker | None:
         """Handle one message. Closes the socket when the agent is gone and everything has been killed."""
-        try:
-            data, descriptors, _, _ = socket.recv_fds(self.agent, LARGEST_BYTES, 3)
-        except OSError:
-            data, descriptors = b"", []
+        data, descriptors = receive(self.agent, 3)
         if not data:
             self.child_processes.destroy()
             self.agent.close()
@@ -321,10 +318,7 @@ class _ForkServer:
 
     def _hear_standby(self, waiting: _Standby) -> bool:
         """Handle a message of a standby: it is ready, or it failed. False when that ends the fork server."""
-        try:
-            data = waiting.socket.recv(LARGEST_BYTES)
-        except OSError:
-            data = b""
+        data, _ = receive(waiting.socket)
         message = decode(data) if data else WarmFailed(self.settings.target, "the process ended during its imports", "")
         if isinstance(message, LogLine):
             waiting.ready = message.text

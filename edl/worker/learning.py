@@ -15,7 +15,8 @@ from dataclasses import dataclass, field, replace
 
 from edl.errors import ProtocolError
 from edl.exit_codes import ExitCode
-from edl.wire.fork_server import LARGEST_BYTES, WorkerOrder
+from edl.wire.datagrams import receive
+from edl.wire.fork_server import WorkerOrder
 from edl.worker import linux
 from edl.worker.child_processes import ChildProcesses
 from edl.worker.import_record import ImportRecord
@@ -188,9 +189,9 @@ class Learning:
         if building is None or building.channel.fileno() not in ready:
             return None
         try:
-            data = building.channel.recv(LARGEST_BYTES)
+            data, _ = receive(building.channel)
             message = decode(data) if data else None
-        except (OSError, ProtocolError):
+        except ProtocolError:
             message = None
         building.import_began_s = time.monotonic()
         if isinstance(message, ImportBegins):

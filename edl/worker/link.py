@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from edl.errors import CheckpointError, ProtocolError, StateError
 from edl.wire import json_messages, local
+from edl.wire.datagrams import receive
 from edl.wire.local import Seat
 from edl.wire.memory_file import LARGEST_BYTES, read_memory, write_memory
 from edl.wire.parts import PartRange, encode_ranges
@@ -409,12 +410,7 @@ class Link:
 
     def _read(self) -> None:
         while True:
-            try:
-                data, descriptors, _, _ = socket.recv_fds(
-                    self._channel, LARGEST_BYTES, _MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
-                )
-            except OSError:
-                data, descriptors = b"", []
+            data, descriptors = receive(self._channel, _MOST_DESCRIPTORS)
             if not data:
                 break
             try:

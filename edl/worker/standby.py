@@ -6,7 +6,8 @@ import contextlib
 import socket
 import sys
 
-from edl.wire.fork_server import LARGEST_BYTES, LogLine, ToAgent, WarmFailed, encode, read_order
+from edl.wire.datagrams import receive
+from edl.wire.fork_server import LogLine, ToAgent, WarmFailed, encode, read_order
 from edl.worker import bootstrap
 from edl.worker.linux import set_title
 from edl.worker.spawn import become
@@ -25,7 +26,7 @@ def main() -> None:
         _tell(fork_server, failed(failure))
         sys.exit(1)
     _tell(fork_server, LogLine(image.text))
-    _, descriptors, _, _ = socket.recv_fds(fork_server, LARGEST_BYTES, 3)
+    _, descriptors = receive(fork_server, 3)
     if len(descriptors) != 3:
         # The fork server is gone or no longer needs this process.
         sys.exit(0)

@@ -12,7 +12,8 @@ import socket
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
-from edl.wire.fork_server import LARGEST_BYTES, WorkerOrder, read_order
+from edl.wire.datagrams import receive
+from edl.wire.fork_server import WorkerOrder, read_order
 from edl.wire.json_messages import TaggedUnion
 from edl.worker import linux
 from edl.worker.import_record import ImportRecord
@@ -137,7 +138,7 @@ def run_template(
     if replayed.left_out or rules.rehearsal:
         os._exit(0)
     while True:
-        data, descriptors, _, _ = socket.recv_fds(channel, LARGEST_BYTES, 4)
+        data, descriptors = receive(channel, 4)
         message = decode(data) if data else None
         if not isinstance(message, ForkOrder) or len(descriptors) != 4:
             os._exit(0)
@@ -192,7 +193,7 @@ def fork_from(
     try:
         channel.settimeout(limit_s)
         socket.send_fds(channel, [encode(ForkOrder(record))], [*descriptors, reading])
-        data = channel.recv(LARGEST_BYTES)
+        data, _ = receive(channel)
         answer = decode(data) if data else None
         if not isinstance(answer, ForkAnswer) or answer.error:
             raise ValueError(answer.error if isinstance(answer, ForkAnswer) else "it has ended")
