@@ -10,6 +10,7 @@ import select
 import socket
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -319,6 +320,7 @@ class Learning:
             channel.detach()
             return worker
         except BaseException:  # noqa: BLE001 - the top of a process
+            traceback.print_exc(file=sys.__stderr__)
             os._exit(ExitCode.INTERNAL)
 
     def _finish(self, template: _Template) -> ForkedWorker | None:

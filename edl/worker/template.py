@@ -142,6 +142,7 @@ def run_template(
         message = decode(data) if data else None
         if not isinstance(message, ForkOrder) or len(descriptors) != 4:
             os._exit(0)
+        take_streams(1, descriptors[2])  # what goes wrong on the way to a worker is shown in its output
         try:
             answer = ForkAnswer(linux.fork_for(parent))
         except OSError as error:
@@ -149,6 +150,7 @@ def run_template(
         if not answer.pid and not answer.error:
             record = records[message.record] if message.record >= 0 else None
             return _forked(descriptors, place.environment, replayed.writes, record)
+        take_streams(1, 1)
         send(answer)
         for descriptor in descriptors:
             os.close(descriptor)
