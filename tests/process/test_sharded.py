@@ -78,10 +78,12 @@ def test_what_launchers_have_when_a_job_fails_is_a_checkpoint(tmp_path: Path, si
     with run(tmp_path, 1, "--fail-at=9", options=("--max-restarts=0",)) as first:
         first.start(*NODES, nproc=2)
         ended(first, 1)
-        assert [path.name for path in first.complete()] == [
+        there = [path.name for path in first.complete()]
+        # A node that does not have the others' parts of commit 8 also writes the newest commit that it has whole.
+        assert set(there) - {"commit-0000000007.era-0000000001"} == {
             "commit-0000000005.era-0000000001",
             "commit-0000000008.era-0000000001",
-        ]
+        }
     with run(tmp_path, 2, "--steps=12", "--fail-at=0") as second:
         second.start(*NODES[:size], nproc=2)
         began = ended(second)
