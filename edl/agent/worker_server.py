@@ -14,7 +14,7 @@ import os
 import secrets
 import socket
 import struct
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -310,21 +310,30 @@ class WorkerServer:
     async def _grant(
         self, line: _WorkerConnection, stream: str, granting: Coroutine[Any, Any, BufferGrant | BufferRefusal]
     ) -> None:
-        match await granting:
-            case BufferGrant(buffer, size, descriptor):
-                self._send(line, local.Buffer(stream, buffer, size), *(() if descriptor is None else (descriptor,)))
-            case BufferRefusal(why):
-                self._send(line, local.NoBuffer(stream, why[: LARGEST_BYTES // 4]))
+        with self._answered(line, lambda why: local.NoBuffer(stream, why)):
+            match await granting:
+                case BufferGrant(buffer, size, descriptor):
+                    self._send(line, local.Buffer(stream, buffer, size), *(() if descriptor is None else (descriptor,)))
+                case BufferRefusal(why):
+                    self._send(line, local.NoBuffer(stream, why[: LARGEST_BYTES // 4]))
 
     async def _fetch(
         self, line: _WorkerConnection, stream: str, fetching: Coroutine[Any, Any, tuple[int, int]]
     ) -> None:
-        try:
+        with self._answered(line, lambda why: local.NoPiece(stream, why)):
             descriptor, size = await fetching
-        except (EdlError, MemoryError) as error:
-            self._send(line, local.NoPiece(stream, str(error)[: LARGEST_BYTES // 4]))
-        else:
             self._send(line, local.Piece(stream, size), descriptor)
+
+    @contextlib.contextmanager
+    def _answered(self, line: _WorkerConnection, refusal: Callable[[str], local.ToWorker]) -> Iterator[None]:
+        """Answer with a refusal whatever goes wrong, since the worker waits for an answer without a limit. Raises what
+        is a bug."""
+        try:
+            yield
+        except Exception as error:
+            self._send(line, refusal((str(error) or type(error).__name__)[: LARGEST_BYTES // 4]))
+            if not isinstance(error, (EdlError, MemoryError, OSError)):
+                raise
 
     async def _headers(self, message: local.FetchHeaders) -> tuple[int, int]:
         data = await self._checkpoints.headers(message)
