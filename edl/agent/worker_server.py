@@ -288,8 +288,8 @@ class WorkerServer:
                 self._committed(line, message)
             case local.StepTimes():
                 self.times[slot] = message
-            case local.Fetch(stream=stream):
-                self._background.begin(self._fetch(line, stream, self._checkpoints.piece(slot, message)))
+            case local.Fetch(stream=stream, round=number):
+                self._background.begin(self._fetch(line, stream, self._checkpoints.piece(slot, message), number))
             case local.FetchHeaders(stream=stream):
                 self._background.begin(self._fetch(line, stream, self._headers(message)))
             case local.WroteThrough(commit=commit):
@@ -318,9 +318,9 @@ class WorkerServer:
                     self._send(line, local.NoBuffer(stream, why[: LARGEST_BYTES // 4]))
 
     async def _fetch(
-        self, line: _WorkerConnection, stream: str, fetching: Coroutine[Any, Any, tuple[int, int]]
+        self, line: _WorkerConnection, stream: str, fetching: Coroutine[Any, Any, tuple[int, int]], number: int = 0
     ) -> None:
-        with self._answered(line, lambda why: local.NoPiece(stream, why)):
+        with self._answered(line, lambda why: local.NoPiece(stream, why, number)):
             descriptor, size = await fetching
             self._send(line, local.Piece(stream, size), descriptor)
 

@@ -460,8 +460,9 @@ class Link:
                     mine.ahead = False
                 case local.Piece(name, size):
                     self._keep_piece(name, _mapped(descriptors[0], size, private=True))
-                case local.NoPiece(name, why):
-                    self._keep_piece(name, why or "no reason given")
+                case local.NoPiece(name, why, number):
+                    if number in (0, self._round):  # else the answer to an earlier round's request
+                        self._keep_piece(name, why or "no reason given")
         if group is not None:
             _abort(group)
         if seat is not None and self._follower is not None:

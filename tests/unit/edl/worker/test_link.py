@@ -337,6 +337,23 @@ def test_a_piece_of_an_earlier_question_is_passed_over(worker: Worker) -> None:
     assert content == b"new"
 
 
+def test_a_refusal_of_an_earlier_round_is_passed_over(worker: Worker) -> None:
+    """As when the only node that had that round's commit is gone, and its launcher's connection takes long to fail."""
+    seated(worker)
+    worker.agent.send(local.Break(1, "node b is gone"))
+    seated(worker, 2)
+    worker.start(lambda: worker.link.piece(STATE, bytes))
+    worker.agent.send(local.NoPiece(STATE, "node b: no answer in time", 1))
+    heard(worker)
+    worker.agent.send_memory(local.Piece(STATE, 4), b"four")
+    found = worker.join()
+    assert isinstance(found, tuple), found
+    found[0].close()
+    assert found[1] == b"four"
+    worker.link.send(local.Fetch(STATE, 1, 5, 0, 2))
+    assert worker.link.piece(STATE, bytes) == "nobody has it"
+
+
 def test_pieces_nobody_took_are_dropped_with_the_next_place(worker: Worker) -> None:
     seated(worker)
     heard(worker)
