@@ -224,7 +224,12 @@ class TcpCopies:
                 self._places.release()
                 threading.Event().wait(self._limits.silence_s)  # probably out of file descriptors: retry later
                 continue
-            self._launch(self._serve, connection, snapshot_pool)
+            try:
+                self._launch(self._serve, connection, snapshot_pool)
+            except RuntimeError as error:  # there can be no further thread at present
+                log.warning("Snapshot copies: cannot serve a connection: %s", error)
+                connection.close()
+                self._places.release()
 
     def _serve(self, connection: socket.socket, snapshot_pool: SnapshotPool) -> None:
         try:

@@ -423,7 +423,7 @@ class Link:
                     self._pass_on(message, descriptors)
                 else:
                     self._take(message, descriptors)
-            except (ProtocolError, OSError, ValueError, KeyError, TypeError, IndexError) as error:
+            except Exception as error:  # noqa: BLE001 - as in _abort
                 sys.stderr.write(f"edl: ignored an invalid message from the agent: {type(error).__name__}: {error}\n")
             finally:
                 for descriptor in descriptors:

@@ -406,6 +406,21 @@ def test_a_checksum_that_takes_long_costs_no_copy(tcp: TcpBench) -> None:
     assert content(there) == 7
 
 
+def test_a_moment_without_threads_costs_one_connection(tcp: TcpBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, there = snapshot_pool(A), snapshot_pool(B)
+    port, client, loan = tcp.node().start(there, HOST), tcp.node(), lent(here)
+
+    def never(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", never)
+        with pytest.raises(CheckpointError):
+            client.put(HOST, port, loan)
+    client.put(HOST, port, loan)
+    assert content(there) == 7
+
+
 def test_a_client_that_makes_its_memory_is_waited_for(tcp: TcpBench) -> None:
     here, there = snapshot_pool(A), snapshot_pool(B)
     put_in(there, NEW, 7)

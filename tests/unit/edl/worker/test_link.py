@@ -18,6 +18,7 @@ from edl.wire.local import OWN, STATE
 from edl.worker.boundary import BoundaryAction, RoundOver
 from edl.worker.link import Link
 from edl.worker.mapped_memory import MappedMemory
+from edl.worker.prefault import LEAST_BYTES
 from tests.support.fake_agent import TIMEOUT_S, Barriers, FakeGroup, Worker, a_seat, connected
 
 
@@ -296,6 +297,23 @@ def test_a_buffer_that_cannot_be_mapped_is_none(worker: Worker, capfd: pytest.Ca
         worker.agent.send(local.Buffer(STATE, 4, size))
     with pytest.raises(CheckpointError, match="without its descriptor"):
         worker.join()
+
+
+def test_without_a_thread_for_its_pages_a_buffer_comes_all_the_same(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def started(self: threading.Thread) -> None:
+        if self.name == "edl-pages":
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", started)
+    seated(worker)
+    worker.start(lambda: worker.link.buffer(STATE, LEAST_BYTES)[1].nbytes)
+    assert worker.join() >= LEAST_BYTES
+    heard(worker)
 
 
 def test_pages_of_new_buffers_are_prepared_when_a_restore_is_over(
