@@ -252,10 +252,7 @@ class WorkerServer:
                     body = read_memory(descriptors[0]).decode() if descriptors else message.body
                     self._relay(ServiceFromWorker(message.service, line.slot, Round(message.round), body))
                 elif isinstance(message, local.FetchRanges):
-                    if not descriptors:
-                        raise ProtocolError("a request for ranges came without the list of them")
-                    wanted = decode_ranges(read_memory(descriptors[0]))
-                    self._background.begin(self._fetch(line, message.stream, self._checkpoints.ranges(message, wanted)))
+                    self._fetch_ranges(line, message, descriptors)
                 else:
                     self._take(line, message)
             except ProtocolError as error:
@@ -323,6 +320,16 @@ class WorkerServer:
         with self._answered(line, lambda why: local.NoPiece(stream, why, number)):
             descriptor, size = await fetching
             self._send(line, local.Piece(stream, size), descriptor)
+
+    def _fetch_ranges(self, line: _WorkerConnection, message: local.FetchRanges, descriptors: list[int]) -> None:
+        with self._answered(line, lambda why: local.NoPiece(message.stream, why)):
+            if not descriptors:
+                raise ProtocolError(
+                    "the launcher received a request for ranges without the list of them; has it too few descriptors "
+                    "(ulimit -n)?"
+                )
+            wanted = decode_ranges(read_memory(descriptors[0]))
+            self._background.begin(self._fetch(line, message.stream, self._checkpoints.ranges(message, wanted)))
 
     @contextlib.contextmanager
     def _answered(self, line: _WorkerConnection, refusal: Callable[[str], local.ToWorker]) -> Iterator[None]:

@@ -29,6 +29,7 @@ _LONGEST_WAIT_S = 1.0
 """A waiting thread checks at least this often (seconds), even if it is not woken."""
 _FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
 _MOST_DESCRIPTORS = 4
+_TOO_FEW = "it came without its memory; has this process too few descriptors (ulimit -n)?"
 _Answer = TypeVar("_Answer")
 
 
@@ -459,7 +460,7 @@ class Link:
                     mine.ready, mine.refused = None, "" if mine.ahead else why or "no reason given"
                     mine.ahead = False
                 case local.Piece(name, size):
-                    self._keep_piece(name, _mapped(descriptors[0], size, private=True))
+                    self._keep_piece(name, _mapped(descriptors[0], size, private=True) if descriptors else _TOO_FEW)
                 case local.NoPiece(name, why, number):
                     if number in (0, self._round):  # else the answer to an earlier round's request
                         self._keep_piece(name, why or "no reason given")

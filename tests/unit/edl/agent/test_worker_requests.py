@@ -93,6 +93,12 @@ def ranges(link: Link) -> str:
     return str(link.piece("ranges", len))
 
 
+def bare_ranges(link: Link) -> str:
+    """The kernel drops a descriptor for which the launcher has no number left."""
+    link.send(local.FetchRanges("ranges", 1, 5))
+    return str(link.piece("ranges", len))
+
+
 def buffer(link: Link) -> str:
     with pytest.raises(CheckpointError) as caught:
         link.buffer(STATE, 1000)
@@ -105,3 +111,9 @@ def test_what_fails_is_answered(ask: Callable[[Link], str], error: Exception) ->
     answer, told = asked(error, ask)
     assert answer == str(error)
     assert {context["exception"] for context in told} == ({BUG} if error is BUG else set()), "bugs are reported, too"
+
+
+def test_a_request_whose_descriptor_is_lost_is_answered() -> None:
+    answer, told = asked(BUG, bare_ranges)
+    assert "ulimit -n" in answer
+    assert not told

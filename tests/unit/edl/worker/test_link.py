@@ -355,6 +355,14 @@ def test_a_piece_of_an_earlier_question_is_passed_over(worker: Worker) -> None:
     assert content == b"new"
 
 
+def test_a_piece_whose_descriptor_the_kernel_has_dropped_is_none(worker: Worker) -> None:
+    """As when this process has as many descriptors as it may have."""
+    seated(worker)
+    worker.start(lambda: worker.link.piece(STATE, bytes))
+    worker.agent.send(local.Piece(STATE, 3))
+    assert "ulimit -n" in worker.join()
+
+
 def test_a_refusal_of_an_earlier_round_is_passed_over(worker: Worker) -> None:
     """As when the only node that had that round's commit is gone, and its launcher's connection takes long to fail."""
     seated(worker)
