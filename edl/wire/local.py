@@ -250,8 +250,8 @@ class NoPiece:
     stream: str
     why: str
     round: int = 0
-    """That of the ``Fetch``, since a part of an earlier round's commit may prove unavailable in the next round; 0 for other
-    requests, which name their answers."""
+    """That of the ``Fetch``, whose failure may only be noticed in a later round; 0 for other requests, which name their
+    answers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from edl.errors import CheckpointError, ProtocolError, StateError
+from edl.errors import CheckpointError, StateError
 from edl.wire import json_messages, local
 from edl.wire.local import Seat
 from edl.wire.memory_file import LARGEST_BYTES, read_memory, write_memory
@@ -461,9 +461,8 @@ class Link:
                     mine.ahead = False
                 case local.Piece(name, size):
                     self._keep_piece(name, _mapped(descriptors[0], size, private=True) if descriptors else _TOO_FEW)
-                case local.NoPiece(name, why, number):
-                    if number in (0, self._round):  # else the answer to an earlier round's request
-                        self._keep_piece(name, why or "no reason given")
+                case local.NoPiece():
+                    self._note_no_piece(message)
         if group is not None:
             _abort(group)
         if seat is not None and self._follower is not None:
@@ -531,6 +530,10 @@ class Link:
             self._want(message.stream, size + 1)
         else:
             stream.refused = f"buffer {number} of {size} bytes came without its descriptor"
+
+    def _note_no_piece(self, message: local.NoPiece) -> None:
+        if message.round in (0, self._round):  # else it answers a request of an earlier round
+            self._keep_piece(message.stream, message.why or "no reason given")
 
     def _keep_piece(self, stream: str, piece: MappedMemory | str) -> None:
         old = self._pieces.pop(stream, None)

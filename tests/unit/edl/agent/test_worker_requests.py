@@ -1,4 +1,4 @@
-"""Every request of a worker for memory or state is answered, whatever happens to it: the worker waits without a limit."""
+"""Every request of a worker for memory or state is answered, whatever happens, since the worker waits without a limit."""
 
 from __future__ import annotations
 
@@ -31,9 +31,7 @@ class Failing:
     def __init__(self, error: Exception) -> None:
         self.error = error
 
-    async def want(
-        self, slot: int, stream: str, size: int, saves: bool = False, waits: bool = False
-    ) -> BufferRefusal:
+    async def want(self, slot: int, stream: str, size: int, saves: bool = False, waits: bool = False) -> BufferRefusal:
         raise self.error
 
     async def piece(self, slot: int, asked: local.Fetch) -> tuple[int, int]:
