@@ -55,7 +55,7 @@ def asked(error: Exception, ask: Callable[[Link], str]) -> tuple[str, list[dict[
         asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
         server = WorkerServer(
             lambda session: (Round(1), 3) if session == os.getsid(0) else None,
-            Failing(error),
+            Failing(error),  # type: ignore[arg-type]
             lambda event: None,
             lambda call: None,
             lambda text: None,
