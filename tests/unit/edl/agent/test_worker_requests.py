@@ -1,4 +1,4 @@
-"""Every request of a worker for memory or state is answered, whatever happens, since the worker waits without a limit."""
+"""Every request of a worker for memory or state is answered, whatever happens: the worker waits without a limit."""
 
 from __future__ import annotations
 
