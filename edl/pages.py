@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 PIECE_BYTES = 4 << 20
@@ -44,10 +45,17 @@ def populate(view: memoryview, *, writing: bool = True) -> bool:
 
     shares = range(0, whole, SHARE_BYTES)
     count = max(1, min(MOST_THREADS, (os.cpu_count() or 1) // 2, len(shares)))
-    if count == 1:
+    if count == 1 or not _in_threads(count, share, shares):
         for begin in shares:
             share(begin)
-    else:
-        with ThreadPoolExecutor(count, "edl-pages") as threads:
-            list(threads.map(share, shares))
     return not refused.is_set()
+
+
+def _in_threads(count: int, work: Callable[[int], None], items: Sequence[int]) -> bool:
+    """Do the work for all items; False if not enough threads can be started."""
+    try:
+        with ThreadPoolExecutor(count, "edl-pages") as threads:
+            list(threads.map(work, items))
+    except RuntimeError:
+        return False
+    return True

@@ -90,8 +90,9 @@ class TcpCopies:
     def put(self, host: str, port: int, lent: Lent, *, urgent: bool = False) -> None:
         """Send a copy to another node; returns when that node has all of it. Raises ``CheckpointError``."""
         label = lent.label
+        # Before the call: beside training the checksum of a large state takes longer than the peer waits for a request.
+        how = {"crc32": lent.crc32, **({"urgent": True} if urgent else {})}
         with self._call(host, port) as line:
-            how = {"crc32": lent.crc32, **({"urgent": True} if urgent else {})}
             line.send_frame({"op": "put", **_from_label(label), **how})
             answer = line.receive_answer()
             if "have" in answer:
@@ -223,7 +224,12 @@ class TcpCopies:
                 self._places.release()
                 threading.Event().wait(self._limits.silence_s)  # probably out of file descriptors: retry later
                 continue
-            self._launch(self._serve, connection, snapshot_pool)
+            try:
+                self._launch(self._serve, connection, snapshot_pool)
+            except RuntimeError as error:  # there can be no further thread at present
+                log.warning("Snapshot copies: cannot serve a connection: %s", error)
+                connection.close()
+                self._places.release()
 
     def _serve(self, connection: socket.socket, snapshot_pool: SnapshotPool) -> None:
         try:

@@ -46,9 +46,8 @@ class RangeFetch:
         """Fetch everything, with helpers on further connections; returns when all bytes are there, and no thread writes
         to the view any more. Raises ``OSError``, ``ProtocolError`` or ``CheckpointError``, as does the first
         connection."""
-        for _ in range(connections_for(len(self._view)) - 1):
-            threading.Thread(target=self._help, args=(connect,), name="edl-fetch-range", daemon=True).start()
         try:
+            self._begin_helping(connect)
             self._fetch_all(line)
         finally:
             with self._changed:
@@ -56,6 +55,13 @@ class RangeFetch:
                 for one in self._fetching:
                     one.hang_up()
                 self._changed.wait_for(lambda: not self._fetching)
+
+    def _begin_helping(self, connect: Connect) -> None:
+        try:
+            for _ in range(connections_for(len(self._view)) - 1):
+                threading.Thread(target=self._help, args=(connect,), name="edl-fetch-range", daemon=True).start()
+        except RuntimeError as error:  # no further thread can be started
+            log.debug("Snapshot copies: fewer connections help: %s", error)
 
     def _fetch_all(self, line: CopyConnection) -> None:
         while True:

@@ -14,7 +14,7 @@ import os
 import secrets
 import socket
 import struct
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -248,10 +248,7 @@ class WorkerServer:
                     body = read_memory(descriptors[0]).decode() if descriptors else message.body
                     self._relay(ServiceFromWorker(message.service, line.slot, Round(message.round), body))
                 elif isinstance(message, local.FetchRanges):
-                    if not descriptors:
-                        raise ProtocolError("a request for ranges came without the list of them")
-                    wanted = decode_ranges(read_memory(descriptors[0]))
-                    self._background.begin(self._fetch(line, message.stream, self._checkpoints.ranges(message, wanted)))
+                    self._fetch_ranges(line, message, descriptors)
                 else:
                     self._take(line, message)
             except ProtocolError as error:
@@ -284,8 +281,8 @@ class WorkerServer:
                 self._committed(line, message)
             case local.StepTimes():
                 self.times[slot] = message
-            case local.Fetch(stream=stream):
-                self._background.begin(self._fetch(line, stream, self._checkpoints.piece(slot, message)))
+            case local.Fetch(stream=stream, round=number):
+                self._background.begin(self._fetch(line, stream, self._checkpoints.piece(slot, message), number))
             case local.FetchHeaders(stream=stream):
                 self._background.begin(self._fetch(line, stream, self._headers(message)))
             case local.WroteThrough(commit=commit):
@@ -306,21 +303,40 @@ class WorkerServer:
     async def _grant(
         self, line: _WorkerConnection, stream: str, granting: Coroutine[Any, Any, BufferGrant | BufferRefusal]
     ) -> None:
-        match await granting:
-            case BufferGrant(buffer, size, descriptor):
-                self._send(line, local.Buffer(stream, buffer, size), *(() if descriptor is None else (descriptor,)))
-            case BufferRefusal(why):
-                self._send(line, local.NoBuffer(stream, why[: LARGEST_BYTES // 4]))
+        with self._answered(line, lambda why: local.NoBuffer(stream, why)):
+            match await granting:
+                case BufferGrant(buffer, size, descriptor):
+                    self._send(line, local.Buffer(stream, buffer, size), *(() if descriptor is None else (descriptor,)))
+                case BufferRefusal(why):
+                    self._send(line, local.NoBuffer(stream, why[: LARGEST_BYTES // 4]))
 
     async def _fetch(
-        self, line: _WorkerConnection, stream: str, fetching: Coroutine[Any, Any, tuple[int, int]]
+        self, line: _WorkerConnection, stream: str, fetching: Coroutine[Any, Any, tuple[int, int]], number: int = 0
     ) -> None:
-        try:
+        with self._answered(line, lambda why: local.NoPiece(stream, why, number)):
             descriptor, size = await fetching
-        except (EdlError, MemoryError) as error:
-            self._send(line, local.NoPiece(stream, str(error)[: LARGEST_BYTES // 4]))
-        else:
             self._send(line, local.Piece(stream, size), descriptor)
+
+    def _fetch_ranges(self, line: _WorkerConnection, message: local.FetchRanges, descriptors: list[int]) -> None:
+        with self._answered(line, lambda why: local.NoPiece(message.stream, why)):
+            if not descriptors:
+                raise ProtocolError(
+                    "the launcher received a request for ranges without the list of them; has it too few descriptors "
+                    "(ulimit -n)?"
+                )
+            wanted = decode_ranges(read_memory(descriptors[0]))
+            self._background.begin(self._fetch(line, message.stream, self._checkpoints.ranges(message, wanted)))
+
+    @contextlib.contextmanager
+    def _answered(self, line: _WorkerConnection, refusal: Callable[[str], local.ToWorker]) -> Iterator[None]:
+        """Answer with a refusal whatever goes wrong, since the worker waits for an answer without a limit. Raises what
+        is a bug."""
+        try:
+            yield
+        except Exception as error:
+            self._send(line, refusal((str(error) or type(error).__name__)[: LARGEST_BYTES // 4]))
+            if not isinstance(error, (EdlError, MemoryError, OSError)):
+                raise
 
     async def _headers(self, message: local.FetchHeaders) -> tuple[int, int]:
         data = await self._checkpoints.headers(message)

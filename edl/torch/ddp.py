@@ -17,28 +17,37 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from edl.torch import backward_end
+from edl.worker import session as sessions
 
 _armed: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
 _equal = False
-"""Whether all workers hold the same parameters, because they have restored the same state."""
+"""Whether all workers have restored the same state."""
 _TAKES_INIT_SYNC = "init_sync" in inspect.signature(DistributedDataParallel.__init__).parameters
 
 
 def parallel(model: torch.nn.Module, **options: Any) -> DistributedDataParallel:
     """``DistributedDataParallel(model, **options)`` for this round, without broadcasting the parameters.
 
-    Call it inside ``train``, once per round, on the plain model. Parameters are sent from rank 0 only when a job starts
-    without a checkpoint; otherwise all workers have restored the same state. ``device_ids`` is set automatically on
-    CUDA.
+    Call it inside ``train``, once per round, on the plain model. Parameters are sent from rank 0 when a job starts
+    without a checkpoint, and of a model that is not all in the ``State``; otherwise all workers have restored the same
+    values. ``device_ids`` is set automatically on CUDA.
     """
     if isinstance(model, DistributedDataParallel):
         model = model.module
     device = next((parameter.device for parameter in model.parameters()), None)
     if device is not None and device.type == "cuda":
         options.setdefault("device_ids", [device.index])
-    if _equal and _TAKES_INIT_SYNC:
+    if _equal and _TAKES_INIT_SYNC and _is_kept(model):
         options.setdefault("init_sync", False)
     return _InOrder(model, **options)
+
+
+def _is_kept(model: torch.nn.Module) -> bool:
+    """Whether the state of this process keeps all parameters of the model. Others are new in a worker that has joined,
+    and trained in the rest."""
+    session = sessions.opened()
+    state: Any = session.state if session is not None else None
+    return state is not None and state._keeps(model.parameters())
 
 
 class _InOrder(DistributedDataParallel):

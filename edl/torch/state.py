@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -103,6 +103,14 @@ class State(core.BaseState):
         if isinstance(obj, torch.nn.Module):
             return frozenset(f"{name}.{path}" for path, _ in obj.named_parameters(remove_duplicate=False))
         return frozenset({name}) if isinstance(obj, (torch.optim.Optimizer, OuterSteps)) else frozenset()
+
+    def _keeps(self, parameters: Iterable[torch.nn.Parameter]) -> bool:
+        """Whether these are all restored with it, the same on all workers."""
+        kept = {id(value) for value in self._values.values()}
+        for obj in self._objects.values():
+            if isinstance(model := unwrapped(obj), torch.nn.Module) and not is_own(obj):
+                kept.update(map(id, model.parameters()))
+        return all(id(one) in kept for one in parameters)
 
     def _is_part(self, path: str) -> bool:
         return self._sharded and _shards().is_local_part(path)

@@ -103,6 +103,8 @@ class Fetch:
     era: int
     commit: int
     shard: int
+    round: int = 0
+    """The worker's round: a refusal names it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +249,9 @@ class NoPiece:
 
     stream: str
     why: str
+    round: int = 0
+    """That of the ``Fetch``, whose failure may only be noticed in a later round; 0 for other requests, which name their
+    answers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from edl.errors import CheckpointError, ProtocolError, StateError
+from edl.errors import CheckpointError, StateError
 from edl.wire import json_messages, local
 from edl.wire.datagrams import receive
 from edl.wire.local import Seat
@@ -30,6 +30,7 @@ _LONGEST_WAIT_S = 1.0
 """A waiting thread checks at least this often (seconds), even if it is not woken."""
 _FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
 _MOST_DESCRIPTORS = 4
+_TOO_FEW = "it came without its memory; has this process too few descriptors (ulimit -n)?"
 _Answer = TypeVar("_Answer")
 
 
@@ -419,7 +420,7 @@ class Link:
                     self._pass_on(message, descriptors)
                 else:
                     self._take(message, descriptors)
-            except (ProtocolError, OSError, ValueError, KeyError, TypeError, IndexError) as error:
+            except Exception as error:  # noqa: BLE001 - as in _abort
                 sys.stderr.write(f"edl: ignored an invalid message from the agent: {type(error).__name__}: {error}\n")
             finally:
                 for descriptor in descriptors:
@@ -455,9 +456,9 @@ class Link:
                     mine.ready, mine.refused = None, "" if mine.ahead else why or "no reason given"
                     mine.ahead = False
                 case local.Piece(name, size):
-                    self._keep_piece(name, _mapped(descriptors[0], size, private=True))
-                case local.NoPiece(name, why):
-                    self._keep_piece(name, why or "no reason given")
+                    self._keep_piece(name, _mapped(descriptors[0], size, private=True) if descriptors else _TOO_FEW)
+                case local.NoPiece():
+                    self._note_no_piece(message)
         if group is not None:
             _abort(group)
         if seat is not None and self._follower is not None:
@@ -525,6 +526,10 @@ class Link:
             self._want(message.stream, size + 1)
         else:
             stream.refused = f"buffer {number} of {size} bytes came without its descriptor"
+
+    def _note_no_piece(self, message: local.NoPiece) -> None:
+        if message.round in (0, self._round):  # else it answers a request of an earlier round
+            self._keep_piece(message.stream, message.why or "no reason given")
 
     def _keep_piece(self, stream: str, piece: MappedMemory | str) -> None:
         old = self._pieces.pop(stream, None)

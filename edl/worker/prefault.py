@@ -23,5 +23,8 @@ def prefault_in_thread(view: memoryview, then: Callable[[], None] | None = None)
             then()
 
     thread = threading.Thread(target=work, name="edl-pages", daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError:  # there can be no further thread: the first commit maps the pages
+        return None
     return thread

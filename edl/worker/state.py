@@ -403,7 +403,7 @@ class BaseState(Contents):
         if part is None:
             self._ask_headers(session.link, seat)
         else:
-            session.link.send(local.Fetch(STATE, seat.restore_era, seat.restore_commit, part))
+            session.link.send(local.Fetch(STATE, seat.restore_era, seat.restore_commit, part, seat.round))
         self._ask_own(session, seat)
 
     def _ask_headers(self, link: Link, seat: Seat) -> None:
@@ -411,7 +411,7 @@ class BaseState(Contents):
 
     def _ask_own(self, session: Session, seat: Seat) -> None:
         if session.link is not None and any(is_own(obj) for obj in self._objects.values()):
-            session.link.send(local.Fetch(OWN, seat.restore_era, seat.restore_commit, seat.rank))
+            session.link.send(local.Fetch(OWN, seat.restore_era, seat.restore_commit, seat.rank, seat.round))
 
     def _whole_part(self, seat: Seat) -> int | None:
         """The part that this worker restores from memory as it is. None: it reads pieces of all parts, which a world of

@@ -387,6 +387,40 @@ def test_who_still_works_at_it_is_waited_for(tcp: TcpBench) -> None:
     assert content(there) == 7
 
 
+class Deliberate(Lie):
+    """A loan whose checksum takes longer than a node waits for anything, as that of a large state beside training."""
+
+    def __init__(self, loan: Loan) -> None:
+        self.loan, self.label, self.descriptor = loan, loan.label, loan.descriptor
+
+    @property
+    def crc32(self) -> int:  # type: ignore[override]
+        threading.Event().wait(2 * LIMITS.handshake_s)
+        return self.loan.crc32
+
+
+def test_a_checksum_that_takes_long_costs_no_copy(tcp: TcpBench) -> None:
+    here, there = snapshot_pool(A), snapshot_pool(B)
+    port, client = tcp.node().start(there, HOST), tcp.node()
+    client.put(HOST, port, Deliberate(lent(here)))
+    assert content(there) == 7
+
+
+def test_a_moment_without_threads_costs_one_connection(tcp: TcpBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, there = snapshot_pool(A), snapshot_pool(B)
+    port, client, loan = tcp.node().start(there, HOST), tcp.node(), lent(here)
+
+    def never(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", never)
+        with pytest.raises(CheckpointError):
+            client.put(HOST, port, loan)
+    client.put(HOST, port, loan)
+    assert content(there) == 7
+
+
 def test_a_client_that_makes_its_memory_is_waited_for(tcp: TcpBench) -> None:
     here, there = snapshot_pool(A), snapshot_pool(B)
     put_in(there, NEW, 7)

@@ -383,10 +383,10 @@ class FakeAgent:
                 self.kept[key] = self.buffers.fill(message)
                 if local.offered(message):
                     self.offer(message.stream, message.size)
-            case local.Fetch(stream, era, commit, shard):
+            case local.Fetch(stream, era, commit, shard, number):
                 piece = self.kept.get((stream, era, commit, shard))
                 if piece is None:
-                    self.send(local.NoPiece(stream, "nobody has it"))
+                    self.send(local.NoPiece(stream, "nobody has it", number))
                 else:
                     self.send_memory(local.Piece(stream, len(piece)), piece)
             case _:

@@ -7,6 +7,7 @@ being written), and a third once its commits are read by the disk writer or the 
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Awaitable, Callable
 
 from edl.checkpoint.memory.buffer_table import SnapshotStream
@@ -41,15 +42,19 @@ class Preallocation:
             self.idle.clear()
             self._background.begin(self._make(stream, size))
 
+    def _most(self, stream: SnapshotStream) -> int:
+        return 3 if stream in self._read else 2
+
     def close(self) -> None:
         """Cancel all running and future allocations."""
         self._background.drop()
 
     async def _make(self, stream: SnapshotStream, size: int) -> None:
+        made, most = True, 0
         try:
-            most = 3 if stream in self._read else 2
-            while await self._run(lambda: self._snapshot_pool.ahead(stream, size, most)):
-                pass
+            while made or most < self._most(stream):  # it may have turned out meanwhile that its commits are read
+                most = self._most(stream)
+                made = bool(await self._run(functools.partial(self._snapshot_pool.ahead, stream, size, most)))
         finally:
             self._busy.discard(stream)
             if not self._busy:

@@ -11,6 +11,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 from edl.checkpoint.memory.background import in_pool, lower_priority
@@ -18,6 +19,7 @@ from edl.checkpoint.memory.buffer_table import SnapshotStream
 from edl.checkpoint.memory.copy_policy import Copying, CopyTarget, needed
 from edl.checkpoint.memory.holders import from_any
 from edl.checkpoint.memory.snapshot_pool import MemorySnapshotPool
+from edl.errors import CheckpointError
 from edl.ports import Copies, Label
 from edl.tasks import AGAIN_S, end
 from edl.types import NodeId
@@ -33,6 +35,14 @@ COPIES_LAG = 2
 """Commits by which a copy may be older than the newest commit and still count: copies are sent while training."""
 COPY_TIMEOUT_S = 10.0
 """Seconds that a worker with a sharded state waits until its previous commit is on another node as well."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Fetching:
+    """A transfer in progress, and where it comes from."""
+
+    task: asyncio.Task[None]
+    sources: tuple[Source, ...]
 
 
 class CommitReplication:
@@ -67,7 +77,7 @@ class CommitReplication:
         self._warned = self._failed = False
         self._to_send = asyncio.Event()
         self._sent = asyncio.Event()
-        self._fetches: dict[tuple[Version, int], asyncio.Task[None]] = {}
+        self._fetches: dict[tuple[Version, int], _Fetching] = {}
         self._fetchers = ThreadPoolExecutor(FETCHES, "edl-fetch")
         self._sender = ThreadPoolExecutor(1, "edl-replica", lower_priority)
         self._task = asyncio.create_task(self._replicate())
@@ -78,7 +88,7 @@ class CommitReplication:
 
     async def close(self) -> None:
         """End all transfers and stop serving other nodes."""
-        for task in (self._task, *self._fetches.values()):
+        for task in (self._task, *(fetching.task for fetching in self._fetches.values())):
             await end(task)
         await asyncio.to_thread(self._copies.stop)
         for pool in (self._fetchers, self._sender):
@@ -247,11 +257,17 @@ class CommitReplication:
         """Fetch a part of a commit; concurrent requests for the same part share one transfer. Raises
         ``CheckpointError`` that names everything that was tried."""
         key = (version, shard)
-        task = self._fetches.get(key)
-        if task is None:
-            task = asyncio.create_task(self._fetch(version, shard, sources))
-            self._fetches[key] = task
-            task.add_done_callback(lambda _: self._fetches.pop(key, None))
+        while (others := self._fetches.get(key)) is not None:
+            try:
+                await asyncio.shield(others.task)
+                return
+            except CheckpointError:
+                if set(sources) <= set(others.sources):
+                    raise
+                # That transfer was begun in an earlier round, whose nodes may be gone.
+        task = asyncio.create_task(self._fetch(version, shard, sources))
+        self._fetches[key] = _Fetching(task, tuple(sources))
+        task.add_done_callback(lambda _: self._fetches.pop(key, None))
         await asyncio.shield(task)
 
     async def _fetch(self, version: Version, shard: int, sources: Sequence[Source]) -> None:

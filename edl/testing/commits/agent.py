@@ -61,10 +61,10 @@ class Agent:
                 data = os.pread(self._files[message.buffer], message.size, 0)
                 self.kept[message.stream, message.era, message.commit, message.shard] = data
                 self._offer(message.stream, message.size)
-            case local.Fetch(stream, era, commit, shard):
+            case local.Fetch(stream, era, commit, shard, number):
                 piece = self.kept.get((stream, era, commit, shard))
                 if piece is None:
-                    self.tell(local.NoPiece(stream, "nobody has it"))
+                    self.tell(local.NoPiece(stream, "nobody has it", number))
                 else:
                     self._tell_memory(local.Piece(stream, len(piece)), piece)
 

@@ -162,6 +162,20 @@ def test_the_first_ones_failure_ends_all_and_nothing_is_written_any_more() -> No
     assert {"done": True} not in line.others
 
 
+def test_without_threads_for_all_helpers_the_others_do_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    left = iter((True, False))
+    start = threading.Thread.start
+
+    def started(self: threading.Thread) -> None:
+        if not next(left):
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", started)
+    helpers = Helpers(Line())
+    assert fetched(Patient(helpers, 1), helpers) == DATA
+
+
 def test_small_snapshots_and_small_machines_have_one_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     for cores, size, count in (

@@ -18,6 +18,7 @@ from edl.wire.local import OWN, STATE
 from edl.worker.boundary import BoundaryAction, RoundOver
 from edl.worker.link import Link
 from edl.worker.mapped_memory import MappedMemory
+from edl.worker.prefault import LEAST_BYTES
 from tests.support.fake_agent import TIMEOUT_S, Barriers, FakeGroup, Worker, a_seat, connected
 
 
@@ -298,6 +299,23 @@ def test_a_buffer_that_cannot_be_mapped_is_none(worker: Worker, capfd: pytest.Ca
         worker.join()
 
 
+def test_without_a_thread_for_its_pages_a_buffer_comes_all_the_same(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def started(self: threading.Thread) -> None:
+        if self.name == "edl-pages":
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", started)
+    seated(worker)
+    worker.start(lambda: worker.link.buffer(STATE, LEAST_BYTES)[1].nbytes)
+    assert worker.join() >= LEAST_BYTES
+    heard(worker)
+
+
 def test_pages_of_new_buffers_are_prepared_when_a_restore_is_over(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -335,6 +353,31 @@ def test_a_piece_of_an_earlier_question_is_passed_over(worker: Worker) -> None:
     memory, content = worker.join()
     memory.close()
     assert content == b"new"
+
+
+def test_a_piece_whose_descriptor_the_kernel_has_dropped_is_none(worker: Worker) -> None:
+    """As when this process has as many descriptors as it may have."""
+    seated(worker)
+    worker.start(lambda: worker.link.piece(STATE, bytes))
+    worker.agent.send(local.Piece(STATE, 3))
+    assert "ulimit -n" in worker.join()
+
+
+def test_a_refusal_of_an_earlier_round_is_passed_over(worker: Worker) -> None:
+    """As when the only node that had that round's commit is gone, and its launcher's connection takes long to fail."""
+    seated(worker)
+    worker.agent.send(local.Break(1, "node b is gone"))
+    seated(worker, 2)
+    worker.start(lambda: worker.link.piece(STATE, bytes))
+    worker.agent.send(local.NoPiece(STATE, "node b: no answer in time", 1))
+    heard(worker)
+    worker.agent.send_memory(local.Piece(STATE, 4), b"four")
+    found = worker.join()
+    assert isinstance(found, tuple), found
+    found[0].close()
+    assert found[1] == b"four"
+    worker.link.send(local.Fetch(STATE, 1, 5, 0, 2))
+    assert worker.link.piece(STATE, bytes) == "nobody has it"
 
 
 def test_pieces_nobody_took_are_dropped_with_the_next_place(worker: Worker) -> None:

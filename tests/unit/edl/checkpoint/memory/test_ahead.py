@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import mmap
 import os
+import threading
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ from edl.testing.memory_copies import Trouble
 from edl.wire.local import OWN, STATE
 from edl.wire.records import Version
 from edl.worker.prefault import LEAST_BYTES, prefault_in_thread
-from tests.support.memory_checkpoints_fixture import SIZE, A, B, Bench, Worker, h, piece, run, source
+from tests.support.memory_checkpoints_fixture import LIMIT_S, SIZE, A, B, Bench, Worker, h, piece, run, source, until
 
 LINE = SnapshotStream.of_worker(0, STATE)
 
@@ -92,6 +94,39 @@ def test_a_commit_is_copied_only_when_there_is_a_buffer_in_which_commits_go_on()
         memory._replication._copies.put = noting  # type: ignore[method-assign]
         memory.keep_with(B, B, 1)
         assert await bench.copied.get() == B
+        assert seen == [3]
+
+    run(test)
+
+
+def test_a_copy_that_is_wanted_while_the_second_is_made_waits_for_the_third() -> None:
+    async def test(bench: Bench) -> None:
+        memory, _ = bench.node(), bench.node(B)
+        making, may_make = threading.Event(), threading.Event()
+        ahead, put = memory._snapshot_pool.ahead, memory._replication._copies.put
+        seen = []
+
+        def slow(stream: SnapshotStream, size: int, most: int) -> bool:
+            making.set()
+            assert may_make.wait(LIMIT_S)
+            return ahead(stream, size, most)
+
+        def noting(*arguments: Any, **named: Any) -> None:
+            seen.append(memory.usage().workers // SIZE)
+            put(*arguments, **named)
+
+        memory._snapshot_pool.ahead = slow  # type: ignore[method-assign]
+        memory._replication._copies.put = noting  # type: ignore[method-assign]
+        memory.enter(Version(), (A,), writes=False)
+        memory.keep_with(B, B, 1)
+        worker = Worker(memory)
+        worker.take(await memory.want(0, STATE, SIZE + 1000))
+        assert await asyncio.to_thread(making.wait, LIMIT_S)
+        commit = asyncio.create_task(worker.commit(1))
+        await until(lambda: memory.holdings() == (h(1),) and LINE in memory._ahead._read)
+        may_make.set()
+        assert await bench.copied.get() == B
+        await commit
         assert seen == [3]
 
     run(test)

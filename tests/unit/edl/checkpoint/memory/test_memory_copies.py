@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from typing import Any
 
 import pytest
 
@@ -210,6 +211,38 @@ def test_one_asker_that_gives_up_does_not_spoil_it_for_the_others() -> None:
         first.cancel()
         assert content(await second) == 3
 
+    run(test)
+
+
+def test_who_joins_a_fetch_that_fails_has_its_own_sources_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fetch was begun in the round before, whose only source is dead; a connection to it ends late."""
+    dead = NodeId("dead")
+    begun, noticed = threading.Event(), threading.Event()
+    get = MemoryCopies.get
+
+    def slow(self: MemoryCopies, host: str, *arguments: Any) -> None:
+        if host == dead:
+            begun.set()
+            assert noticed.wait(LIMIT_S)
+            raise CheckpointError("no answer in time")
+        get(self, host, *arguments)
+
+    async def test(bench: Bench) -> None:
+        here, there = bench.node(A), bench.node(B)
+        await Worker(there).commit(3)
+        first = asyncio.create_task(here.piece(0, STATE, Version(1, 3), 0, [source(dead)]))
+        await asyncio.to_thread(begun.wait, LIMIT_S)
+        same = asyncio.create_task(here.piece(1, STATE, Version(1, 3), 0, [source(dead)]))
+        later = [asyncio.create_task(here.piece(slot, STATE, Version(1, 3), 0, [source(B)])) for slot in (2, 3)]
+        await asyncio.sleep(0)
+        noticed.set()
+        for one in (first, same):
+            with pytest.raises(CheckpointError, match="no answer in time"):
+                await one
+        assert [content(await one) for one in later] == [3, 3]
+        assert bench.network.served == ["get b:1"], "those that ask again share a transfer, too"
+
+    monkeypatch.setattr(MemoryCopies, "get", slow)
     run(test)
 
 

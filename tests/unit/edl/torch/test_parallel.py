@@ -1,0 +1,54 @@
+"""``edl.parallel`` leaves out the broadcast of parameters only where all workers have restored them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch._C._distributed_c10d import HashStore  # noqa: E402
+
+from edl.torch import ddp  # noqa: E402
+from edl.torch.state import State  # noqa: E402
+from edl.worker import session as sessions  # noqa: E402
+from edl.worker.session import Session  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+class OfItsOwn(torch.nn.Linear):  # type: ignore[misc,name-defined]
+    edl_per_rank = True
+
+
+@pytest.fixture
+def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
+    made = Session(None, {})
+    monkeypatch.setattr(sessions, "_current", made)
+    torch.distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    yield made
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("restored", [False, True])
+def test_what_is_not_in_the_state_is_sent_from_the_first(
+    session: Session, monkeypatch: pytest.MonkeyPatch, restored: bool
+) -> None:
+    layer = torch.nn.Linear
+    whole, other, own = torch.nn.Sequential(layer(2, 3), layer(3, 2)), layer(2, 2), OfItsOwn(2, 2)
+    weight = torch.nn.Parameter(torch.ones(2))
+    bare, beside = torch.nn.ParameterList([weight]), torch.nn.ParameterList([torch.nn.Parameter(torch.ones(2))])
+    session.state = State(model=whole, optimizer=torch.optim.SGD(whole.parameters()), own=own, weight=weight)
+    monkeypatch.setattr(ddp, "_equal", restored)
+    sent: list[Any] = []
+    monkeypatch.setattr(
+        "torch.nn.parallel.distributed._sync_module_states", lambda *args, module, **options: sent.append(module)
+    )
+    models = [whole, whole[0], bare, other, torch.nn.Sequential(whole[0], other), own, beside]
+    for model in models:
+        ddp.parallel(model)
+    assert [id(one) for one in sent] == [id(one) for one in (models[3:] if restored else models)]
+    ddp.parallel(other, init_sync=False)
+    assert len(sent) == (4 if restored else 7), "the script's word counts"
