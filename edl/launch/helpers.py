@@ -439,16 +439,17 @@ class _JobPoll:
         """Wait until the job has ended, or has had no node for ``timeout_s`` seconds; returns the exit status. Raises
         ``StoreUnavailable`` if the store does not answer for that long, and ``ForeignJob`` if a version of edl that is
         not compatible founds the job again."""
-        seen_s, compared = self._clock.now_s(), b""
+        seen_s, compared = self._clock.now_s(), (b"", b"")
         while True:
             await asyncio.sleep(LOOK_S)
             try:
                 if await self._has_ended():
                     return int(ExitCode.OK)
                 there = await self._value(self._keys.token)
-                if there and there != compared:  # each founding writes another token
+                founding = there, await self._value(self._keys.run)
+                if there and founding != compared:  # each founding writes another token, or with a secret another run
                     self._refuse_other_version(await self._value(self._keys.origin))
-                    compared = there
+                    compared = founding
                 nodes = (await self._store.read(self._keys.nodes)).entries
             except StoreUnavailable:
                 if self._clock.now_s() - seen_s >= timeout_s:

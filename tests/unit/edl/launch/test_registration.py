@@ -13,6 +13,7 @@ from edl.errors import JobConflict, StoreRefused, StoreUnavailable
 from edl.exit_codes import ExitCode
 from edl.launch import registration as registration_module
 from edl.launch.registration import RETRY_S, JobEnded, Registration
+from edl.master.stored import whole_job
 from edl.ports import Condition, Delete, Operation, PrefixSnapshot, Put
 from edl.tasks import end
 from edl.testing.clock import FakeClock
@@ -22,11 +23,13 @@ from edl.wire import plain
 from edl.wire.keys import JobKeys
 from edl.wire.messages import Finish
 from edl.wire.records import NodeInfo
+from edl.wire.secret import Secret
 
 JOB = JobId("my-job")
 KEYS = JobKeys(JOB)
 TTL_S = 3.0
 SPEC = JobSpec(JOB, NodeRange(1, 4), timeouts=Timeouts(lease_ttl_s=TTL_S))
+SECRET = Secret(b"0123456789abcdef")
 OTHER_SPEC = dataclasses.replace(SPEC, max_restarts=9, fault_tolerance=FaultTolerance.RECOVER)
 
 
@@ -57,10 +60,13 @@ class Bench:
         self.hosts = Hosts()
         self.said: list[str] = []
 
-    def registration(self, spec: JobSpec = SPEC, store: MemoryStore | None = None) -> Registration:
+    def registration(
+        self, spec: JobSpec = SPEC, store: MemoryStore | None = None, secret: Secret | None = None
+    ) -> Registration:
         hosts = self.hosts
         return Registration(
-            store or self.store, KEYS, spec, NodeId("a"), hosts.refuses, hosts.answers, self.said.append
+            *(store or self.store, KEYS, spec, NodeId("a"), hosts.refuses, hosts.answers, self.said.append),
+            secret=secret,
         )
 
     def leave_key(self, node: str, port: int) -> int:
@@ -215,7 +221,7 @@ class TestAgree:
             old = bench.registration()
             await old.agree()
             leftovers = [KEYS.record, KEYS.world, KEYS.scale, KEYS.history_entry(1), KEYS.history_entry(2)]
-            leftovers += [KEYS.service("data", "plan")]
+            leftovers += [KEYS.service("data", "plan"), KEYS.companion("denylist"), KEYS.goodput]
             bench.store.write_now([Put(key, b"{}") for key in leftovers])
             bench.store.write_now([Put(KEYS.node(NodeId("a")), b"{}", bench.store.grant_now(TTL_S))])
             bench.clock.advance(TTL_S)
@@ -224,6 +230,45 @@ class TestAgree:
             assert bench.keys() == [KEYS.spec, KEYS.token]
             assert plain.loads(JobSpec, bench.value(KEYS.spec) or b"") == OTHER_SPEC
             assert new.token != old.token
+
+        play(scenario)
+
+    @pytest.mark.parametrize("secret", [None, SECRET])
+    def test_all_launchers_of_a_run_know_it_by_the_same_text(self, secret: Secret | None) -> None:
+        async def scenario(bench: Bench) -> None:
+            first, second = bench.registration(secret=secret), bench.registration(secret=secret)
+            await first.agree()
+            await second.agree()
+            assert first.run and first.run == second.run
+            assert await second.rejoin(info("a"))
+
+        play(scenario)
+
+    @pytest.mark.parametrize("in_order", [True, False])
+    @pytest.mark.parametrize("secret", [None, SECRET])
+    def test_runs_of_a_job_differ_although_a_secret_gives_them_one_token(
+        self, secret: Secret | None, in_order: bool
+    ) -> None:
+        async def scenario(bench: Bench) -> None:
+            before, after = bench.registration(secret=secret), bench.registration(secret=secret)
+            await before.agree()
+            bench.store.write_now(whole_job(KEYS) if in_order else [Put(KEYS.over, b"")])
+            await after.agree()
+            assert (before.token == after.token) is (secret is not None)
+            assert after.run and after.run != before.run
+
+        play(scenario)
+
+    @pytest.mark.parametrize("secret", [None, SECRET])
+    def test_a_node_that_was_isolated_does_not_join_the_next_run(self, secret: Secret | None) -> None:
+        async def scenario(bench: Bench) -> None:
+            isolated = bench.registration(secret=secret)
+            await isolated.agree()
+            await isolated.join(info("a"))
+            bench.clock.advance(TTL_S)
+            bench.store.write_now(whole_job(KEYS))
+            await bench.registration(secret=secret).agree()
+            assert "has ended while this node was isolated" in await refused(isolated.rejoin(info("a")))
 
         play(scenario)
 
