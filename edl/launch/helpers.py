@@ -227,7 +227,9 @@ class Helpers:
                 if not self._store_down:
                     self._store_down = True
                     why = f"refuses ({error})" if error.definite else "does not answer"
-                    self._deps.log(f"the store {why}: {what}s continue; trainers learn of new ones when it answers again")
+                    self._deps.log(
+                        f"the store {why}: {what}s continue; trainers learn of new ones when it answers again"
+                    )
                 self._fence_if_isolated()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), pause_s)
@@ -436,8 +438,8 @@ class _JobPoll:
 
     async def until_ended(self, timeout_s: float) -> int:
         """Wait until the job has ended, or has had no node for ``timeout_s`` seconds; returns the exit status. Raises
-        ``StoreError`` if the store does not answer, or refuses, for that long, and ``ForeignJob`` if a version of edl that is
-        not compatible founds the job again."""
+        ``StoreError`` if the store does not answer or refuses for that long, and ``ForeignJob`` if a version of edl
+        that is not compatible founds the job again."""
         seen_s, compared = self._clock.now_s(), (b"", b"")
         while True:
             await asyncio.sleep(LOOK_S)

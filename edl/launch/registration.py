@@ -237,7 +237,8 @@ class Registration:
     async def rejoin(self, info: NodeInfo) -> NodeInfo:
         """Register again after the lease was lost, like ``join``. Raises ``JobEnded`` or ``JobConflict`` if the job has
         ended, even if another job of the same id has begun."""
-        token, run = await self._stored(self._keys.token), await self._stored(self._keys.run)
+        token = await self._stored(self._keys.token)
+        run = await self._stored(self._keys.run) if self._secret is not None else None
         if token is None or self._run_of(token, run) != self.run:
             await self._raise_if_ended()
             raise JobConflict(f"job {self._spec.job} has ended while this node was isolated")

@@ -50,7 +50,7 @@ class Pserver:
     """A process that runs until it is killed."""
 
     masterless = False
-    ready: Mapping[str, Any] = {"port": 7}  # noqa: RUF012 - never changed
+    ready: Mapping[str, Any] = {"port": 7}
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -70,7 +70,8 @@ class Pserver:
 class Kind:
     """A kind with one process, which cannot be started while ``trouble`` lasts."""
 
-    what, service, folder, count, grace_s, farewell_s, drain_s, fenced = "pserver", "ps", "servers", 1, 0.0, 0.0, 0.0, True
+    what, service, folder, count, fenced = "pserver", "ps", "servers", 1, True
+    grace_s = farewell_s = drain_s = 0.0
 
     def __init__(self) -> None:
         self.started: list[Pserver] = []
@@ -87,7 +88,7 @@ class Kind:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
+    while not condition():  # noqa: ASYNC110 - of the code under test
         await asyncio.sleep(0.001)
 
 

@@ -13,7 +13,6 @@ from edl.errors import JobConflict, StoreRefused, StoreUnavailable
 from edl.exit_codes import ExitCode
 from edl.launch import registration as registration_module
 from edl.launch.registration import RETRY_S, JobEnded, Registration
-from edl.master.stored import whole_job
 from edl.ports import Condition, Delete, Operation, PrefixSnapshot, Put
 from edl.tasks import end
 from edl.testing.clock import FakeClock
@@ -29,7 +28,6 @@ JOB = JobId("my-job")
 KEYS = JobKeys(JOB)
 TTL_S = 3.0
 SPEC = JobSpec(JOB, NodeRange(1, 4), timeouts=Timeouts(lease_ttl_s=TTL_S))
-SECRET = Secret(b"0123456789abcdef")
 OTHER_SPEC = dataclasses.replace(SPEC, max_restarts=9, fault_tolerance=FaultTolerance.RECOVER)
 
 
@@ -230,45 +228,6 @@ class TestAgree:
             assert bench.keys() == [KEYS.spec, KEYS.token]
             assert plain.loads(JobSpec, bench.value(KEYS.spec) or b"") == OTHER_SPEC
             assert new.token != old.token
-
-        play(scenario)
-
-    @pytest.mark.parametrize("secret", [None, SECRET])
-    def test_all_launchers_of_a_run_know_it_by_the_same_text(self, secret: Secret | None) -> None:
-        async def scenario(bench: Bench) -> None:
-            first, second = bench.registration(secret=secret), bench.registration(secret=secret)
-            await first.agree()
-            await second.agree()
-            assert first.run and first.run == second.run
-            assert await second.rejoin(info("a"))
-
-        play(scenario)
-
-    @pytest.mark.parametrize("in_order", [True, False])
-    @pytest.mark.parametrize("secret", [None, SECRET])
-    def test_runs_of_a_job_differ_although_a_secret_gives_them_one_token(
-        self, secret: Secret | None, in_order: bool
-    ) -> None:
-        async def scenario(bench: Bench) -> None:
-            before, after = bench.registration(secret=secret), bench.registration(secret=secret)
-            await before.agree()
-            bench.store.write_now(whole_job(KEYS) if in_order else [Put(KEYS.over, b"")])
-            await after.agree()
-            assert (before.token == after.token) is (secret is not None)
-            assert after.run and after.run != before.run
-
-        play(scenario)
-
-    @pytest.mark.parametrize("secret", [None, SECRET])
-    def test_a_node_that_was_isolated_does_not_join_the_next_run(self, secret: Secret | None) -> None:
-        async def scenario(bench: Bench) -> None:
-            isolated = bench.registration(secret=secret)
-            await isolated.agree()
-            await isolated.join(info("a"))
-            bench.clock.advance(TTL_S)
-            bench.store.write_now(whole_job(KEYS))
-            await bench.registration(secret=secret).agree()
-            assert "has ended while this node was isolated" in await refused(isolated.rejoin(info("a")))
 
         play(scenario)
 
