@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edl.errors import SettingError
-from edl.wire.address import address
+from edl.wire.address import address, check_host
 
 if TYPE_CHECKING:
     from edl.adapters.identity import Identity  # it needs the network's libraries, this module is for the help, too
@@ -119,6 +119,7 @@ def split_endpoint(endpoint: str) -> tuple[str, int]:
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     if not bare or (":" in bare and bare == host) or not (digits.isascii() and digits.isdigit()):
         raise SettingError("--rdzv-endpoint", endpoint, "not an address", "Write host:port, such as node1:2379")
+    check_host("--rdzv-endpoint", endpoint, bare)
     port = int(digits)
     if not 0 < port <= HIGHEST_PORT:
         raise SettingError("--rdzv-endpoint", endpoint, f"the port must be from 1 to {HIGHEST_PORT}")

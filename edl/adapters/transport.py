@@ -107,8 +107,8 @@ class MasterService(Protocol):
         """The history, and with ``follow`` also new entries."""
         ...
 
-    def ask(self, asked: Asked) -> Answer:
-        """Accept a request, or answer why not."""
+    async def ask(self, asked: Asked) -> Answer:
+        """Accept a request, or answer why not; it is in the store when this returns."""
         ...
 
     async def order(self, asked: Asked) -> Answer:
@@ -237,10 +237,9 @@ class MasterServer:
 
     async def _ask(self, request: Asked, context: Any) -> Answer:
         service = await self._serving_master(context)
-        if request.purpose not in (Purpose.DATA, Purpose.NOTIFY):
-            return service.ask(request)
+        answering = service.order if request.purpose in (Purpose.DATA, Purpose.NOTIFY) else service.ask
         try:
-            return await service.order(request)
+            return await answering(request)
         except StoreError as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
             raise AssertionError("unreachable") from None

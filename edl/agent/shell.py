@@ -24,7 +24,7 @@ from edl.agent.workers.hang import HangWatch
 from edl.agent.workers.hang_shell import HangDetection, HangSources
 from edl.agent.workers.rank_paces import RankPaces
 from edl.agent.workers.step_rate import Mark, tell_pace
-from edl.errors import EdlError, StoreUnavailable
+from edl.errors import EdlError, StoreError
 from edl.exit_codes import ExitCode
 from edl.tasks import BackgroundTasks, Backoff, Timer, end
 from edl.types import FencingToken, Round
@@ -508,6 +508,7 @@ class AgentShell:
             await self._deps.synced.caught_up()
 
     async def _register(self) -> None:
+        said = ""
         while True:
             asked_s = self._deps.clock.now_s()
             try:
@@ -516,7 +517,10 @@ class AgentShell:
                 self._entitle()
                 self.post(ev.Registered(info))
                 return
-            except StoreUnavailable:
+            except StoreError as error:  # also one that refuses: it has accepted this launcher before (decision 0035)
+                if error.definite and str(error) != said:
+                    said = str(error)
+                    self._deps.log(f"cannot register again: {error}")
                 await asyncio.sleep(REGISTER_PAUSE_S)
             except EdlError as error:
                 self.post(ev.Fatal(Outcome(int(error.exit_code), str(error))))

@@ -13,13 +13,15 @@ import grpc.aio
 from edl.adapters.transport import MasterClient
 from edl.errors import CheckpointError, UsageError
 from edl.master.events import Kind
+from edl.master.planning import NOT_SAVED
 from edl.master.view import changed, complete, saving, unwritten
 from edl.wire.messages import Asked
 from edl.wire.purpose import Purpose
 from edl.wire.status import HistoryEntry
 
 _ENDS_WAITING = (Kind.WORLD_STOPPED.value, Kind.WORLD_FORMED.value, Kind.BOUNDARY.value, Kind.JOB_ENDED.value)
-"""Events after which a requested checkpoint will not be reported any more."""
+"""Events after which a checkpoint that the workers have agreed on will not be reported any more. One that they have not
+agreed on yet is still to come: the next world owes it."""
 
 NOTHING_SAVED = "; edl saved nothing (saving requires edl.State in the script and --checkpoint-dir)"
 
@@ -70,7 +72,8 @@ class SaveReader:
         lost = unwritten(entry)
         if lost is not None:
             return RequestOutcome(False, entry.text) if self._covers(lost[0]) else None
-        if entry.kind in _ENDS_WAITING:
+        given_up = NOT_SAVED in entry.text if entry.kind == Kind.BOUNDARY.value else entry.kind == Kind.JOB_ENDED.value
+        if given_up or (self._commit is not None and entry.kind in _ENDS_WAITING):
             return RequestOutcome(False, f"no checkpoint is known to be complete: {entry.text}")
         return None
 

@@ -127,7 +127,7 @@ async def _launch(settings: LaunchSettings, log: Callable[[str], None]) -> int:
             await _join(settings, deps, cleanup, log)
         except JobEnded as error:
             return ended_before(error, log, worker_status=report.worker_status)
-        deps.recorders = recorders(settings, deps.registration.token, log)
+        deps.recorders = recorders(settings, deps.registration.run, log)
         cleanup.push_async_callback(deps.recorders.end)
         cleanup.push_async_callback(deps.server.stop)
         for helpers in _helpers(settings, deps, log):
@@ -220,7 +220,7 @@ async def _join(
     deps.synced = await _synced_dirs(settings, deps, cleanup, log)
     source = deps.synced.sync if deps.synced is not None else None
     memory, deps.checkpoint_manager = await open_checkpoints(
-        settings, deps.files, lambda: registration.token, deps.reports, log, source
+        settings, deps.files, lambda: registration.token, registration.run, deps.reports, log, source
     )
     cleanup.push_async_callback(memory.close)
     lease_ttl_s, identity = settings.spec.timeouts.lease_ttl_s, identity_for(settings.store)
@@ -373,11 +373,11 @@ def _begin_sidecars(settings: LaunchSettings, deps: _NodeDeps, wired: Wired) -> 
 def _companions(settings: LaunchSettings, deps: _NodeDeps, log: Callable[[str], None]) -> scaling.Companions:
     """What runs beside the Master: the scheduler's reconciler, watchdogs and notifications, the denylist, and what ends
     the live status."""
-    store, token = deps.opened.store, deps.registration.token
+    store, run = deps.opened.store, deps.registration.run
     parts = (
         scaling.companions(settings, store, deps.opened.endpoints, log),
-        watching.companions(settings, token, log),
-        denylist_companion.companions(settings, store, token, log),
+        watching.companions(settings, run, log),
+        denylist_companion.companions(settings, store, run, log),
         lambda master: (deps.web.see_off(master),) if deps.web is not None else (),
     )
     return lambda master: tuple(work for part in parts for work in part(master))

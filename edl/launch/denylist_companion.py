@@ -15,8 +15,8 @@ from edl.launch.settings import LaunchSettings
 from edl.ports import Store
 
 
-def companions(settings: LaunchSettings, store: Store, token: str, log: Callable[[str], None]) -> Companions:
-    """The companions for ``MasterDeps``; none without ``--denylist``. ``token``: the job's."""
+def companions(settings: LaunchSettings, store: Store, run: str, log: Callable[[str], None]) -> Companions:
+    """The companions for ``MasterDeps``; none without ``--denylist``. ``run``: see ``Registration.run``."""
     where = settings.denylist.where
     if not where:
         return lambda master: ()
@@ -34,6 +34,6 @@ def companions(settings: LaunchSettings, store: Store, token: str, log: Callable
         except SettingError as error:
             raise error.renamed("--denylist") from None
         place = FilesDenylist(files, functools.partial(in_thread, "edl-denylist"))
-    run = hashlib.sha256(f"run {token}".encode()).hexdigest()[:8]
-    author = Author(settings.spec.job, run, settings.denylist.keep_s)
+    digest = hashlib.sha256(f"run {run}".encode()).hexdigest()[:8]
+    author = Author(settings.spec.job, digest, settings.denylist.keep_s)
     return lambda master: (DenylistCompanion(master, place, author, wall_clock_s, log).run(),)

@@ -58,16 +58,20 @@ class HelperProcess:
         cannot be opened, stderr goes to the console.
         """
         wrapper = [sys.executable, "-I", "-S", edl.adapters.with_parent.__file__, str(os.getpid())]
-        with _appending(log_file) as stderr:
-            process = await asyncio.create_subprocess_exec(
-                *wrapper,
-                *(sys.executable, "-m", *module),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=stderr,
-                env=changed(environment(), dict.fromkeys(CREDENTIALS)),
-                start_new_session=True,  # only the launcher gets Ctrl-C; it ends the process gracefully
-            )
+        try:
+            with _appending(log_file) as stderr:
+                process = await asyncio.create_subprocess_exec(
+                    *wrapper,
+                    *(sys.executable, "-m", *module),
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=stderr,
+                    env=changed(environment(), dict.fromkeys(CREDENTIALS)),
+                    start_new_session=True,  # only the launcher gets Ctrl-C; it ends the process gracefully
+                )
+        except OSError as error:  # no process, descriptor or memory is left, perhaps only for a moment
+            advice = "Check the limits of processes and open files (ulimit -u, -n) and the free memory of this host"
+            raise WorkerStartError(f"cannot start a {what} process: {error.strerror}. {advice}") from error
         try:
             ready = json.loads(await asyncio.wait_for(_exchange(process, json.dumps(order)), START_S))
             int(ready["port"])

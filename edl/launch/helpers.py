@@ -222,12 +222,13 @@ class Helpers:
             except LeaseLost:
                 self._lease, pause_s = 0, 0.0
                 self._fence("their lease has expired and others take over")
-            except StoreUnavailable:
+            except StoreError as error:  # also one that refuses by now: decision 0035
                 pause_s = RETRY_S
                 if not self._store_down:
                     self._store_down = True
+                    why = f"refuses ({error})" if error.definite else "does not answer"
                     self._deps.log(
-                        f"the store does not answer: {what}s continue; trainers learn of new ones when it answers again"
+                        f"the store {why}: {what}s continue; trainers learn of new ones when it answers again"
                     )
                 self._fence_if_isolated()
             with contextlib.suppress(asyncio.TimeoutError):
@@ -250,7 +251,7 @@ class Helpers:
 
     async def _renew_and_sync(self) -> None:
         """Renew the lease, or take a new one, and make the keys in the store match the running processes. It reads the
-        store each time, so a deleted key is written again. Raises ``LeaseLost`` and ``StoreUnavailable``."""
+        store each time, so a deleted key is written again. Raises ``LeaseLost`` and other errors of the store."""
         deps, folder = self._deps, self._kind.folder
         sent_s = self._clock.now_s()
         if self._lease:
@@ -309,7 +310,7 @@ class HelperProcesses:
     async def _run(self) -> None:
         try:
             await self._helpers.run()
-        except (StoreError, WorkerStartError) as error:
+        except WorkerStartError as error:
             self._log(f"continuing without {self._what}s on this node: {error}")
 
     def interrupt(self) -> None:
@@ -437,20 +438,21 @@ class _JobPoll:
 
     async def until_ended(self, timeout_s: float) -> int:
         """Wait until the job has ended, or has had no node for ``timeout_s`` seconds; returns the exit status. Raises
-        ``StoreUnavailable`` if the store does not answer for that long, and ``ForeignJob`` if a version of edl that is
-        not compatible founds the job again."""
-        seen_s, compared = self._clock.now_s(), b""
+        ``StoreError`` if the store does not answer or refuses for that long, and ``ForeignJob`` if a version of edl
+        that is not compatible founds the job again."""
+        seen_s, compared = self._clock.now_s(), (b"", b"")
         while True:
             await asyncio.sleep(LOOK_S)
             try:
                 if await self._has_ended():
                     return int(ExitCode.OK)
                 there = await self._value(self._keys.token)
-                if there and there != compared:  # each founding writes another token
+                founding = there, await self._value(self._keys.run)
+                if there and founding != compared:  # each founding writes another token, or with a secret another run
                     self._refuse_other_version(await self._value(self._keys.origin))
-                    compared = there
+                    compared = founding
                 nodes = (await self._store.read(self._keys.nodes)).entries
-            except StoreUnavailable:
+            except StoreError:  # also one that refuses by now: decision 0035
                 if self._clock.now_s() - seen_s >= timeout_s:
                     raise
                 continue

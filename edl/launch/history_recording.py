@@ -24,13 +24,13 @@ END_S = 5.0
 class Recording:
     """The history files of this launcher. Writes nothing unless it becomes the Master."""
 
-    def __init__(self, settings: LaunchSettings, token: str, log: Callable[[str], None]) -> None:
-        """``token``: the job's token, which all launchers share."""
+    def __init__(self, settings: LaunchSettings, run: str, log: Callable[[str], None]) -> None:
+        """``run``: see ``Registration.run``."""
         spec, wanted = settings.spec, settings.history
-        run = hashlib.sha256(f"history {token}".encode()).hexdigest()[:12]
-        self._chronicle = Chronicle(spec.job, run, settings.node.name, __version__, to_plain(spec))
+        digest = hashlib.sha256(f"history {run}".encode()).hexdigest()[:12]
+        self._chronicle = Chronicle(spec.job, digest, settings.node.name, __version__, to_plain(spec))
         say = said_by_loop(log)
-        files = HistoryFiles(LineFolder(Path(wanted.folder) / spec.job), run, wanted.most_bytes, say)
+        files = HistoryFiles(LineFolder(Path(wanted.folder) / spec.job), digest, wanted.most_bytes, say)
         self._thread: WriterThread[WrittenStep] = WriterThread(SYSTEM_THREADS, files, self._lines_of, say)
         self._log = log
         self._folder = wanted.folder

@@ -9,6 +9,7 @@ from typing import Any
 
 from edl.errors import SettingError
 from edl.web.settings import HttpSettings
+from edl.wire.address import check_host
 
 _FILES = ("http_token_file", "http_read_token_file", "http_cert", "http_key", "http_client_ca")
 
@@ -25,6 +26,7 @@ def http_from(options: Mapping[str, Any]) -> HttpSettings | None:
         return None
     if not text.isascii() or not text.isdecimal() or int(text) > 65535:
         raise SettingError("--http-port", text, "must be a port from 0 to 65535", "Write 0 for any free port")
+    check_host("--http-host", given["http_host"], given["http_host"])
     for name in _FILES:
         if given[name] and not Path(given[name]).is_file():
             raise SettingError(_flag(name), given[name], "no such file")

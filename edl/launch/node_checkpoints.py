@@ -35,19 +35,19 @@ async def open_checkpoints(
     settings: LaunchSettings,
     files: Files | None,
     token: Callable[[], str],
+    run: str,
     reports: CheckpointReports,
     log: Callable[[str], None],
     source: FileSource | None = None,
 ) -> tuple[MemoryCheckpoints, CheckpointManager]:
     """Build the in-memory checkpoints of this launcher and the agent's interface to them. ``files``: the checkpoint
-    directory; None if there is none. ``token``: returns the job's token. ``source``: what is served of synchronised
-    directories. Raises ``CheckpointError`` if the directory
-    cannot be used."""
+    directory; None if there is none. ``token``: returns the job's token. ``run``: see ``Registration.run``. ``source``:
+    what is served of synchronised directories. Raises ``CheckpointError`` if the directory cannot be used."""
     wanted, checkpoint_storage = settings.state, None
     if files is not None:
         checkpoint_storage = FileCheckpointStorage(
             files,
-            WriterIdentity(settings.spec.job, run=hashlib.sha256(f"run {token()}".encode()).hexdigest()[:16]),
+            WriterIdentity(settings.spec.job, run=hashlib.sha256(f"run {run}".encode()).hexdigest()[:16]),
             Retention(wanted.keep_last, wanted.keep_every),
             wall_clock_s=wall_clock_s,
             say=log,

@@ -40,11 +40,11 @@ class Recorders:
         await asyncio.gather(*(recorder.end() for recorder in self._recorders))
 
 
-def recorders(settings: LaunchSettings, token: str, log: Callable[[str], None]) -> Recorders:
-    """Those that the settings ask for. ``token``: the job's token."""
+def recorders(settings: LaunchSettings, run: str, log: Callable[[str], None]) -> Recorders:
+    """Those that the settings ask for. ``run``: see ``Registration.run``."""
     made: list[Recorder] = []
     if settings.history.folder:
-        made.append(Recording(settings, token, log))
+        made.append(Recording(settings, run, log))
     if settings.otlp_endpoint:
-        made.append(TraceExport(settings, token, log))
+        made.append(TraceExport(settings, run, log))
     return Recorders(made)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import secrets
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 
 from edl.config import JobSpec
 from edl.errors import ForeignJob, JobConflict, LeaseLost, ProtocolError, StoreError, StoreUnavailable
 from edl.exit_codes import ExitCode
 from edl.launch.options.agreement import differences
+from edl.master.stored import left_by_masters
 from edl.ports import Condition, CreatedAt, Delete, KeyValue, ModifiedAt, Operation, Put, Store
 from edl.types import Incarnation, NodeId
 from edl.wire import plain
@@ -78,6 +80,9 @@ class Registration:
         """Revision of the store at which the job's token was written. It identifies the job among those of this id."""
         self.token = ""
         """The job's token, after ``agree``."""
+        self.run = ""
+        """Differs between all runs of the job, although a secret gives them the same token; after ``agree``. As secret
+        as the token."""
         self.lease = Incarnation(0)
         """The lease of the node's key; 0: not registered."""
 
@@ -101,6 +106,7 @@ class Registration:
             conflict = self._conflict(entries)
             if token is not None and not over and self._keys.spec in entries and conflict is None:
                 self.token = token_of(token.value, self._secret, self._spec.job) or ""
+                self.run = self._run_of(token, entries.get(self._keys.run))
                 self._token_revision = token.mod_revision
                 return
             if conflict is not None and self._in_use(entries):
@@ -217,15 +223,13 @@ class Registration:
         stored = entries.get(self._keys.spec)
         condition = ModifiedAt(self._keys.spec, stored.mod_revision if stored else 0)
         operations: list[Operation] = [Delete(self._keys.farewell), Delete(self._keys.launchers, prefix=True)]
-        if stored is not None:
-            leftovers = (self._keys.record, self._keys.world, self._keys.scale, self._keys.over)
-            histories = (self._keys.history, self._keys.services)
-            operations += [Delete(key) for key in leftovers]
-            operations += [Delete(key, prefix=True) for key in histories]
+        operations += left_by_masters(self._keys)
         operations += [
             Put(self._keys.spec, plain.dumps(self._spec)),
             Put(self._keys.token, stored_token(self._secret)),
         ]
+        if self._secret is not None:
+            operations.append(Put(self._keys.run, secrets.token_hex(16).encode()))
         if self._origin is not None:
             operations.append(Put(self._keys.origin, plain.dumps(self._origin)))
         await self._store.write(operations, [condition])
@@ -233,20 +237,26 @@ class Registration:
     async def rejoin(self, info: NodeInfo) -> NodeInfo:
         """Register again after the lease was lost, like ``join``. Raises ``JobEnded`` or ``JobConflict`` if the job has
         ended, even if another job of the same id has begun."""
-        token = await self._stored_token()
-        if token is None or token_of(token.value, self._secret, self._spec.job) != self.token:
+        token = await self._stored(self._keys.token)
+        run = await self._stored(self._keys.run) if self._secret is not None else None
+        if token is None or self._run_of(token, run) != self.run:
             await self._raise_if_ended()
             raise JobConflict(f"job {self._spec.job} has ended while this node was isolated")
         self._token_revision = token.mod_revision
         return await self.join(info)
 
-    async def _stored_token(self) -> KeyValue | None:
-        entries = (await self._store.read(self._keys.token)).entries
-        return next((entry for entry in entries if entry.key == self._keys.token), None)
+    async def _stored(self, key: str) -> KeyValue | None:
+        return next((entry for entry in (await self._store.read(key)).entries if entry.key == key), None)
+
+    def _run_of(self, token: KeyValue, run: KeyValue | None) -> str:
+        """See ``run``. Without a secret, the token itself is random; a founder of an earlier version of edl stored
+        nothing else with one either."""
+        found = token_of(token.value, self._secret, self._spec.job) or ""
+        return found if self._secret is None or run is None else f"{found} {run.value.decode()}"
 
     async def _raise_if_gone(self) -> None:
         """Raise ``JobEnded`` or ``JobConflict`` if the job that was agreed on has ended, even if another has begun."""
-        token = await self._stored_token()
+        token = await self._stored(self._keys.token)
         if (token.mod_revision if token is not None else 0) != self._token_revision:
             await self._raise_if_ended()
             raise JobConflict(

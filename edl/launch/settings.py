@@ -19,6 +19,7 @@ from edl.ports import WorkerCommand
 from edl.types import JobId, NodeId
 from edl.watch.table import DEFAULT_LIMITS, WatchLimits
 from edl.web.settings import HttpSettings
+from edl.wire.address import check_host
 from edl.wire.node_requests import OptionValue
 from edl.wire.secret import Secret
 
@@ -259,6 +260,9 @@ class NodeSettings:
     host_id: str = ""
     """Name of the host in the denylist."""
 
+    def __post_init__(self) -> None:
+        check_host("--local-addr", self.local_addr, self.local_addr)
+
 
 @dataclass(frozen=True, slots=True)
 class LaunchSettings:
@@ -328,6 +332,9 @@ class HelperSettings:
     """Seconds to wait for the job to begin."""
     grace_s: float
     """Seconds that a process may take to finish its work when it has to end."""
+
+    def __post_init__(self) -> None:
+        check_host("--local-addr", self.local_addr, self.local_addr)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -112,6 +113,8 @@ def _conf(text: str) -> dict[str, Any]:
             raise SettingError(
                 "--rdzv-conf", item, f"{value!r} is not a number", "Write seconds, such as 2.5"
             ) from None
-        if CONF_KEYS[key] is float and not values[key] > 0:
-            raise SettingError("--rdzv-conf", item, "must be more than 0 seconds")
+        if CONF_KEYS[key] is float and not 0 < values[key] < math.inf:
+            raise SettingError(
+                "--rdzv-conf", item, "must be more than 0 seconds, and finite", "Write seconds, such as 2.5"
+            )
     return values

@@ -20,13 +20,13 @@ END_S = 5.0
 class TraceExport:
     """The traces of this launcher. Sends nothing unless it becomes the Master."""
 
-    def __init__(self, settings: LaunchSettings, token: str, log: Callable[[str], None]) -> None:
-        """``token``: the job's token, which all launchers share."""
+    def __init__(self, settings: LaunchSettings, run: str, log: Callable[[str], None]) -> None:
+        """``run``: see ``Registration.run``."""
         from edl.traces.otlp import OtlpExport  # an extra
 
         spec, node, self._log = settings.spec, settings.node.name, log
-        run = hashlib.sha256(f"traces {token}".encode()).hexdigest()[:12]
-        self._chronicle = Chronicle(spec.job, run, node, __version__, {})
+        digest = hashlib.sha256(f"traces {run}".encode()).hexdigest()[:12]
+        self._chronicle = Chronicle(spec.job, digest, node, __version__, {})
         self._pending = TraceState()
         about = {"edl.job": str(spec.job), "edl.master": node}
         self._export = OtlpExport(settings.otlp_endpoint, about, said_by_loop(log))

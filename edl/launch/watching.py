@@ -24,8 +24,8 @@ def judged_by(spec: JobSpec, limits: WatchLimits) -> JobSpec:
     return replace(spec, stragglers=replace(spec.stragglers, share=limits.of(STRAGGLER)))
 
 
-def companions(settings: LaunchSettings, token: str, log: Callable[[str], None]) -> Companions:
-    """The companions for ``MasterDeps``. ``token``: the job's."""
+def companions(settings: LaunchSettings, run: str, log: Callable[[str], None]) -> Companions:
+    """The companions for ``MasterDeps``. ``run``: see ``Registration.run``."""
     from edl.notify.addresses import channels_of
     from edl.notify.delivery import DeliveryDeps
     from edl.notify.notification import Sender
@@ -35,12 +35,12 @@ def companions(settings: LaunchSettings, token: str, log: Callable[[str], None])
 
     clock, wanted = SystemClock(), settings.notify
     channels = channels_of(wanted.urls, program_environment())
-    run = hashlib.sha256(f"run {token}".encode()).hexdigest()[:8]
-    sender = Sender(settings.spec.job, run, settings.node.name)
+    digest = hashlib.sha256(f"run {run}".encode()).hexdigest()[:8]
+    sender = Sender(settings.spec.job, digest, settings.node.name)
     deps = DeliveryDeps(clock, SYSTEM_THREADS, wall_clock_s, log)
 
     def of(master: WatchedMaster) -> Sequence[Coroutine[Any, Any, None]]:
-        notifier = Notifier(master, channels, wanted.least, sender, token, deps)
+        notifier = Notifier(master, channels, wanted.least, sender, run, deps)
         return (notifier.run(), JobWatch(master, settings.limits, clock, notifier.tell).run())
 
     return of

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from edl.errors import FencedOut
+from edl.master.events import OperatorRequest
 from edl.wire.messages import Asked
 from edl.wire.scale_requests import Granted, ScaleRequest
 from edl.wire.status import Answer
@@ -33,6 +34,32 @@ class PendingScaleRequest:
         not."""
         if not self.answer.done():
             self.answer.set_exception(FencedOut(OVER))
+
+
+class UnwrittenRequests:
+    """Accepted requests for a checkpoint, the end of the job or other settings that are not in the store yet."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, asyncio.Future[None]] = {}
+        """By the identity of the event: there may be equal ones."""
+
+    def add(self, request: OperatorRequest) -> asyncio.Future[None]:
+        """A future for the moment at which the request is in the store."""
+        self._waiting[id(request)] = written = asyncio.get_running_loop().create_future()
+        return written
+
+    def written(self, events: Iterable[object]) -> None:
+        """What these events have changed is in the store."""
+        for event in events:
+            waiting = self._waiting.pop(id(event), None)
+            if waiting is not None and not waiting.done():
+                waiting.set_result(None)
+
+    def fail(self) -> None:
+        """Raise ``FencedOut`` in all requesters: this Master has stepped down."""
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(FencedOut(OVER))
 
 
 class ChangeNotifier:

@@ -14,9 +14,12 @@ from edl.master.policies import slots as rules
 from edl.master.policies.slots import Dropped, DroppedBy
 from edl.master.state import Phase
 from edl.master.turn import MasterTurn
-from edl.rendezvous.phrases import day, one_line
+from edl.rendezvous.phrases import cut, day, one_line
 from edl.wire.denylist import DenylistEntry
 from edl.wire.records import NodeInfo
+
+LONGEST_WHY = 400
+"""Most characters of a reason, so that the record stays small."""
 
 
 def changed(turn: MasterTurn, event: DenylistChanged) -> None:
@@ -79,4 +82,4 @@ def because(entry: DenylistEntry) -> str:
     what = f"device {entry.device}" if entry.device else f"host {entry.host}"
     until = f" until {day(entry.until_s)}" if entry.until_s else ""
     text = f"{what} is on the denylist{until}, added by {entry.by or 'somebody'}: {entry.reason or 'no reason given'}"
-    return one_line(text)
+    return cut(one_line(text), LONGEST_WHY)

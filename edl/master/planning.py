@@ -28,6 +28,10 @@ _WEIGHT = {Purpose.SET: 0, Purpose.SAVE: 1, Purpose.SWITCH: 2, Purpose.KILL: 3}
 With KILL a checkpoint is written at the boundary, with SWITCH none."""
 
 
+NOT_SAVED = ": not saved, "
+"""Separates a request for a checkpoint that is given up from the reason."""
+
+
 def change(turn: MasterTurn, reason: str) -> None:
     """Replace the running world: at a step boundary if its workers can be held there, else at once."""
     if turn.underway:
@@ -108,7 +112,7 @@ def look_at_agreement(turn: MasterTurn) -> None:
         silent = [e.info.node for e in turn.members() if e.info.node not in agreement.answers]
         why = f"no answer from {', '.join(silent[:5])} within {turn.spec.timeouts.boundary_s:g} s"
         if agreement.purpose is Purpose.SAVE:
-            turn.note(Kind.BOUNDARY, f"{agreement.reason}: not saved, {why}")
+            turn.note(Kind.BOUNDARY, f"{agreement.reason}{NOT_SAVED}{why}")
             turn.write(owed="")
             _give_up(turn, agreement)
         elif agreement.purpose is Purpose.SET:
@@ -269,12 +273,13 @@ def asked(turn: MasterTurn, message: Asked) -> None:
         else:
             turn.note(Kind.BOUNDARY, f"{_stop_reason(turn)}: the job ends once its workers have stopped")
     elif message.purpose is Purpose.SAVE:
+        wanted = f"checkpoint requested by {message.by}"
         if turn.underway:
-            agree(turn, Purpose.SAVE, f"checkpoint requested by {message.by}")
+            turn.write(owed=wanted)  # until it is agreed on, perhaps in another world or by another Master
+            agree(turn, Purpose.SAVE, wanted)
         elif turn.spec.independent:
-            turn.note(Kind.BOUNDARY, f"checkpoint requested by {message.by}: the workers do not step together")
+            turn.note(Kind.BOUNDARY, f"{wanted}: the workers do not step together")
         else:  # a file asks as soon as its own node trains
-            wanted = f"checkpoint requested by {message.by}"
             turn.note(Kind.BOUNDARY, f"{wanted}: it is written once a world with edl.State is in training")
             turn.write(owed=wanted)
     elif message.purpose is Purpose.SET:

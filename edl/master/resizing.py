@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from edl.master import away, dropping, planning
 from edl.master.events import Grant, Kind, ScaleRequested
 from edl.master.forming import names, stop_world
-from edl.master.sizing import UNNAMED, Departing, Facts, Judged, judge, remember
+from edl.master.sizing import UNNAMED, Departing, Facts, Judged, judge, remember, shortened
 from edl.master.state import NodeEntry, NodeStatus, Phase
 from edl.master.turn import MasterTurn
 from edl.rendezvous.phrases import count
@@ -28,7 +28,7 @@ from edl.wire.scale_requests import Cordon, Drain, DrainMode, Resize, ScaleReque
 
 def handle_request(turn: MasterTurn, event: ScaleRequested) -> None:
     """Decide about a request, and answer it."""
-    request, record = event.request, turn.record
+    request, record = shortened(event.request), turn.record
     judged = judge(record.sizing, request, _facts(turn, event))
     seen = remember(record.seen, request, judged)
     if judged.sizing != record.sizing or seen != record.seen:

@@ -19,7 +19,7 @@ from edl.errors import FencedOut, StoreError
 from edl.master import events as ev
 from edl.master import service as sv
 from edl.master.chronicle import WrittenStep
-from edl.master.companions import OVER, ChangeNotifier, Companions, PendingScaleRequest
+from edl.master.companions import OVER, ChangeNotifier, Companions, PendingScaleRequest, UnwrittenRequests
 from edl.master.farewell import just_ended, say_farewell
 from edl.master.gathered_reports import GatheredReports
 from edl.master.goodput.goodput import Goodput
@@ -117,8 +117,7 @@ class MasterShell:
 
     def __init__(self, deps: MasterDeps, token: FencingToken, before: NodeId | None = None) -> None:
         """``before``: the previous Master's node, as far as this launcher knows."""
-        self._deps = deps
-        self.token = token
+        self._deps, self.token = deps, token
         self._guard = Guard(deps.keys.master, token)
         self._store = GuardedStore(deps.store, self._guard, deps.clock, deps.log)
         self._events: asyncio.Queue[_Incoming] = asyncio.Queue()
@@ -148,6 +147,7 @@ class MasterShell:
         """Store revision of the requested size; 0: not written yet."""
         self._asking: PendingScaleRequest | None = None
         """The request that the current step decides about."""
+        self._unwritten = UnwrittenRequests()
         self._orders: dict[int, asyncio.Future[Answer]] = {}
         """Futures for the answers of services, by order number."""
         self._explanation = ""
@@ -281,6 +281,7 @@ class MasterShell:
         before, self._state = self._state, decision.state
         self._stored = record
         self._publish(before, decision.state, added, wall_s)
+        self._unwritten.written(events)
         self._streams.decided(events)
         wakes = []
         for effect in decision.effects:
@@ -520,12 +521,16 @@ class MasterShell:
         """Let a companion answer requests of a purpose; see ``WatchedMaster``."""
         self._companions.answers[name] = answer
 
-    def ask(self, asked: Asked) -> Answer:
-        """Answer a request for a checkpoint, the end of the job, or other settings; the outcome is in the history."""
+    async def ask(self, asked: Asked) -> Answer:
+        """Answer a request for a checkpoint, the end of the job, or other settings; returns once an accepted request is
+        in the store. The outcome is in the history. Raises ``FencedOut`` if this Master steps down first."""
         assert self._state is not None  # noqa: S101 - as above
+        if self._over:
+            raise FencedOut(OVER)
         answer = reply(self._state, asked.purpose, self._deps.checkpoint_dir, asked.argument)
         if answer.ok:
-            self._events.put_nowait(ev.OperatorRequest(asked))
+            self._events.put_nowait(request := ev.OperatorRequest(asked))
+            await self._unwritten.add(request)
         return answer
 
     async def order(self, asked: Asked) -> Answer:
@@ -581,6 +586,7 @@ class MasterShell:
         for answer in self._orders.values():
             if not answer.done():
                 answer.set_exception(FencedOut(OVER))
+        self._unwritten.fail()
         if self._connections is not None:
             self._connections.close()
         self._reports.take()

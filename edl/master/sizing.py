@@ -16,13 +16,18 @@ from typing import Any
 from edl.config import NodeRange, Replicas
 from edl.errors import SettingError
 from edl.master.policies import slots
-from edl.rendezvous.phrases import count
+from edl.rendezvous.phrases import count, cut, one_line
 from edl.types import Incarnation, NodeId
 from edl.wire.records import NodeInfo
 from edl.wire.scale_requests import Cordon, Drain, DrainMode, Resize, ScaleRequest, SetBounds, Suspend, Verdict
 
 KEYS_KEPT = 32
 """Number of idempotency keys that are remembered with their answers."""
+LONGEST_BY = 200
+LONGEST_REASON = 500
+LONGEST_KEY = 200
+"""Most characters of a requester, a reason and an idempotency key: the record repeats them for each node concerned, and
+has to fit into one value of the store (etcd: 1.5 MiB). Longer keys are refused, the others are cut."""
 SHOWN_NODES = 8
 """Number of nodes listed in the answer to a request that names an unknown node."""
 UNNAMED = "a client that gave no name"
@@ -170,6 +175,8 @@ def judge(sizing: Sizing, request: ScaleRequest, facts: Facts) -> Judged:
     before = next((seen for seen in facts.seen if key and seen.key == key), None)
     if before is not None:
         return Judged(before.verdict, before.text, sizing)
+    if len(key) > LONGEST_KEY:
+        return _refused(sizing, f"an idempotency key of {len(key)} characters: at most {LONGEST_KEY} are allowed")
     if facts.over:
         return _refused(sizing, facts.over)
     revision = getattr(request, "revision", 0)
@@ -187,6 +194,13 @@ def judge(sizing: Sizing, request: ScaleRequest, facts: Facts) -> Judged:
         judged.sizing, generation=sizing.generation + 1, by=request.by, reason=" ".join(request.reason.split())
     )
     return dataclasses.replace(judged, sizing=changed)
+
+
+def shortened(request: ScaleRequest) -> ScaleRequest:
+    """The request, with requester and reason on one line and cut to their limits."""
+    return dataclasses.replace(
+        request, by=cut(one_line(request.by), LONGEST_BY), reason=cut(one_line(request.reason), LONGEST_REASON)
+    )
 
 
 def remember(seen: Sequence[SeenRequest], request: ScaleRequest, judged: Judged) -> tuple[SeenRequest, ...]:

@@ -146,7 +146,8 @@ class Record:
     departing: tuple[Departing, ...] = ()
     """Nodes that have to leave, until they are gone."""
     owed: str = ""
-    """Why the world must write a checkpoint as soon as it trains: a node left without time to write one."""
+    """Why the world must write a checkpoint as soon as it trains, until one is agreed on: a node left without time to
+    write one, or somebody asked for one."""
     alarms: tuple[Alarm, ...] = ()
     """Alarms in the history that have not been cleared."""
     learnt: Learnt = NOTHING_LEARNT

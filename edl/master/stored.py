@@ -99,9 +99,12 @@ def transactions(operations: Sequence[Operation]) -> Iterator[list[Operation]]:
 
 def whole_job(keys: JobKeys) -> list[Operation]:
     """The operations that delete a job's keys, except its outcome and those of its launchers."""
-    single = keys.spec, keys.origin, keys.record, keys.world, keys.scale, keys.goodput, keys.token, keys.over
-    return [
-        *(Delete(key) for key in single),
-        Delete(keys.history, prefix=True),
-        Delete(keys.services, prefix=True),
-    ]
+    return [*(Delete(key) for key in (keys.spec, keys.origin, keys.token, keys.run)), *left_by_masters(keys)]
+
+
+def left_by_masters(keys: JobKeys) -> list[Operation]:
+    """The operations that delete what Masters keep for the next Master of the same run. Another run of the job must not
+    find it."""
+    single = keys.record, keys.world, keys.scale, keys.goodput, keys.over
+    below = keys.history, keys.services, keys.companions
+    return [*(Delete(key) for key in single), *(Delete(key, prefix=True) for key in below)]

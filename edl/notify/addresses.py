@@ -33,9 +33,9 @@ class NamedChannel:
         """See ``NotifyChannel.label``."""
         return self.channel.label
 
-    def key(self, token: str) -> str:
-        """Names the channel in the store. ``token``: the job's; keeps the address from being guessed."""
-        return hashlib.sha256(f"channel {token} {self.digest}".encode()).hexdigest()[:16]
+    def key(self, run: str) -> str:
+        """Names the channel in the store. ``run``: of the job; keeps the address from being guessed."""
+        return hashlib.sha256(f"channel {run} {self.digest}".encode()).hexdigest()[:16]
 
 
 def channels_of(

@@ -30,7 +30,8 @@ _MASTER = "notify/master"
 
 
 class Notifier:
-    """The notifications of one Master's term. ``least``: from which severity on. ``token``: the job's."""
+    """The notifications of one Master's term. ``least``: from which severity on. ``run``: see
+    ``edl.launch.registration.Registration``."""
 
     def __init__(
         self,
@@ -38,7 +39,7 @@ class Notifier:
         channels: Sequence[NamedChannel],
         least: Severity,
         sender: Sender,
-        token: str,
+        run: str,
         deps: DeliveryDeps,
     ) -> None:
         self._master = master
@@ -49,7 +50,7 @@ class Notifier:
         self._unkept: dict[str, int] = {}
         """Numbers of entries that are done with and not stored yet, by the channels' keys."""
         self._changed = asyncio.Event()
-        self._keys = [f"notify/{named.key(token)}" for named in channels]
+        self._keys = [f"notify/{named.key(run)}" for named in channels]
         self._deliveries = [
             Delivery(named, deps, functools.partial(self._settled, key))
             for named, key in zip(channels, self._keys, strict=True)

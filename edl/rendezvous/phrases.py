@@ -53,9 +53,18 @@ def goodput(slot_seconds: Mapping[str, float]) -> str:
     return f"{share:.1%} of {measured(whole_s)} of slot time{largest(rest)}"
 
 
+LAST_S = datetime(9999, 12, 31, 23, 59, tzinfo=timezone.utc).timestamp()
+
+
 def day(wall_s: float) -> str:
-    """A time in seconds since 1970, in UTC: ``2026-05-04 13:20 UTC``."""
-    return datetime.fromtimestamp(wall_s, timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+    """A time in seconds since 1970, in UTC: ``2026-05-04 13:20 UTC``. Any number is accepted, because it may come from
+    outside: a time before 1970 or after 9999 is shown as the nearest one between."""
+    return datetime.fromtimestamp(min(max(0.0, wall_s), LAST_S), timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def cut(text: str, most: int) -> str:
+    """The text, shortened to ``most`` characters."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def one_line(text: str) -> str:

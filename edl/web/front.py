@@ -54,8 +54,9 @@ class Authority(Protocol):
         """The entries of the history; with ``follow`` also those that are added later."""
         ...
 
-    def ask(self, asked: Asked) -> Answer:
-        """Request a checkpoint or the end of the job. The outcome appears in the history."""
+    async def ask(self, asked: Asked) -> Answer:
+        """Request a checkpoint or the end of the job; returns once an accepted request is in the store. The outcome
+        appears in the history."""
         ...
 
     async def order(self, asked: Asked) -> Answer:

@@ -416,7 +416,7 @@ class HttpServer:
 
     async def _ask(self, call: AuthorizedCall, purpose: Purpose) -> web.Response:
         asked: Asked = bodies.switch(call.body, purpose, call.by)
-        answer = call.authority.ask(asked)
+        answer = await self._answered(call.authority.ask(asked))
         if not answer.ok:
             raise Refusal(422, answer.text)
         return _json(documents.answered(answer), 202)

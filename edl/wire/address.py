@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
+from edl.errors import SettingError
+
 
 def address(host: str, port: int) -> str:
     """``host:port``, with the brackets that an IPv6 address needs."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def check_host(setting: str, value: str, host: str) -> None:
+    """Raise ``SettingError`` about a setting's value if the host in it cannot be a name or an address; an empty host is
+    accepted. The resolver would raise ``UnicodeError``."""
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        what = f"{host!r} is not a host: a part between dots is empty or longer than 63 characters"
+        raise SettingError(setting, value, what, "Correct it; is a variable in it empty?") from None

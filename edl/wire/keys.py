@@ -34,6 +34,11 @@ class JobKeys:
         return f"{self.prefix}token"
 
     @property
+    def run(self) -> str:
+        """Random text that tells this run of a job with a secret from its other runs, which have the same token."""
+        return f"{self.prefix}run"
+
+    @property
     def master(self) -> str:
         """The election key, attached to the Master's lease."""
         return f"{self.prefix}master"

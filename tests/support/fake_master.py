@@ -88,8 +88,9 @@ class FakeMaster:
         for follower in self.followers:
             follower.put_nowait(self.history[-1])
 
-    def ask(self, asked: Asked) -> Answer:
+    async def ask(self, asked: Asked) -> Answer:
         self.asked.append(asked)
+        await self.store.wait()
         if asked.purpose is Purpose.SAVE and self.scale.suspended:
             return Answer("no world with edl.State is in training, so there is nothing to save", ok=False)
         return Answer("a checkpoint is written at the next step boundary", ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import random  # noqa: TID251 - the simulator draws everything from one seeded generator
@@ -216,11 +217,11 @@ class SimWorld:
         if master is None or shell is None or not shell.serving:
             return
 
-        def ask() -> None:
-            if not shell.ended:
-                shell.ask(asked)
+        async def ask() -> None:
+            with contextlib.suppress(FencedOut):
+                await shell.ask(asked)
 
-        master.run(ask)
+        master.loop.create_task(ask())
 
     def request_settings(self, text: str) -> None:
         """Request a change of settings from the Master."""
@@ -234,17 +235,15 @@ class SimWorld:
             return
 
         async def ask() -> None:
-            try:
+            with contextlib.suppress(FencedOut):
                 granted = await shell.submit(request)
-            except FencedOut:
-                return
-            named = request.nodes if isinstance(request, Drain) else ()
-            nodes = shell.state.nodes if shell.state is not None else {}
-            here = {NodeId(node): nodes[NodeId(node)].info.incarnation for node in named if node in nodes}
-            if self.deps.trace is not None:
-                self.deps.trace(f"  ANSWER {granted.verdict.value}: {granted.text}")
-            self.checks.promises.answered(request, granted, here)
-            heard(granted)
+                named = request.nodes if isinstance(request, Drain) else ()
+                nodes = shell.state.nodes if shell.state is not None else {}
+                here = {NodeId(node): nodes[NodeId(node)].info.incarnation for node in named if node in nodes}
+                if self.deps.trace is not None:
+                    self.deps.trace(f"  ANSWER {granted.verdict.value}: {granted.text}")
+                self.checks.promises.answered(request, granted, here)
+                heard(granted)
 
         master.loop.create_task(ask())
 

@@ -21,6 +21,7 @@ from edl.agent.shell import AgentShell
 from edl.agent.worker_server import WorkerCheckpoints, WorkerServer
 from edl.agent.workers.ports import PortReservation
 from edl.config import Timeouts
+from edl.errors import StoreError, StoreFull, StoreRefused, StoreUnavailable
 from edl.ports import Processes
 from edl.tasks import end
 from edl.testing.clock import FakeClock
@@ -245,3 +246,30 @@ def test_a_thread_that_hangs_does_not_keep_the_launcher() -> None:
         "edl: a thread is still blocked, possibly on a hanging file system: exiting with status 7 without waiting for "
         "it\n"
     )
+
+
+@pytest.mark.parametrize("error", [StoreUnavailable("silent"), StoreRefused("wrong password"), StoreFull("no room")])
+def test_a_store_that_refuses_a_node_whose_lease_has_ended_counts_as_one_that_is_away(
+    monkeypatch: pytest.MonkeyPatch, error: StoreError
+) -> None:
+    """Its credentials were accepted before: a changed password must not end a running job. Said once."""
+    monkeypatch.setattr(shell_module, "REGISTER_PAUSE_S", 0.0)
+
+    async def scenario() -> None:
+        stuck = Stuck()
+        shell = shell_of(stuck)
+        answers: list[StoreError | NodeInfo] = [error, error, error, INFO]
+
+        async def register() -> NodeInfo:
+            answer = answers.pop(0)
+            if isinstance(answer, StoreError):
+                raise answer
+            return answer
+
+        monkeypatch.setattr(shell, "_deps", dataclasses.replace(shell._deps, register=register))
+        await shell._register()
+        assert await shell._events.get() == ev.Registered(INFO)
+        assert stuck.said == ([f"cannot register again: {error}"] if error.definite else [])
+        shell._worker_server.close()
+
+    play(scenario())

@@ -88,7 +88,7 @@ class Setup:
         """The node's answer to the agreement that follows."""
         order = await self.heard(Hold)
         assert isinstance(order, Hold)
-        self.agent.say(Boundary(Round(1), order.hold, commit))
+        self.agent.say(Boundary(order.round, order.hold, commit))
         switch = await self.heard(Switch)
         assert isinstance(switch, Switch)
         return switch
@@ -198,6 +198,25 @@ class TestCheckpoint:
             outcome = await asked
             assert not outcome.ok
             assert "no checkpoint is known to be complete" in outcome.text
+
+        act(scenario)
+
+    def test_a_round_that_is_interrupted_before_it_is_agreed_on_does_not(self) -> None:
+        """The next world owes it."""
+
+        async def scenario(job: Setup) -> None:
+            await job.underway()
+            asked = job.ask(Purpose.SAVE)
+            await job.heard(Hold)
+            job.agent.say(WorkerFailed(Failure(NodeId("a"), Round(1), Rank(0), 0, 1, "ended")))
+            await job.heard(StopRound)
+            job.agent.say(Ready(Round(1), (100, 101, 102), parked=True))
+            await job.heard(StartRound)
+            job.agent.say(Underway(Round(2), "in process"))
+            await job.agree(7)
+            job.keep(8)
+            outcome = await asked
+            assert (outcome.ok, outcome.commit) == (True, 8)
 
         act(scenario)
 

@@ -41,6 +41,10 @@ def test_off_unless_a_port_is_given() -> None:
         ({"http_port": "65536"}, "--http-port=65536"),
         ({"http_port": "-1"}, "--http-port=-1"),
         ({"http_port": "٣"}, "--http-port"),
+        (
+            {"http_port": "0", "http_host": ".svc"},
+            "--http-host=.svc: '.svc' is not a host: a part between dots is empty",
+        ),
         ({"http_host": "h"}, "--http-host=h: has no effect without --http-port"),
         ({"http_token_file": "full"}, "--http-token-file=full: has no effect without --http-port"),
         ({"http_port": "0", "http_token_file": "none"}, "--http-token-file=none: no such file"),

@@ -22,6 +22,7 @@ from edl.wire import plain
 from edl.wire.keys import JobKeys
 from edl.wire.messages import Finish
 from edl.wire.records import NodeInfo
+from edl.wire.secret import Secret
 
 JOB = JobId("my-job")
 KEYS = JobKeys(JOB)
@@ -57,10 +58,13 @@ class Bench:
         self.hosts = Hosts()
         self.said: list[str] = []
 
-    def registration(self, spec: JobSpec = SPEC, store: MemoryStore | None = None) -> Registration:
+    def registration(
+        self, spec: JobSpec = SPEC, store: MemoryStore | None = None, secret: Secret | None = None
+    ) -> Registration:
         hosts = self.hosts
         return Registration(
-            store or self.store, KEYS, spec, NodeId("a"), hosts.refuses, hosts.answers, self.said.append
+            *(store or self.store, KEYS, spec, NodeId("a"), hosts.refuses, hosts.answers, self.said.append),
+            secret=secret,
         )
 
     def leave_key(self, node: str, port: int) -> int:
@@ -215,7 +219,7 @@ class TestAgree:
             old = bench.registration()
             await old.agree()
             leftovers = [KEYS.record, KEYS.world, KEYS.scale, KEYS.history_entry(1), KEYS.history_entry(2)]
-            leftovers += [KEYS.service("data", "plan")]
+            leftovers += [KEYS.service("data", "plan"), KEYS.companion("denylist"), KEYS.goodput]
             bench.store.write_now([Put(key, b"{}") for key in leftovers])
             bench.store.write_now([Put(KEYS.node(NodeId("a")), b"{}", bench.store.grant_now(TTL_S))])
             bench.clock.advance(TTL_S)

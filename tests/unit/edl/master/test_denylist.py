@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
+
 from edl.config import NodeRange
 from edl.master import events as ev
 from edl.master.view import job_status
@@ -107,3 +109,15 @@ def test_a_device_is_known_in_another_node() -> None:
     rule.lose("a")
     rule.come(on("m2", "b", ("G3", "G4", "G5", "G6")))
     assert rule.places == {"b": (1, 2, 3)}
+
+
+@pytest.mark.parametrize("until_s", [1e12, 1.8e18, -1e18, 1e300])
+def test_whatever_stands_in_an_entry_the_job_goes_on(until_s: float) -> None:
+    """Entries come from outside: milliseconds instead of seconds, or the output of a program as the reason."""
+    rule = Slotted(NodeRange(1, 2))
+    rule.come(on("m1", "a"), on("m2", "b"))
+    long = dataclasses.replace(entry("m1", until_s=until_s), reason="x" * 60_000)
+    rule.feed(ev.DenylistChanged((long,)))
+    (one, *_) = job_status(rule.state, NodeId("a"), ()).dropped
+    assert one.why.startswith(f"host m1 is on the denylist until {'1970-01-01' if until_s < 0 else '9999-12-31'} ")
+    assert len(one.why) <= 400

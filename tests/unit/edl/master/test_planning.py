@@ -164,6 +164,41 @@ def test_a_checkpoint_that_is_not_agreed_on_lets_all_go_on() -> None:
     assert rule.phase is Phase.RUNNING
 
 
+def test_a_checkpoint_that_is_not_agreed_on_before_the_world_changes_is_owed_by_the_next() -> None:
+    rule = trained()
+    rule.feed(ev.OperatorRequest(Asked(Purpose.SAVE, "me")))
+    rule.feed(ev.NodeExpired(NodeId("b"), info("b").incarnation))
+    rule.parked("a", (1, 6))
+    assert (rule.members, rule.phase) == ("a", Phase.RUNNING)
+    rule.underway("a")
+    assert Hold(Round(2), 2) in rule.sent("a")
+    rule.answer("a", 2, 7)
+    assert "boundary: checkpoint requested by me: saving commit 8" in notes(rule)
+    rule.wait(1.0)
+    assert rule.state.agreement is None, "one is enough"
+
+
+def test_a_checkpoint_that_gives_way_to_a_change_of_the_world_is_owed_by_the_next() -> None:
+    rule = trained()
+    rule.feed(ev.OperatorRequest(Asked(Purpose.SAVE, "me")))
+    rule.feed(ev.NodeRegistered(info("c")))
+    rule.attach("c")
+    rule.parked("c", seen=0)
+    agreement = rule.state.agreement
+    assert agreement is not None and agreement.purpose is Purpose.SAVE, "the newcomer waits for it"
+    rule.say("a", Leaving("the host goes away", 30.0))
+    agreement = rule.state.agreement
+    assert agreement is not None and agreement.purpose is Purpose.SWITCH
+    for name in "ab":
+        rule.answer(name, agreement.number, 7)
+    for name in "ab":
+        rule.parked(name, (1, 8))
+    assert rule.phase is Phase.RUNNING
+    rule.underway(*rule.members)
+    agreement = rule.state.agreement
+    assert agreement is not None and agreement.purpose is Purpose.SAVE
+
+
 def test_a_checkpoint_that_is_asked_for_too_early_is_written_once_the_world_trains() -> None:
     """A ``SAVE`` file asks when the workers of its own node train."""
     rule = Aware(NodeRange(1, 2))

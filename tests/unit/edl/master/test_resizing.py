@@ -14,6 +14,7 @@ from edl.master.machine import take_over
 from edl.master.state import NodeStatus, Phase
 from edl.master.view import job_status
 from edl.types import Incarnation, NodeId, Round
+from edl.wire import plain
 from edl.wire.messages import (
     Asked,
     Attach,
@@ -563,3 +564,16 @@ def test_a_size_that_holds_is_conformed_to_at_once(nodes: int) -> None:
     rule = training("abc"[:nodes])
     rule.submit(Resize(nodes, "me"))
     assert (rule.scale.observed, rule.state.agreement) == (1, None)
+
+
+@pytest.mark.parametrize(
+    "request_of", [lambda name, text: Drain((name,), text, text), lambda name, text: Cordon(name, True, text, text)]
+)
+def test_long_words_do_not_make_the_record_too_large_for_the_store(request_of: Any) -> None:
+    """A Master whose record the store does not take waits for ever. The reason may be the output of a program."""
+    rule = training("abcd", NodeRange(1, 4))
+    for name in "abc":
+        assert rule.submit(request_of(name, "why\n" * 15_000)) is Verdict.ACCEPTED
+    assert len(plain.dumps(rule.state.record)) < 20_000
+    assert rule.submit(Resize(2, "me", key="k" * 201)) is Verdict.REFUSED
+    assert rule.submit(Resize(2, "me", key="k" * 200)) is Verdict.ACCEPTED

@@ -18,6 +18,7 @@ from edl.master.stored import (
     record_operations,
     service_operations,
     transactions,
+    whole_job,
 )
 from edl.ports import Delete, Operation, Put
 from edl.types import Incarnation, JobId, NodeId, Rank, Round
@@ -161,3 +162,13 @@ class TestTransactions:
     def test_a_value_that_is_too_large_goes_alone_to_be_refused_alone(self) -> None:
         operations: list[Operation] = [Put("a", b"1"), Put("b", bytes(2 * MOST_BYTES)), Put("c", b"3")]
         assert [len(piece) for piece in transactions(operations)] == [1, 1, 1]
+
+
+def test_an_ended_job_leaves_no_key_of_its_own() -> None:
+    """A later job of the same name must not find what companions and accounts of this one kept."""
+    of_launchers = {KEYS.prefix, KEYS.master, KEYS.nodes, KEYS.helpers, KEYS.farewell, KEYS.launchers}
+    names = [name for name, one in vars(JobKeys).items() if isinstance(one, property)]
+    every = {getattr(KEYS, name) for name in names} - of_launchers
+    deleted = [one for one in whole_job(KEYS) if isinstance(one, Delete)]
+    assert {one.key for one in deleted} == every
+    assert {one.key for one in deleted if one.prefix} == {one for one in every if one.endswith("/")}

@@ -63,6 +63,17 @@ class TestRunningWorld:
         assert rule.state.agreement is not None
         assert rule.state.agreement.purpose is Purpose.KILL
 
+    def test_the_next_master_has_the_checkpoint_written_that_the_last_one_was_asked_for(self) -> None:
+        rule = training("ab")
+        rule.feed(ev.OperatorRequest(Asked(Purpose.SAVE, "kim")))
+        assert held(rule) == "ab"
+        succeed(rule, "ab")
+        attach(rule, "a")
+        attach(rule, "b")
+        assert held(rule) == "ab"
+        assert rule.state.agreement is not None
+        assert rule.state.agreement.purpose is Purpose.SAVE
+
     def test_a_smaller_size_waits_until_all_have_said_that_they_are_underway(self) -> None:
         rule = training("abc")
         rule.submit(Resize(2, "me"))

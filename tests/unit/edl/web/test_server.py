@@ -251,6 +251,23 @@ def test_a_request_that_the_store_does_not_take_is_left_to_its_fate() -> None:
     play(scenario, limits=HttpLimits(master_s=0.05))
 
 
+@pytest.mark.parametrize("what", ["checkpoint", "stop"])
+def test_a_switch_that_is_not_in_the_store_is_not_accepted(what: str) -> None:
+    async def scenario(on: Setup) -> None:
+        on.master.store.clear()
+        assert (await on.ask("POST", f"JOB/{what}", {})).code == 503
+        on.master.store.set()
+        assert (await on.ask("POST", f"JOB/{what}", {})).code == 202
+
+        async def fenced(request: object) -> None:
+            raise FencedOut("another Master has been elected")
+
+        on.master.ask = fenced  # type: ignore[assignment, method-assign]
+        assert (await on.ask("POST", f"JOB/{what}", {})).code == 503
+
+    play(scenario, limits=HttpLimits(master_s=0.05))
+
+
 def test_requests_do_not_heap_up_while_the_store_is_away() -> None:
     async def scenario(on: Setup) -> None:
         on.master.store.clear()

@@ -1,0 +1,170 @@
+"""Helpers of a launcher outlast a store that does not answer or refuses, and a host without room for a process."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, cast
+
+import pytest
+
+from edl.errors import StoreError, StoreFull, StoreRefused, StoreUnavailable, WorkerStartError
+from edl.launch import helpers as helpers_module
+from edl.launch.helper_process import HelperProcess
+from edl.launch.helpers import HelperDeps, HelperProcesses, _JobPoll
+from edl.ports import Put
+from edl.testing.clock import FakeClock
+from edl.testing.memory_store import MemoryStore
+from edl.types import NodeId
+from edl.wire import plain
+from tests.unit.edl.launch.test_registration import KEYS, SPEC, info
+
+ERRORS: Sequence[StoreError] = (StoreUnavailable("silent"), StoreFull("no room"), StoreRefused("wrong password"))
+
+
+class FaultyStore(MemoryStore):
+    """Raises ``error``, if there is one, in reads and renewals."""
+
+    def __init__(self) -> None:
+        super().__init__(FakeClock())
+        self.error: StoreError | None = None
+        self.refusals = asyncio.Semaphore(0)
+
+    async def read(self, prefix: str) -> Any:
+        self._fail()
+        return await super().read(prefix)
+
+    async def renew_lease(self, lease: int) -> float:
+        self._fail()
+        return await super().renew_lease(lease)
+
+    def _fail(self) -> None:
+        if self.error is not None:
+            self.refusals.release()
+            raise self.error
+
+
+class Pserver:
+    """A process that runs until it is killed."""
+
+    masterless = False
+    ready: Mapping[str, Any] = {"port": 7}
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.over = asyncio.Event()
+
+    async def ended(self) -> str:
+        await self.over.wait()
+        return "was killed"
+
+    def kill(self) -> None:
+        self.over.set()
+
+    async def stop(self, grace_s: float) -> None:
+        self.over.set()
+
+
+class Kind:
+    """A kind with one process, which cannot be started while ``trouble`` lasts."""
+
+    what, service, folder, count, fenced = "pserver", "ps", "servers", 1, True
+    grace_s = farewell_s = drain_s = 0.0
+
+    def __init__(self) -> None:
+        self.started: list[Pserver] = []
+        self.trouble: list[Exception] = []
+
+    async def start(self, index: int, name: str, host: str) -> HelperProcess:
+        if self.trouble:
+            raise self.trouble.pop(0)
+        self.started.append(Pserver(len(self.started) + 1))
+        return cast(HelperProcess, self.started[-1])
+
+    def key_content(self, process: HelperProcess, host: str) -> Mapping[str, Any]:
+        return {"pid": process.pid}
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 - of the code under test
+        await asyncio.sleep(0.001)
+
+
+def play(scenario: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(scenario, 30))
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RETRY_S", "FIRST_PAUSE_S", "LOOK_S"):
+        monkeypatch.setattr(helpers_module, name, 0.001)
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_a_store_that_refuses_by_now_counts_as_one_that_is_away(error: StoreError) -> None:
+    """Processes continue, and have their keys again once the store answers. Said once."""
+
+    async def scenario() -> None:
+        store, kind, said = FaultyStore(), Kind(), list[str]()
+        group = HelperProcesses(HelperDeps(store, KEYS, 0.03, "a", "host-a", said.append), kind)
+        key = KEYS.helper("ps", "servers/a-1")
+        await until(lambda: bool(store.read_now(key).entries))
+        store.error = error
+        for _ in range(5):
+            await store.refusals.acquire()
+        assert not kind.started[0].over.is_set()
+        assert sum("the store " in line for line in said) == 1
+        store.error = None
+        store.write_now([Put(key, b"changed by somebody")])
+        await until(lambda: store.read_now(key).entries[0].value != b"changed by somebody")
+        assert "the store answers again" in said
+        assert not any("continuing without" in line for line in said)
+        await group.leave()
+        assert kind.started[0].over.is_set()
+
+    play(scenario())
+
+
+def test_a_process_that_cannot_be_started_for_a_while_is_started_later() -> None:
+    async def scenario() -> None:
+        store, kind, said = FaultyStore(), Kind(), list[str]()
+        group = HelperProcesses(HelperDeps(store, KEYS, 0.03, "a", "host-a", said.append), kind)
+        await until(lambda: len(kind.started) == 1)
+        kind.trouble = [WorkerStartError("no room")] * 5
+        kind.started[0].kill()
+        await until(lambda: len(kind.started) == 2)
+        assert said.count("no room") == 5
+        await group.leave()
+
+    play(scenario())
+
+
+def test_a_host_without_room_for_a_process_is_an_error_that_names_the_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def full(*command: str, **options: object) -> object:
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", full)
+    with pytest.raises(WorkerStartError, match=r"cannot start a reader process: Resource temporarily.*ulimit"):
+        play(cast(Any, HelperProcess.start("reader", ("data_service", "reader"), {})))
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_a_launcher_with_helpers_only_waits_for_a_store_that_refuses_by_now(error: StoreError) -> None:
+    async def scenario() -> None:
+        store = FaultyStore()
+        there = Put(KEYS.node(NodeId("a")), plain.dumps(info("a")))
+        store.write_now([Put(KEYS.spec, plain.dumps(SPEC)), Put(KEYS.token, b"t" * 32), there])
+        poll = _JobPoll(store, KEYS, 60.0, None, "")
+        watching = asyncio.ensure_future(poll.until_ended(60.0))
+        store.error = error
+        for _ in range(3):
+            await store.refusals.acquire()
+        assert not watching.done()
+        watching.cancel()
+        impatient = asyncio.ensure_future(_JobPoll(store, KEYS, 60.0, None, "").until_ended(0.0))
+        with pytest.raises(type(error)):
+            await impatient
+
+    play(scenario())
