@@ -119,7 +119,7 @@ def test_ftrl_whose_lr_changes(kernels: str, l1: float) -> None:
 
 
 def test_ftrl_needs_an_lr() -> None:
-    with pytest.raises(SettingError, match="lr=0 must be more than 0 for FTRL"):
+    with pytest.raises(SettingError, match="lr=0: must be more than 0 for FTRL"):
         Optimizer(UpdateRule.FTRL, lr=0.0)
 
 
