@@ -59,18 +59,15 @@ class HelperProcess:
         """
         wrapper = [sys.executable, "-I", "-S", edl.adapters.with_parent.__file__, str(os.getpid())]
         with _appending(log_file) as stderr:
-            try:
-                process = await asyncio.create_subprocess_exec(
-                    *wrapper,
-                    *(sys.executable, "-m", *module),
-                    stdin=asyncio.subprocess.PIPE,
-                    stdout=asyncio.subprocess.PIPE,
-                    stderr=stderr,
-                    env=changed(environment(), dict.fromkeys(CREDENTIALS)),
-                    start_new_session=True,  # only the launcher gets Ctrl-C; it ends the process gracefully
-                )
-            except OSError as error:  # no memory, processes or descriptors are left
-                raise WorkerStartError(f"cannot start a {what} process: {error.strerror or error}") from error
+            process = await asyncio.create_subprocess_exec(
+                *wrapper,
+                *(sys.executable, "-m", *module),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=stderr,
+                env=changed(environment(), dict.fromkeys(CREDENTIALS)),
+                start_new_session=True,  # only the launcher gets Ctrl-C; it ends the process gracefully
+            )
         try:
             ready = json.loads(await asyncio.wait_for(_exchange(process, json.dumps(order)), START_S))
             int(ready["port"])

@@ -88,7 +88,7 @@ def test_a_mark_of_the_other_job_is_not_taken_over(tmp_path: Path, monkeypatch: 
     second = exported(tmp_path / "second")
     expected = users(KEYS).detach()
 
-    users, layer = script()
+    users, _ = script()
     client: Any = ps.client()
     push = client.push
 
