@@ -83,7 +83,7 @@ def test_a_mark_of_the_other_job_is_not_taken_over(tmp_path: Path, monkeypatch: 
     """The other job may have begun from a third one. A trainer that dies in the middle must begin again."""
     train(*script())
     first = exported(tmp_path / "first")
-    users, layer = script()
+    users, _ = script()
     assert ps.warm_start(first) == {"dense": 1, "users": 3}
     second = exported(tmp_path / "second")
     expected = users(KEYS).detach()
