@@ -14,7 +14,7 @@ from edl.types import NodeId, Round
 from edl.wire.records import Settings
 from ps.protocol import messages
 from ps.server.bucket_machine import SERVED, BucketMachine
-from ps.spec import Optimizer, TableSpec, UpdateRule
+from ps.spec import TableSpec
 from tests.support.ps_cluster_fixture import TABLE, Cluster
 
 FOUND = messages.FoundCheckpoints(
@@ -438,44 +438,6 @@ def test_a_learning_rate_set_by_hand_outlives_a_rollback() -> None:
     one.pass_time(5.0)
     orders = one.bucket_machines["servers/q"].orders
     assert orders is not None and orders.lr == (messages.LrHold(0, 2.0, ""),)
-
-
-def with_lr(lr: float, rule: UpdateRule = UpdateRule.ADAGRAD) -> TableSpec:
-    return replace(TABLE, optimizer=Optimizer(rule, lr))
-
-
-@pytest.mark.parametrize("early", [True, False])
-def test_a_restarted_script_brings_its_learning_rate(early: bool) -> None:
-    """Whether it joins before the checkpoint has been found or after; the first script counts."""
-    one = Cluster(Training(servers=(1, 4), replication=Replication.NONE))
-    one.found = messages.FoundCheckpoints(7, (replace(FOUND.checkpoints[0], tables=(with_lr(0.05),)),))
-    one.world("a", "b")
-    join = messages.Join("a", (with_lr(0.01),))
-    if early:
-        one.tell("a", join)
-        one.started("p", "q")
-    else:
-        one.started("p", "q")
-        one.tell("a", join)
-    one.trainer("b", tables=(with_lr(0.02),))
-    for node in ("a", "b"):
-        assert one.heard(node, messages.Joined)[-1].tables == (with_lr(0.01),)
-    assert all(orders.tables == (with_lr(0.01),) for orders in one.orders.values())
-    assert sum("the LR is the script's, 0.01, no longer 0.05" in note for note in one.notes) == 1
-    one.kill("p")  # a rollback to the same checkpoint
-    one.pass_time(5.0)
-    one.trainer("a", "a2", tables=(with_lr(0.03),))
-    assert one.heard("a", messages.Joined)[-1].tables == (with_lr(0.01),)
-
-
-def test_the_state_of_ftrl_belongs_to_its_learning_rate() -> None:
-    one = Cluster()
-    saved = with_lr(0.1, UpdateRule.FTRL)
-    one.found = messages.FoundCheckpoints(7, (replace(FOUND.checkpoints[0], tables=(saved,)),))
-    one.started("p", "q")
-    one.world("a")
-    one.tell("a", messages.Join("a", (with_lr(0.2, UpdateRule.FTRL),)))
-    assert "table users: optimizer.lr 0.2 here, 0.1 there" in one.heard("a", messages.RequestRefused)[-1].text
 
 
 def test_a_damaged_checkpoint_is_passed_over() -> None:
