@@ -75,6 +75,8 @@ class Optimizer:
                 raise SettingError(name, f"{value:g}", "must be at least 0 and below 1")
         if not -10 <= self.lr_power <= 0:
             raise SettingError("lr_power", f"{self.lr_power:g}", "must be from -10 to 0")
+        if self.rule is UpdateRule.FTRL and not self.lr:
+            raise SettingError("lr", "0", "must be more than 0 for FTRL", "set_lr may set it to 0 for a while")
 
 
 class InitMethod(enum.Enum):
@@ -228,7 +230,8 @@ class TableSpec:
             raise SettingError(f"optimizer of table {self.name}", "row-adagrad", "is only for sparse tables")
 
     def difference(self, other: TableSpec) -> str:
-        """``dim 16 here, 8 there``; empty when both are the same table. The learning rate may differ."""
+        """``dim 16 here, 8 there``; empty when both are the same table. The learning rate may differ, except with FTRL,
+        whose state depends on it."""
         from edl.wire.json_messages import to_plain
 
         def flat(value: object, prefix: str = "") -> dict[str, object]:
@@ -237,7 +240,8 @@ class TableSpec:
             return {k: v for name, item in value.items() for k, v in flat(item, f"{prefix}.{name}".strip(".")).items()}
 
         mine, theirs = flat(to_plain(self)), flat(to_plain(other))
-        names = [name for name in mine if mine[name] != theirs[name] and name not in ("optimizer.lr", "parameters")]
+        may_differ = {"parameters"} if self.optimizer.rule is UpdateRule.FTRL else {"parameters", "optimizer.lr"}
+        names = [name for name in mine if mine[name] != theirs[name] and name not in may_differ]
         found = [f"{name} {mine[name]} here, {theirs[name]} there" for name in names]
         if self.parameters and other.parameters:  # earlier versions of edl wrote no names
             for one, two in itertools.zip_longest(self.parameters, other.parameters):

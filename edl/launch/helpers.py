@@ -221,7 +221,7 @@ class Helpers:
                     self._deps.log("the store answers again")
             except LeaseLost:
                 self._lease, pause_s = 0, 0.0
-                self._fence("their lease has expired and others take over")
+                self._lease_ended()
             except StoreError as error:  # also one that refuses by now: decision 0035
                 pause_s = RETRY_S
                 if not self._store_down:
@@ -233,6 +233,17 @@ class Helpers:
                 self._fence_if_isolated()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), pause_s)
+
+    def _lease_ended(self) -> None:
+        """Fence the processes, unless the store was away and a Master was not: a store that was frozen ends all leases
+        at once, and nobody has taken over. They then get keys of the same names under a new lease. Should a Master have
+        taken one for dead after all, it gets another number from it and drops its data."""
+        if self._store_down and not any(process.masterless for process in self._running.values()):
+            self._deps.log(
+                f"the lease ended while the store did not answer: {self._kind.what}s continue, the Master knows them"
+            )
+        else:
+            self._fence("their lease has expired and others take over")
 
     def _fence_if_isolated(self) -> None:
         """Fence the processes if neither the store nor a Master has been reachable for the lease time: others may have

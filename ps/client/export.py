@@ -29,6 +29,7 @@ from edl.wire.snapshot import Layout, Leaf, Meta, header_bytes, parse_header
 from ps.checkpoint.directory import CheckpointDirectory
 from ps.checkpoint.manifest import checkpoint_number
 from ps.client.dense import DenseLayout
+from ps.protocol.half_precision import wire_of
 from ps.rows import Rows
 from ps.spec import BUCKETS, TableSpec
 from ps.store.kernels import plain
@@ -73,7 +74,8 @@ def write(
 ) -> Exported:
     """Write an export. ``rows`` yields all rows of a table, in pieces and in any order, without repeated keys. With
     ``since``, the name of an older checkpoint, they are the changes, and ``gone`` returns the keys without a row, in
-    ascending order; it is called after the table's rows were read.
+    ascending order; it is called after the table's rows were read. ``dtype``: ``f4`` or ``f2``; tables with the rule
+    ``ADD`` are always written as ``f4``, so that counts stay exact.
 
     ``out``: a folder that does not exist or is empty. Holds the keys in memory twice, and the weights on disk twice
     while writing. Raises ``SettingError`` and ``CheckpointError``.
@@ -90,12 +92,13 @@ def write(
         listed: dict[str, Any] = {}
         for spec in tables:
             file = folder / f"{spec.name}.{format}"
-            count = _write_table(file, spec, rows(spec), format, DTYPES[dtype])
+            kind = wire_of(spec, dtype)
+            count = _write_table(file, spec, rows(spec), format, DTYPES[kind])
             listed[spec.name] = {
                 "file": file.name,
                 "rows": count,
                 "bytes": file.stat().st_size,
-                "dtype": dtype,
+                "dtype": kind,
                 "spec": to_plain(spec),
             }
             if gone is not None:

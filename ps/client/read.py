@@ -53,10 +53,10 @@ class RowReader:
         core = self._core
         found, missing = {}, {}
         for table, some in wanted.items():
-            keys = as_keys(table, some)
+            keys = as_keys(table, some).reshape(-1)
             ready = self._ahead.take(table, keys, core.step) if insert else None
             if ready is None:
-                missing[table] = keys.reshape(-1)
+                missing[table] = keys
             else:
                 found[table] = ready
                 core.tally.add(prefetched=keys.size)
@@ -66,11 +66,12 @@ class RowReader:
         return found
 
     def prefetch(self, table: str, keys: Any) -> None:
-        """Fetch the rows of these keys in the background, for a following pull of exactly the same keys."""
-        core, given = self._core, as_keys(table, keys).copy()
+        """Fetch the rows of these keys in the background, for a following pull of exactly the same keys, in any
+        shape."""
+        core, given = self._core, as_keys(table, keys).reshape(-1).copy()
 
         def fetch() -> tuple[DistinctKeys, Weights]:
-            return self.fetch({table: given.reshape(-1)}, True, AHEAD)[table]
+            return self.fetch({table: given}, True, AHEAD)[table]
 
         # In mode sync the rows must include the previous step's push; if this step has already pulled, the next one is
         # meant.

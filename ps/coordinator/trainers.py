@@ -41,6 +41,8 @@ class TrainerRegistry:
         """Callers that have sent Join in this turn."""
         self._beginning: dict[int, None] = {}
         """Trainers that become members as soon as the checkpoint is marked."""
+        self._saved_lr: set[str] = set()
+        """Tables of a restored checkpoint that no trainer has defined yet: they still have the LR that was saved."""
         self._world: World | None = None
         self._sent: messages.PlacementUpdate | None = None
         """The state that trainers have if they have received every message."""
@@ -156,11 +158,13 @@ class TrainerRegistry:
 
     def compare(self, turn: PlacementTurn, saved: tuple[TableSpec, ...]) -> None:
         """A checkpoint with these tables is about to be restored. Refuse waiting trainers that define a table
-        differently, so that none of the checkpoint's data is lost to another model."""
+        differently, so that none of the checkpoint's data is lost to another model. LRs are the scripts'."""
         state = self._state
-        if not state.reason:  # no pserver knows the scripts' definitions yet
-            state.tables = {}
-        state.tables.update({table.name: table for table in saved})
+        # Before a rollback there was a job, whose LRs hold; else no pserver knows the scripts' definitions yet.
+        before = state.tables if state.reason else {}
+        self._saved_lr = {table.name for table in saved} - before.keys()
+        kept = {table.name: _with_lr_of(before.get(table.name, table), table) for table in saved}
+        state.tables = {**before, **kept}
         turn.change(TABLES)
         for caller, message in list(self._waiting.items()):
             wrong = differences(saved, message.tables)
@@ -172,6 +176,7 @@ class TrainerRegistry:
                 turn.note(f"trainer {caller.node}/{caller.slot} refused: {wrong}")
             else:
                 state.tables = {**{table.name: table for table in message.tables}, **state.tables}
+                self._take_lrs(turn, message)
 
     def _define(self, turn: PlacementTurn, caller: Caller, message: messages.Join) -> str:
         """Add new table definitions; return the differences from existing ones, as text."""
@@ -194,7 +199,21 @@ class TrainerRegistry:
         for table in new:
             tables[table.name] = table
             turn.change(TABLES)
+        self._take_lrs(turn, message)
         return ""
+
+    def _take_lrs(self, turn: PlacementTurn, message: messages.Join) -> None:
+        """Give tables from a checkpoint the LR of the first trainer that defines them."""
+        tables = self._state.tables
+        for table in message.tables:
+            if table.name not in self._saved_lr:
+                continue
+            self._saved_lr.discard(table.name)
+            saved, lr = tables[table.name].optimizer.lr, table.optimizer.lr
+            if lr != saved:
+                tables[table.name] = _with_lr_of(table, tables[table.name])
+                turn.change(TABLES)
+                turn.note(f"table {table.name}: the LR is the script's, {lr:g}, no longer {saved:g}")
 
     def _begin(self, turn: PlacementTurn, trainer: TrainerEntry) -> None:
         if self._checkpoints.marking:
@@ -317,6 +336,11 @@ class TrainerRegistry:
             restored,
             self._secret(),
         )
+
+
+def _with_lr_of(other: TableSpec, table: TableSpec) -> TableSpec:
+    """The definition ``table`` with the LR of another one."""
+    return replace(table, optimizer=replace(table.optimizer, lr=other.optimizer.lr))
 
 
 def _placed(placement: messages.PlacementMap) -> tuple[object, ...]:

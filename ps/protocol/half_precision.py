@@ -25,7 +25,8 @@ def accept(name: str) -> str:
 
 
 def wire_of(spec: TableSpec, wire: str) -> str:
-    """The format for rows of a table: ``wire``, but float32 for counters, which must stay exact."""
+    """The format for rows of a table, on the network or in an export: ``wire``, but float32 for counters, which must
+    stay exact."""
     return "f4" if spec.optimizer.rule is UpdateRule.ADD else wire
 
 

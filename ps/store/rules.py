@@ -35,9 +35,9 @@ MOST_CORRECTIONS = 1 << 16
 
 NUMBERS = (
     "lr", "momentum", "beta1", "beta2", "eps", "l1", "l2", "lr_power", "weight_decay", "clip_value", "clip_norm",
-    "scale", "limit",
+    "scale", "limit", "factor",
 )  # fmt: skip
-"""Order of the hyperparameters passed to kernels."""
+"""Order of the hyperparameters passed to kernels. ``factor``: by what FTRL multiplies gradients instead of its LR."""
 SCALE, LIMIT = NUMBERS.index("scale"), NUMBERS.index("limit")
 
 
@@ -106,6 +106,13 @@ def corrections(optimizer: Optimizer) -> NDArray[np.float32]:
 
 
 def numbers(optimizer: Optimizer, lr: float, scale: float) -> NDArray[np.float64]:
-    """The hyperparameters in the order of ``NUMBERS``."""
-    named = {"lr": lr, "scale": scale, "limit": limit_of(optimizer)}
+    """The hyperparameters in the order of ``NUMBERS``.
+
+    FTRL recomputes a weight from sums over all of the row's updates, which hold the optimizer's own LR. With another LR
+    at the end, all earlier updates would be scaled again.
+    """
+    factor = 1.0
+    if optimizer.rule is UpdateRule.FTRL:
+        lr, factor = optimizer.lr, lr / optimizer.lr
+    named = {"lr": lr, "scale": scale, "limit": limit_of(optimizer), "factor": factor}
     return np.array([named.get(name, getattr(optimizer, name, 0.0)) for name in NUMBERS], np.float64)

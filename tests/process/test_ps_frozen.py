@@ -72,3 +72,25 @@ def test_the_only_one_is_waited_for(tmp_path: Path, etcd: OutsideEtcd) -> None:
         assert os.path.exists(f"/proc/{frozen.pid}")
         job.end()
         assert set(job.exit_codes().values()) == {ExitCode.OK}
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("pservers", [1, 2])
+def test_the_store_freezes_for_longer_than_a_lease(tmp_path: Path, etcd: OutsideEtcd, pservers: int) -> None:
+    """All leases have ended when it thaws. Nobody else has taken over: pservers keep what they hold."""
+    with counting(tmp_path, etcd) as job:
+        nodes = [f"p{n + 1}" for n in range(pservers)]
+        job.train("t1")
+        job.serve(*nodes)
+        until(job.trainers, "a trainer that trains")
+        if pservers > 1:
+            job.settled(pservers)
+        held = [one.pid for node in nodes for one in job.pservers(node)]
+        assert etcd.member.pid is not None and len(held) == pservers
+        with stopped(etcd.member.pid) as at:
+            until(lambda: time.monotonic() - at > 6, "three leases")
+        made = len(job.steps())
+        until(lambda: len(job.steps()) > made + 200 and job.trainers(), "more steps")
+        assert all(alive(pid) for pid in held)
+        job.end()
+        assert set(job.exit_codes().values()) == {ExitCode.OK}

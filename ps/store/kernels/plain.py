@@ -270,7 +270,7 @@ def _ftrl(to: _Update) -> None:
     more = total + to.grads * to.grads
     power = -number["lr_power"]
     before, after = np.power(total, power), np.power(more, power)
-    linear = linear + to.grads - (after - before) / number["lr"] * to.weights
+    linear = linear + number["factor"] * to.grads - (after - before) / number["lr"] * to.weights
     quadratic = after / number["lr"] + 2 * number["l2"]
     with np.errstate(divide="ignore", invalid="ignore"):
         weights = (np.sign(linear) * number["l1"] - linear) / quadratic

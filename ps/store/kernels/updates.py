@@ -193,6 +193,7 @@ def _adam(weights, state, gradient, dim, numbers, updates, corrections, correcte
 def _ftrl(weights, state, gradient, dim, numbers):
     w, total, linear, g = floats(weights), floats(state), floats(state + 4 * dim), floats(gradient)
     lr, l1, l2, power = _number(numbers, 0), _number(numbers, 5), _number(numbers, 6), -_number(numbers, 7)
+    factor = _number(numbers, 13)
     for j in range(dim):
         more = total[j] + g[j] * g[j]
         if power == np.float32(0.5):
@@ -200,7 +201,7 @@ def _ftrl(weights, state, gradient, dim, numbers):
         else:
             before, after = np.float32(total[j] ** power), np.float32(more**power)
         total[j] = more
-        z = linear[j] + g[j] - (after - before) / lr * w[j]
+        z = linear[j] + factor * g[j] - (after - before) / lr * w[j]
         linear[j] = z
         if abs(z) > l1:
             w[j] = ((l1 if z > 0 else -l1) - z) / (after / lr + np.float32(2) * l2)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edl.errors import SettingError
 from ps.rows import TablePush, TrainerPush
 from ps.spec import Initial, InitMethod, Optimizer, TableSpec, UpdateRule
 from tests.support.ps_stores import both_kernels, keys_of, pull, push, store_of
@@ -92,6 +93,34 @@ def test_ftrl_with_another_power(kernels: str) -> None:
     _, other = trained(kernels, Optimizer(UpdateRule.FTRL, lr=0.3, initial_accumulator=0.1, lr_power=-0.2))
     np.testing.assert_allclose(half, near, rtol=1e-3, atol=1e-4)
     assert np.abs(half - other).max() > 0.01
+
+
+@both_kernels
+@pytest.mark.parametrize("l1", [0.0, 0.4])
+def test_ftrl_whose_lr_changes(kernels: str, l1: float) -> None:
+    """The change itself moves nothing, an LR of 0 stops all weights where they are, and the first step after it is as
+    long as the LR says."""
+    store = store_of(kernels, TableSpec("t", DIM, Optimizer(UpdateRule.FTRL, lr=0.3, l1=l1, l2=0.05), FIRST_ZERO))
+
+    def step(number: int, grads: np.ndarray, lr: float) -> np.ndarray:
+        store.push([TrainerPush(0, 0, [TablePush("t", KEYS, grads)])], step=number, lr={"t": lr})
+        return pull(store, KEYS)
+
+    before = [step(number, one, 0.3) for number, one in enumerate(GRADS)][-1]
+    assert (before != 0).any() and ((before == 0).any() or not l1)
+    for lr in (0.03, 3.0):
+        np.testing.assert_allclose(step(6, np.zeros_like(GRADS[0]), lr), before, rtol=1e-4, atol=1e-5)
+    frozen = step(7, GRADS[0], 0.0)
+    np.testing.assert_allclose(frozen, before, rtol=1e-4, atol=1e-5)
+    tenth = step(8, np.full_like(GRADS[0], 1e-3), 0.03) - frozen
+    whole = step(9, np.full_like(GRADS[0], 1e-3), 0.3) - frozen - tenth
+    moved = before != 0
+    np.testing.assert_allclose(10 * tenth[moved], whole[moved], rtol=0.05, atol=1e-5)
+
+
+def test_ftrl_needs_an_lr() -> None:
+    with pytest.raises(SettingError, match="lr=0: must be more than 0 for FTRL"):
+        Optimizer(UpdateRule.FTRL, lr=0.0)
 
 
 @both_kernels

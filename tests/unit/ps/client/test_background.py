@@ -104,6 +104,18 @@ def test_rows_fetched_ahead_that_are_too_old_or_others(bench: Bench) -> None:
     assert client.statistics["prefetched"] == 0
 
 
+def test_rows_fetched_ahead_in_another_shape(bench: Bench) -> None:
+    """Layers that are looked up together pull flat keys, whatever the shape of the batch."""
+    client = bench.start(1).client()
+    batch = KEYS[:10].reshape(5, 2)
+    client.prefetch("plain", batch)
+    united, _ = client.pull_distinct({"plain": batch.reshape(-1)})["plain"]
+    assert united.inverse is not None and np.array_equal(united.keys[united.inverse], KEYS[:10])
+    client.prefetch("plain", KEYS[:10])
+    assert client.pull("plain", batch).shape == (5, 2, 4)
+    assert client.statistics["prefetched"] == 20 and len(bench.pservers[1].seen(FrameOp.PULL)) == 2
+
+
 def test_several_threads_may_use_it(bench: Bench) -> None:
     client = bench.start(2).client()
     errors: list[BaseException] = []

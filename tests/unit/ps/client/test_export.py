@@ -17,6 +17,7 @@ from edl.errors import CheckpointError, PsError, SettingError
 from ps.__main__ import commands
 from ps.checkpoint.directory import CheckpointDirectory
 from ps.rows import Rows
+from ps.spec import Optimizer, TableSpec, UpdateRule
 from ps.store.kernels import plain
 from ps.store.rules import TableLayout
 from tests.support.checkpoint_rows import DENSE, TABLES, USER, finish, rows_of, split, taken
@@ -199,3 +200,15 @@ def test_several_threads_look_up_at_once(tmp_path: Path, run: str) -> None:
     for one in threads:
         one.join()
     assert not wrong
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_counts_stay_exact(tmp_path: Path, format: str) -> None:
+    shows = TableSpec("shows", 1, Optimizer(UpdateRule.ADD))
+    keys, counts = np.arange(3), np.array([[1], [2049], [70_000]], np.float32)
+    none = np.zeros(3, np.uint32)
+    rows = Rows(keys, counts, np.zeros((3, 0), np.float32), none, none, none)
+    ps.export.write(tmp_path / "out", [shows, USER], lambda spec: [rows] if spec is shows else [], format=format,
+                    dtype="f2")  # fmt: skip
+    model = ps.export.open(tmp_path / "out")
+    assert np.array_equal(model.lookup("shows", keys), counts) and model.rows("user") == 0

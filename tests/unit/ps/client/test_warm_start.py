@@ -79,6 +79,32 @@ def test_a_job_begins_with_the_weights_of_another(tmp_path: Path) -> None:
     assert ps.warm_start(source) == {} and torch.equal(layer.weight, after), "a trainer that was restarted"
 
 
+def test_a_mark_of_the_other_job_is_not_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other job may have begun from a third one. A trainer that dies in the middle must begin again."""
+    train(*script())
+    first = exported(tmp_path / "first")
+    users, _ = script()
+    assert ps.warm_start(first) == {"dense": 1, "users": 3}
+    second = exported(tmp_path / "second")
+    expected = users(KEYS).detach()
+
+    users, _ = script()
+    client: Any = ps.client()
+    push = client.push
+
+    def dies(grads: Any, **options: Any) -> None:
+        if "users" in grads:
+            raise PsError("killed")
+        push(grads, **options)
+
+    monkeypatch.setattr(client, "push", dies)
+    with pytest.raises(PsError, match="killed"):
+        ps.warm_start(second)
+    monkeypatch.undo()
+    assert ps.warm_start(second) == {"dense": 1, "users": 3}
+    assert torch.equal(users(KEYS), expected)
+
+
 def test_only_some_tables_and_what_does_not_fit(tmp_path: Path) -> None:
     train(*script())
     source = exported(tmp_path / "out")
