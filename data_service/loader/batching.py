@@ -156,7 +156,7 @@ def micro_batches(columns: Columns, count: int, sizes: Sequence[int]) -> list[tu
         end = min(count, begin + size)
         if end > begin:
             parts.append(({name: array[begin:end] for name, array in columns.items()}, end - begin))
-        else:
-            parts.append((parts[0][0], 0))
+        else:  # copied, because a script's transform may change its arrays in place
+            parts.append(({name: array.copy() for name, array in parts[0][0].items()}, 0))
         begin = end
     return parts

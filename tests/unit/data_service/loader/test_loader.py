@@ -336,6 +336,22 @@ def test_the_script_makes_of_a_batch_what_it_wants(bench: Bench, files: str) -> 
     assert len(first) == 8 and not first[0] % 2 and texts == ["text"]
 
 
+def test_a_transform_may_change_its_arrays_in_place(bench: Bench, files: str) -> None:
+    """With 5 samples per step, rank 1 has two micro-batches and one that only pads the step."""
+    bench.settings = replace(NO_SETTINGS, number=1, global_batch=5, local_batch=1)
+    bench.begin(2)
+
+    def transform(batch: dict[str, Any]) -> Any:
+        batch["id"] += 10 * RECORDS
+        return batch
+
+    make = maker(bench, files, transform=transform)
+    found = on_threads(2, lambda rank: [(batch["id"], share) for batch, share in make(rank).shares()])
+    assert any(not share.samples for _, share in found[1])
+    counted = [int(one) for shares in found for ids, share in shares if share.samples for one in ids]
+    assert sorted(counted) == list(range(10 * RECORDS, 11 * RECORDS))
+
+
 # --- the position ----------------------------------------------------------------------------------------------------
 
 
