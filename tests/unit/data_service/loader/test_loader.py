@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from data_service.formats.options import FormatOptions
@@ -85,6 +87,23 @@ def test_batches_come_from_many_places_from_the_first_to_the_last(bench: Bench, 
     sources = [1 / np.square(np.bincount(batch // 100) / len(batch)).sum() for batch in batches]
     assert np.mean(sources) > 12 and min(sources[:-8]) > 6, sources
     assert sorted(np.concatenate(batches).tolist()) == list(range(6400))
+
+
+@pytest.mark.parametrize("column", ["text", "bytes", "list"])
+def test_the_bound_on_open_shards_counts_texts(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, column: str
+) -> None:
+    """They are Python objects, of which an array only holds the addresses."""
+    monkeypatch.setattr("data_service.loader.loader_config.MIXED_BYTES", 200_000)
+    value = {"text": "x" * 1000, "bytes": b"x" * 1000, "list": ["x" * 500] * 2}[column]
+    for shard in range(12):
+        table = pa.table({"id": range(100 * shard, 100 * (shard + 1)), column: [value] * 100})
+        pq.write_table(table, tmp_path / f"{shard:02}.parquet")
+    bench.begin(1)
+    data = ArrayData(bench, 0, "d", str(tmp_path), batch_size=20)
+    batches = [[int(one) for one in batch["id"]] for batch in data]
+    assert sorted(sum(batches, [])) == list(range(1200))
+    assert max(len({record // 100 for record in batch}) for batch in batches) <= 3
 
 
 def test_shards_are_mixed_as_they_are_large(bench: Bench, tmp_path: Path) -> None:
