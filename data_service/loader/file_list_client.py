@@ -32,7 +32,7 @@ class FileListClient:
         self._say = say
         self._encoded = b""
         self._ignored: set[str] = set()
-        """New files that have been reported to the user and were not requested."""
+        """New files, and reasons not to scan, that have been reported to the user."""
         self._unready: dict[str, int] = {}
         """Size of new files at the last scan; a file that is still growing is skipped."""
         self._lock = threading.Lock()
@@ -188,7 +188,7 @@ class FileListClient:
             return source.scan(check, say)
         held = KnownFiles(known.sizes(), _like(known))
         if quiet:
-            held.unready = lambda path, error: self._say_once(str(error))
+            held.unready = lambda path, error: self._say_once(str(error), path)
         found = source.scan(check, say, known=held, format=known.manifest.format)
         gone = [path for path in known.own_paths() if path not in held.seen]
         if gone:
@@ -211,9 +211,10 @@ class FileListClient:
             more = named("new since the data set was listed", paths)
             self._say(f"data set {self.name}: {more}; add them with edl data add, data.add() or rescan=…")
 
-    def _say_once(self, text: str) -> None:
-        if text not in self._ignored:
-            self._ignored.add(text)
+    def _say_once(self, text: str, about: str = "") -> None:
+        """``about``: a file whose reason may change each time, such as its size."""
+        if (about or text) not in self._ignored:
+            self._ignored.add(about or text)
             self._say(f"data set {self.name}: {text}. It will be retried")
 
 

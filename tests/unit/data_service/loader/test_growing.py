@@ -12,7 +12,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from data_service import scan as scanning
 from data_service.file_list import files_of
+from data_service.filesystems import FoundFile
 from data_service.protocol import add_request
 from data_service.protocol.add_request import AddRequest
 from data_service.protocol.messages import Done, Opened
@@ -190,6 +192,35 @@ def test_patterns_are_looked_at_again_after_some_time(bench: Bench, folder: Path
             wait(lambda: added(bench.notes) == MORE)  # a look may come between two of them
     data.close()
     assert sorted(found) == list(range(ALL))
+
+
+def test_a_file_that_grows_during_each_scan_keeps_no_others_out(
+    bench: Bench, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    growing, scans, said = folder / "data" / "growing.arrow", [0], list[str]()
+    split = scanning._split_all
+
+    def while_it_grows(files: list[FoundFile], *rest: Any) -> Any:
+        yield from split(files, *rest)
+        if growing.exists():
+            growing.write_bytes(growing.read_bytes() + b" more")
+            scans[0] += 1
+
+    monkeypatch.setattr(scanning, "_split_all", while_it_grows)
+    monkeypatch.setattr("data_service.loader.growing_files.note", said.append)
+    bench.begin(1)
+    data = maker(bench, folder, rescan=0.01)(0)
+    found: list[int] = []
+    for batch in data:
+        if not found:
+            more(folder, "data")
+            growing.write_bytes(b"ARROW1\0\0 and no end yet")
+        found += [int(one) for one in batch["id"]]
+        if len(found) == 200:
+            wait(lambda: added(bench.notes) == MORE and scans[0] > 5)
+    data.close()
+    assert sorted(found) == list(range(ALL))
+    assert len([text for text in said if "growing.arrow" in text]) == 1, said
 
 
 def added(notes: Sequence[str]) -> int:
