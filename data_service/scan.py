@@ -13,7 +13,7 @@ from data_service.file_list import REPLACED, chosen
 from data_service.filesystems import FoundFile, Storage, is_url
 from data_service.formats import open_reader
 from data_service.formats.options import FormatOptions, format_of
-from data_service.manifest import FORMATS, USER_FORMAT, Manifest, ManifestBuilder, counted, named
+from data_service.manifest import FORMATS, TYPELESS, USER_FORMAT, Manifest, ManifestBuilder, counted, named
 from edl.errors import DataError, EdlError, SettingError
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def scan(
         files = known.others(files)
     if unready is not None:
         files = [file for file in files if _is_ready(file, kind, columns, storage_options, options, unready)]
-    paths = [*([pattern] if pattern else []), *(file.path for file in files if file.size_bytes)]
+    paths = [pattern] if pattern else [file.path for file in files if file.size_bytes]
     settled = _settled(kind, paths, columns, storage_options, options or FormatOptions())
     reader = open_reader(kind, columns, storage_options=storage_options, options=settled)
     try:
@@ -120,7 +120,7 @@ def _is_ready(
     unready: Unready,
 ) -> bool:
     """True if the columns of a CSV or JSON lines file can be determined."""
-    if kind not in ("csv", "jsonl") or not file.size_bytes:
+    if kind not in TYPELESS or not file.size_bytes:
         return True
     reader: Any = open_reader(kind, columns, storage_options=storage_options, options=options)
     try:
@@ -182,7 +182,7 @@ def _settled(
     storage_options: Mapping[str, Any] | None,
     given: FormatOptions,
 ) -> FormatOptions:
-    if kind not in ("csv", "jsonl"):
+    if kind not in TYPELESS:
         return given
     import pyarrow as pa
 

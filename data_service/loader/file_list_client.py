@@ -89,9 +89,9 @@ class FileListClient:
                 raise
             known, found = None, self._look(source, None, check)  # no position depends on the registered list
         if known is None:
-            known = FileList()
+            known, types = FileList(), source.types_of(found, check)
             for part in pieces(found):
-                known.append(part.encode(), 0, decoded=part)
+                known.append(part.encode(), 0, decoded=part, types={} if known.segments else types)
             found = chosen(found, ())
         with self._lock:
             self.files, self._encoded = known.shared(threading.RLock()), b""
@@ -139,7 +139,7 @@ class FileListClient:
             raise SettingError("when", when, f"must be {NOW} or {NEXT_EPOCH}")
         self.fetch(client, check)
         known = KnownFiles(self.files.sizes(), _like(self.files))
-        found = source.scan(check, self._say, tuple(files), known, self.files.manifest.format)
+        found = source.typed(self.files.types).scan(check, self._say, tuple(files), known, self.files.manifest.format)
         if not found.file_count:
             found = _again(self.files, known)
         return self.grow(client, check, found, ledger, when, by_name=True, order=order).text
@@ -189,7 +189,7 @@ class FileListClient:
         held = KnownFiles(known.sizes(), _like(known))
         if quiet:
             held.unready = lambda path, error: self._say_once(str(error), path)
-        found = source.scan(check, say, known=held, format=known.manifest.format)
+        found = source.typed(known.types).scan(check, say, known=held, format=known.manifest.format)
         gone = [path for path in known.own_paths() if path not in held.seen]
         if gone:
             raise DataError(f"data set {self.name}: {named('listed but missing', gone)}. {ADVICE}")

@@ -371,6 +371,27 @@ def test_a_transform_may_change_its_arrays_in_place(bench: Bench, files: str) ->
     assert sorted(counted) == list(range(10 * RECORDS, 11 * RECORDS))
 
 
+@pytest.mark.parametrize("mode", ["steps", "independent"])
+@pytest.mark.parametrize("format", ["csv", "jsonl"])
+def test_all_workers_read_columns_with_the_types_of_the_whole_data_set(
+    bench: Bench, tmp_path: Path, format: str, mode: str
+) -> None:
+    """Not with those of the file that a worker happens to read first."""
+    for file, value in enumerate(("7", "7.5", "8")):
+        rows = [f"{record},{value},{record}" for record in range(100 * file, 100 * (file + 1))]
+        if format == "jsonl":  # a key that is missing in one file
+            rows = [f'{{"id": {row.split(",")[0]}, "x": {value}{", " + chr(34) + "y" + chr(34) + ": 1.5" if file else ""}}}' for row in rows]
+        head = "id,x,y\n" if format == "csv" else ""
+        (tmp_path / f"{file}.{format}").write_text(head + "\n".join(rows) + "\n")
+    bench.begin(2)
+    make = maker(bench, str(tmp_path), batch_size=10, mode=mode, shuffle_shards=1)
+    found = on_threads(2, lambda rank: [(batch, share) for batch, share in make(rank).shares()])
+    assert not bench.flaws
+    batches = [batch for shares in found for batch, share in shares if share.samples]
+    assert sorted(int(one) for batch in batches for one in batch["id"]) == list(range(300))
+    assert {str(batch["x"].dtype) for batch in batches} == {"float64"}
+
+
 # --- the position ----------------------------------------------------------------------------------------------------
 
 
