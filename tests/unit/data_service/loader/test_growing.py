@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -157,6 +158,36 @@ def test_another_job_goes_on_with_the_files_that_there_are_now(folder: Path, res
     second.lineage = first.lineage
     assert second.world(3) == ["done"] * 3
     consists(second, {0: ALL, 1: ALL})
+
+
+def test_types_of_columns_stay_those_of_the_first_files(tmp_path: Path) -> None:
+    """Also in another job: what has been read before would not fit what is read after."""
+
+    def write(name: str, x: str) -> str:
+        (tmp_path / name).write_text("id,x\n" + "".join(f"{record},{x}\n" for record in range(100)))
+        return str(tmp_path / name)
+
+    def data_of(bench: Bench) -> ArrayData:
+        bench.begin(1)
+        return ArrayData(bench, 0, "d", str(tmp_path / "*.csv"), batch_size=10)
+
+    write("0.csv", "7")
+    first = data_of(Bench())
+    assert next(iter(first))["x"].dtype == np.int64
+    with pytest.raises(DataError, match=r"1\.new: .*7\.5"):
+        first.add(write("1.new", "7.5"))
+    assert "1 file, 1 shard added" in first.add(write("2.new", "8"))
+    state = first.state_dict()
+    write("3.csv", "7.5")
+    second = data_of(Bench())
+    second.load_state_dict(state)
+    with pytest.raises(DataError, match=r"3\.csv: .*7\.5"):
+        next(iter(second))
+    (tmp_path / "3.csv").unlink()
+    third = data_of(Bench())
+    third.load_state_dict(state)
+    rest = list(third)
+    assert sum(len(batch["id"]) for batch in rest) == 90 and {str(batch["x"].dtype) for batch in rest} == {"int64"}
 
 
 def test_a_finished_epoch_stays_finished(folder: Path) -> None:
