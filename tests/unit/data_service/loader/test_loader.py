@@ -102,7 +102,7 @@ def test_the_bound_on_open_shards_counts_texts(
     bench.begin(1)
     data = ArrayData(bench, 0, "d", str(tmp_path), batch_size=20)
     batches = [[int(one) for one in batch["id"]] for batch in data]
-    assert sorted(sum(batches, [])) == list(range(1200))
+    assert sorted(one for batch in batches for one in batch) == list(range(1200))
     assert max(len({record // 100 for record in batch}) for batch in batches) <= 3
 
 
@@ -377,12 +377,15 @@ def test_all_workers_read_columns_with_the_types_of_the_whole_data_set(
     bench: Bench, tmp_path: Path, format: str, mode: str
 ) -> None:
     """Not with those of the file that a worker happens to read first."""
-    for file, value in enumerate(("7", "7.5", "8")):
-        rows = [f"{record},{value},{record}" for record in range(100 * file, 100 * (file + 1))]
-        if format == "jsonl":  # a key that is missing in one file
-            rows = [f'{{"id": {row.split(",")[0]}, "x": {value}{", " + chr(34) + "y" + chr(34) + ": 1.5" if file else ""}}}' for row in rows]
-        head = "id,x,y\n" if format == "csv" else ""
-        (tmp_path / f"{file}.{format}").write_text(head + "\n".join(rows) + "\n")
+    for file, value in enumerate((7, 7.5, 8)):
+        records = [{"id": record, "x": value, "y": record + 0.5} for record in range(100 * file, 100 * (file + 1))]
+        if format == "csv":
+            lines = ["id,x,y", *(",".join(map(str, record.values())) for record in records)]
+        else:
+            lines = [
+                json.dumps({name: record[name] for name in ("id", "x", "y")[: 2 + bool(file)]}) for record in records
+            ]
+        (tmp_path / f"{file}.{format}").write_text("\n".join(lines) + "\n")
     bench.begin(2)
     make = maker(bench, str(tmp_path), batch_size=10, mode=mode, shuffle_shards=1)
     found = on_threads(2, lambda rank: [(batch, share) for batch, share in make(rank).shares()])
