@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from data_service.formats.options import FormatOptions
@@ -87,23 +85,6 @@ def test_batches_come_from_many_places_from_the_first_to_the_last(bench: Bench, 
     sources = [1 / np.square(np.bincount(batch // 100) / len(batch)).sum() for batch in batches]
     assert np.mean(sources) > 12 and min(sources[:-8]) > 6, sources
     assert sorted(np.concatenate(batches).tolist()) == list(range(6400))
-
-
-@pytest.mark.parametrize("column", ["text", "bytes", "list"])
-def test_the_bound_on_open_shards_counts_texts(
-    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, column: str
-) -> None:
-    """They are Python objects, of which an array only holds the addresses."""
-    monkeypatch.setattr("data_service.loader.loader_config.MIXED_BYTES", 200_000)
-    value = {"text": "x" * 1000, "bytes": b"x" * 1000, "list": ["x" * 500] * 2}[column]
-    for shard in range(12):
-        table = pa.table({"id": range(100 * shard, 100 * (shard + 1)), column: [value] * 100})
-        pq.write_table(table, tmp_path / f"{shard:02}.parquet")
-    bench.begin(1)
-    data = ArrayData(bench, 0, "d", str(tmp_path), batch_size=20)
-    batches = [[int(one) for one in batch["id"]] for batch in data]
-    assert sorted(one for batch in batches for one in batch) == list(range(1200))
-    assert max(len({record // 100 for record in batch}) for batch in batches) <= 3
 
 
 def test_shards_are_mixed_as_they_are_large(bench: Bench, tmp_path: Path) -> None:
@@ -353,46 +334,6 @@ def test_the_script_makes_of_a_batch_what_it_wants(bench: Bench, files: str) -> 
     data = alone(bench, files, transform=lambda batch: (batch["id"] * 2, ["text"]))
     first, texts = next(iter(data))
     assert len(first) == 8 and not first[0] % 2 and texts == ["text"]
-
-
-def test_a_transform_may_change_its_arrays_in_place(bench: Bench, files: str) -> None:
-    """With 5 samples per step, rank 1 has two micro-batches and one that only pads the step."""
-    bench.settings = replace(NO_SETTINGS, number=1, global_batch=5, local_batch=1)
-    bench.begin(2)
-
-    def transform(batch: dict[str, Any]) -> Any:
-        batch["id"] += 10 * RECORDS
-        return batch
-
-    make = maker(bench, files, transform=transform)
-    found = on_threads(2, lambda rank: [(batch["id"], share) for batch, share in make(rank).shares()])
-    assert any(not share.samples for _, share in found[1])
-    counted = [int(one) for shares in found for ids, share in shares if share.samples for one in ids]
-    assert sorted(counted) == list(range(10 * RECORDS, 11 * RECORDS))
-
-
-@pytest.mark.parametrize("mode", ["steps", "independent"])
-@pytest.mark.parametrize("format", ["csv", "jsonl"])
-def test_all_workers_read_columns_with_the_types_of_the_whole_data_set(
-    bench: Bench, tmp_path: Path, format: str, mode: str
-) -> None:
-    """Not with those of the file that a worker happens to read first."""
-    for file, value in enumerate((7, 7.5, 8)):
-        records = [{"id": record, "x": value, "y": record + 0.5} for record in range(100 * file, 100 * (file + 1))]
-        if format == "csv":
-            lines = ["id,x,y", *(",".join(map(str, record.values())) for record in records)]
-        else:
-            lines = [
-                json.dumps({name: record[name] for name in ("id", "x", "y")[: 2 + bool(file)]}) for record in records
-            ]
-        (tmp_path / f"{file}.{format}").write_text("\n".join(lines) + "\n")
-    bench.begin(2)
-    make = maker(bench, str(tmp_path), batch_size=10, mode=mode, shuffle_shards=1)
-    found = on_threads(2, lambda rank: [(batch, share) for batch, share in make(rank).shares()])
-    assert not bench.flaws
-    batches = [batch for shares in found for batch, share in shares if share.samples]
-    assert sorted(int(one) for batch in batches for one in batch["id"]) == list(range(300))
-    assert {str(batch["x"].dtype) for batch in batches} == {"float64"}
 
 
 # --- the position ----------------------------------------------------------------------------------------------------
