@@ -13,7 +13,6 @@ from data_service.loader.loader_position import LoaderPosition
 from data_service.loader.prefetcher import EpochFiles
 from data_service.loader.source import EPOCH, DataSource
 from data_service.loader.worker_context import RankAssignment, WorkerContext
-from data_service.manifest import TYPELESS
 from data_service.protocol.file_list_messages import AddFiles
 from data_service.protocol.messages import DataSetOptions, Opened, ReaderList
 from edl.errors import DataError, EdlError
@@ -87,13 +86,6 @@ class GrowingFiles:
             self.client.check(ledger, options)
         except DataError as error:
             raise DataError(f"data set {self._name}: {error}") from None
-
-    def typed(self, client: LeaseClient, source: DataSource, format: str, check: Check) -> DataSource:
-        """The source with the types of columns that the list has, if files of this format do not declare them."""
-        if format not in TYPELESS:
-            return source
-        self.client.fetch(client, check, 1)
-        return source.typed(self.client.files.types)
 
     def listen(self, place: RankAssignment, client: LeaseClient, source: DataSource) -> None:
         """Handle unsolicited messages from the Master: the list of remote readers, and orders to add files."""

@@ -475,8 +475,7 @@ class Loader(IndependentLoader):
         if self._independent and opened.epoch != self._position.known.epoch:
             self._position.known.start(opened.epoch)
         if self._reader is None:
-            typed = self._files.typed(client, source, opened.format, check)
-            self._reader = typed.reader(opened.format, place.rank)
+            self._reader = source.typed(dict(opened.types)).reader(opened.format, place.rank)
         self._client, self._opened, self._place = client, opened, place
         self._files.rescan_periodically(place, client, source)
         self._padding.pattern = ""
