@@ -14,9 +14,9 @@ import hashlib
 import itertools
 import json
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from data_service.manifest import Manifest, ManifestBuilder, named
@@ -41,10 +41,14 @@ class ListSegment:
     """Digest of the list up to and including this segment."""
     blob: bytes
     """``Manifest.encode()`` of the segment's files."""
+    types: Mapping[str, str] = field(default_factory=dict)
+    """Types of columns that the files do not declare, by pyarrow's names (``FormatOptions.types``)."""
 
     def head(self) -> bytes:
         """Encode the header: one line of JSON."""
         head = {"epoch": self.epoch, "named": int(self.named), "shards": self.shards, "digest": self.digest}
+        if self.types:
+            head["types"] = dict(self.types)
         return b"".join([_MAGIC, json.dumps({**head, "bytes": len(self.blob)}).encode("ascii"), b"\n"])
 
     def encode(self) -> bytes:
@@ -112,6 +116,12 @@ class FileList:
         return self.segments[-1].digest if self.segments else ""
 
     @property
+    def types(self) -> Mapping[str, str]:
+        """Types of columns that the files do not declare, as found when the data set was first listed. They hold for
+        all files, so that all workers read the same types."""
+        return self.segments[0].types if self.segments else {}
+
+    @property
     def manifest(self) -> Manifest:
         """The manifest of the whole list. Raises ``DataError`` if a segment is damaged, ``LookupError`` if there are
         none."""
@@ -124,7 +134,15 @@ class FileList:
                 self._parts = [first.joined(others, self.segments[len(self._counts) - 1].digest)]
             return self._parts[0]
 
-    def append(self, blob: bytes, epoch: int, *, named: bool = False, decoded: Manifest | None = None) -> ListSegment:
+    def append(
+        self,
+        blob: bytes,
+        epoch: int,
+        *,
+        named: bool = False,
+        decoded: Manifest | None = None,
+        types: Mapping[str, str] | None = None,
+    ) -> ListSegment:
         """Append files; they join no epoch earlier than the files before them. Raises ``DataError`` for another
         format."""
         part = decoded or Manifest.decode(blob)
@@ -135,7 +153,7 @@ class FileList:
                 epoch = max(epoch, before.epoch)
                 if part.format != self._parts[0].format:
                     raise DataError(f"files of format {part.format} cannot join ones of format {self._parts[0].format}")
-            segment = ListSegment(epoch, named, *_after(before, part), blob)
+            segment = ListSegment(epoch, named, *_after(before, part), blob, types or {})
             self.segments.append(segment)
             self._take(part)
         return segment
@@ -260,7 +278,8 @@ class FileList:
 
 
 def _segment(head: dict[str, Any], blob: bytes) -> ListSegment:
-    return ListSegment(int(head["epoch"]), bool(head["named"]), int(head["shards"]), str(head["digest"]), blob)
+    types = {str(column): str(kind) for column, kind in dict(head.get("types", {})).items()}
+    return ListSegment(int(head["epoch"]), bool(head["named"]), int(head["shards"]), str(head["digest"]), blob, types)
 
 
 def _after(before: ListSegment | None, part: Manifest) -> tuple[int, str]:

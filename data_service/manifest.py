@@ -27,6 +27,8 @@ RECORD_FORMATS = ("ipc", "parquet")
 """Formats in which begin and end of a shard count records."""
 LINE_FORMATS = ("csv", "jsonl", "text")
 """Formats in which begin and end of a shard are byte offsets; the number of records is only known after reading."""
+TYPELESS = ("csv", "jsonl")
+"""Formats whose files do not declare the types of their columns."""
 USER_FORMAT = "user"
 """Format in which the user's functions define begin and end."""
 FORMATS = (*RECORD_FORMATS, *LINE_FORMATS, USER_FORMAT)

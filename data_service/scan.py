@@ -9,12 +9,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from data_service.file_list import REPLACED
+from data_service.file_list import REPLACED, chosen
 from data_service.filesystems import FoundFile, Storage, is_url
 from data_service.formats import open_reader
 from data_service.formats.options import FormatOptions, format_of
-from data_service.manifest import FORMATS, USER_FORMAT, Manifest, ManifestBuilder, counted, named
-from edl.errors import DataError, SettingError
+from data_service.manifest import FORMATS, TYPELESS, USER_FORMAT, Manifest, ManifestBuilder, counted, named
+from edl.errors import DataError, EdlError, SettingError
 
 if TYPE_CHECKING:
     from data_service.formats.file_reader import FileReader, FileSplit
@@ -31,6 +31,8 @@ SAY_EVERY = 100_000
 CONVERT = "python -m data_service convert"
 
 Say = Callable[[str], None]
+Unready = Callable[[str, DataError], None]
+"""Receives a file that cannot be listed now, with the reason."""
 
 
 def scan(
@@ -65,22 +67,21 @@ def scan(
     hear = say or (lambda text: None)
     wanted = [patterns] if isinstance(patterns, str) else list(patterns)
     storage = Storage(storage_options)
-    kind, files = _files(wanted, format, storage, hear)
+    unready = known.unready if known is not None else None
+    kind, files = _files(wanted, format, storage, hear, unready)
     pattern = known.like if known is not None else ""
     if known is not None:
         files = known.others(files)
-    unready = known.unready if known is not None else None
     if unready is not None:
         files = [file for file in files if _is_ready(file, kind, columns, storage_options, options, unready)]
-    paths = [*([pattern] if pattern else []), *(file.path for file in files if file.size_bytes)]
+    paths = [pattern] if pattern else [file.path for file in files if file.size_bytes]
     settled = _settled(kind, paths, columns, storage_options, options or FormatOptions())
     reader = open_reader(kind, columns, storage_options=storage_options, options=settled)
     try:
         if pattern and files and kind != USER_FORMAT:
             reader.schema(pattern)  # the others are compared with it
         manifest = _manifest(kind, files, reader, (shard_records, shard_bytes), hear, unready)
-        _check_settled(files, storage if kind != USER_FORMAT else None)
-        return manifest
+        return manifest if kind == USER_FORMAT else _settled_files(manifest, storage, unready)
     finally:
         reader.close()
 
@@ -94,9 +95,8 @@ class KnownFiles:
     """A known file with records: new ones must have the same columns."""
     seen: set[str] = field(default_factory=set)
     """Known files that have been found again."""
-    unready: Callable[[str, DataError], None] | None = None
-    """Receives new files that cannot be listed, with the reason; they are skipped. None: the first one aborts the
-    scan."""
+    unready: Unready | None = None
+    """New files that it receives are skipped. None: the first one aborts the scan."""
 
     def others(self, files: list[FoundFile]) -> list[FoundFile]:
         """Files that are not known. Raises ``DataError`` if the size of a known file has changed."""
@@ -117,10 +117,10 @@ def _is_ready(
     columns: Sequence[str] | None,
     storage_options: Mapping[str, Any] | None,
     options: FormatOptions | None,
-    unready: Callable[[str, DataError], None],
+    unready: Unready,
 ) -> bool:
     """True if the columns of a CSV or JSON lines file can be determined."""
-    if kind not in ("csv", "jsonl") or not file.size_bytes:
+    if kind not in TYPELESS or not file.size_bytes:
         return True
     reader: Any = open_reader(kind, columns, storage_options=storage_options, options=options)
     try:
@@ -131,18 +131,32 @@ def _is_ready(
     return True
 
 
-def _check_settled(files: list[FoundFile], storage: Storage | None) -> None:
-    """Raise ``DataError`` for a file that has grown since it was found, because it is being written."""
-    for file in files if storage is not None else ():
-        if is_url(file.path):
-            continue  # object stores show complete objects only
-        advice = "Write it under another name, and rename it when it is complete"
+def _settled_files(manifest: Manifest, storage: Storage, unready: Unready | None) -> Manifest:
+    """The manifest without files that have changed since they were found, because they are being written. ``unready``
+    receives them; without it, the first one raises ``DataError``."""
+    kept: list[int] = []
+    for number, (path, size_bytes) in enumerate(manifest.paths_and_sizes()):
         try:
-            size = storage.size(file.path) if storage is not None else 0
-        except FileNotFoundError:
-            raise DataError(f"{file.path}: has disappeared during the scan. {advice}") from None
-        if size != file.size_bytes:
-            raise DataError(f"{file.path}: is being written ({file.size_bytes:,} bytes, then {size:,}). {advice}")
+            if not is_url(path):  # object stores show complete objects only
+                _check_settled(path, size_bytes, storage)
+            kept.append(number)
+        except DataError as error:
+            if unready is None:
+                raise
+            unready(path, error)
+    return chosen(manifest, kept)
+
+
+def _check_settled(path: str, size_bytes: int, storage: Storage) -> None:
+    advice = "Write it under another name, and rename it when it is complete"
+    try:
+        now_bytes = storage.size(path)
+    except FileNotFoundError:
+        raise DataError(f"{path}: has disappeared during the scan. {advice}") from None
+    except OSError as error:
+        raise DataError(f"{path}: cannot be listed: {error}. Check the path and its permissions") from error
+    if now_bytes != size_bytes:
+        raise DataError(f"{path}: is being written ({size_bytes:,} bytes, then {now_bytes:,}). {advice}")
 
 
 def settle_types(
@@ -168,7 +182,7 @@ def _settled(
     storage_options: Mapping[str, Any] | None,
     given: FormatOptions,
 ) -> FormatOptions:
-    if kind not in ("csv", "jsonl"):
+    if kind not in TYPELESS:
         return given
     import pyarrow as pa
 
@@ -189,8 +203,10 @@ def _settled(
     return replace(given, types={**found, **given.types})
 
 
-def _files(patterns: list[str], format: str | None, storage: Storage, say: Say) -> tuple[str, list[FoundFile]]:
-    """The format, and all files ordered by name, without repetition."""
+def _files(
+    patterns: list[str], format: str | None, storage: Storage, say: Say, unready: Unready | None
+) -> tuple[str, list[FoundFile]]:
+    """The format, and all files ordered by name, without repetition. ``unready`` receives files of another format."""
     found: dict[str, FoundFile] = {}
     kinds: dict[str, str] = {}
     ignored: list[str] = []
@@ -204,6 +220,9 @@ def _files(patterns: list[str], format: str | None, storage: Storage, say: Say) 
                 ignored.append(one.path)
                 continue
             if format in (None, "ipc", "parquet", "csv", "jsonl") and kind:
+                if unready is not None and format is not None and kind != format:
+                    unready(one.path, _other_format(one.path, kind, format))
+                    continue
                 kinds.setdefault(kind, one.path)
             found[one.path] = one
             if len(found) == MANY_FILES:
@@ -222,7 +241,11 @@ def _files(patterns: list[str], format: str | None, storage: Storage, say: Say) 
 def _found(pattern: str, format: str | None, storage: Storage) -> Iterator[FoundFile]:
     try:
         yield from _found_or_named(pattern, format, storage)
-    except OSError as error:
+    except EdlError:
+        raise
+    except Exception as error:  # clients of remote files have errors of their own
+        if not isinstance(error, OSError) and not is_url(pattern):
+            raise
         raise DataError(f"{pattern}: cannot be listed: {error}. Check the path and its permissions") from error
 
 
@@ -243,12 +266,16 @@ def _check_kinds(kinds: dict[str, str], format: str | None) -> None:
     others = {kind: path for kind, path in kinds.items() if kind != format}
     if format is not None and others:
         kind, path = next(iter(others.items()))
-        raise DataError(f"{path}: is {kind} by its name, but format={format}. Use only files of one format")
+        raise _other_format(path, kind, format)
     if len(kinds) > 1:
         text = ", ".join(f"{kind} ({path})" for kind, path in sorted(kinds.items()))
         raise DataError(
             f"files of several formats: {text}. Use files of one, or convert them: {CONVERT} PATTERN… OUTPUT"
         )
+
+
+def _other_format(path: str, kind: str, format: str) -> DataError:
+    return DataError(f"{path}: is {kind} by its name, but format={format}. Use only files of one format")
 
 
 def _manifest(
@@ -257,7 +284,7 @@ def _manifest(
     reader: FileReader[Any],
     sizes: tuple[int, int],
     say: Say,
-    unready: Callable[[str, DataError], None] | None = None,
+    unready: Unready | None = None,
 ) -> Manifest:
     builder = ManifestBuilder(kind)
     empty: list[str] = []
@@ -285,7 +312,7 @@ def _split_all(
     files: list[FoundFile],
     reader: FileReader[Any],
     sizes: tuple[int, int],
-    unready: Callable[[str, DataError], None] | None = None,
+    unready: Unready | None = None,
 ) -> Iterator[tuple[FoundFile, list[FileSplit]]]:
     """Each file's shards, in order, scanning a few files at a time. All are compared with the first."""
 

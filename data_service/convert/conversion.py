@@ -124,8 +124,9 @@ def convert(
     manifest = scan(patterns, format, columns=columns, options=options, say=say, **size, **access)
     settled = settle_types(manifest, columns, options=options, **access)
     job = ConversionJob(os.path.abspath(output), manifest.format, recipe, settled, dict(storage_options or {}))
-    if manifest.files and job.format != "user":
-        ConversionWorker(job).try_out(manifest.files[0].path)
+    sample = next((file.path for file in manifest.files if file.size_bytes), None)
+    if sample is not None and job.format != "user":
+        ConversionWorker(job).try_out(sample)
     try:
         os.makedirs(job.output, exist_ok=True)
     except OSError as error:
@@ -430,7 +431,8 @@ class ConversionWorker:
         return Written(task.output, records, size)
 
     def _batches(self, task: ConversionTask) -> Iterator[pa.RecordBatch]:
-        """All records in batches of equal size, except the last; at least one batch, which may be empty."""
+        """All records in batches of equal size, except the last (and see ``whole_batches``); at least one batch, which
+        may be empty."""
         size = self._job.recipe.shard_records
         waiting: list[pa.Table] = []
         rows, first = 0, True
@@ -441,12 +443,12 @@ class ConversionWorker:
                 continue
             whole = pa.concat_tables(waiting).combine_chunks()
             for begin in range(0, rows - size + 1, size):
-                yield _one_batch(whole.slice(begin, size))
+                yield from whole_batches(whole.slice(begin, size))
                 first = False
             rest = rows % size
             waiting, rows = ([whole.slice(whole.num_rows - rest)] if rest else []), rest
         if waiting and (rows or first):
-            yield _one_batch(pa.concat_tables(waiting))
+            yield from whole_batches(pa.concat_tables(waiting))
 
     def _tables(self, task: ConversionTask) -> Iterator[pa.Table]:
         tables = self._plain_tables(task)
@@ -479,9 +481,10 @@ class ConversionWorker:
         return self._reader
 
 
-def _one_batch(table: pa.Table) -> pa.RecordBatch:
-    batches = table.combine_chunks().to_batches()
-    return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=table.schema)
+def whole_batches(table: pa.Table) -> list[pa.RecordBatch]:
+    """A table as one batch; as several if a column holds more than 2 GiB of text or bytes, which one array cannot."""
+    batches: list[pa.RecordBatch] = table.combine_chunks().to_batches()
+    return batches or [pa.RecordBatch.from_pylist([], schema=table.schema)]
 
 
 _worker: ConversionWorker | None = None

@@ -43,7 +43,7 @@ class FormatOptions:
 
     types: Mapping[str, str] = field(default_factory=dict)
     """CSV and JSON lines: name of a column's pyarrow type, such as ``float32``. Others are inferred from the first
-    lines of each file, so set them if an early value looks like another type: ``3`` in a column of ``3.5``."""
+    lines of some files, so set them if an early value looks like another type: ``3`` in a column of ``3.5``."""
     delimiter: str = ""
     """CSV: one character. Default: a tab for ``.tsv`` files, otherwise a comma."""
     quote: str = '"'

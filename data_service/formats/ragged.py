@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -37,7 +38,7 @@ class RaggedColumn:
 
     @property
     def nbytes(self) -> int:
-        """Size of values and offsets in bytes."""
+        """Size of values and offsets in bytes, as of an array: without the texts that objects hold."""
         return int(self.values.nbytes + self.offsets.nbytes)
 
     @property
@@ -74,6 +75,13 @@ class RaggedColumn:
         whole = np.full((len(self), width, *self.values.shape[1:]), pad, self.values.dtype)
         whole[np.arange(width) < lengths[:, None]] = self.values
         return whole
+
+
+def column_bytes(column: Any) -> int:
+    """Size of a column in bytes, including texts and byte strings, of which an array only holds the addresses."""
+    values = column.values if isinstance(column, RaggedColumn) else column
+    texts = sum(map(sys.getsizeof, values.ravel().tolist())) if values.dtype == object else 0
+    return int(column.nbytes) + texts
 
 
 def joined(parts: Sequence[Any]) -> Any:

@@ -42,6 +42,7 @@ def opened(data: DataSet, id: int, epoch: int, refused: tuple[tuple[int, str], .
         now.fence,
         now.number,
         now.kept,
+        tuple(data.listed.types.items()),
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from data_service.formats.ragged import joined
+from data_service.formats.ragged import column_bytes, joined
 from data_service.loader.window import ShardProgress
 from edl.arithmetic.permutation import Permutation, key
 
@@ -40,8 +40,8 @@ class Cursor:
         self.records = records
         self.upto = upto
         self.columns = columns
-        self.nbytes = sum(int(array.nbytes) for array in columns.values())
-        """Size of the columns in bytes, including memory-mapped ones."""
+        self.nbytes = sum(map(column_bytes, columns.values()))
+        """Size of the columns in bytes, including memory-mapped ones and texts."""
         self._first = upto
         self._order = None if order is None else Permutation(records, order).array(upto, records)
 
@@ -156,7 +156,7 @@ def micro_batches(columns: Columns, count: int, sizes: Sequence[int]) -> list[tu
         end = min(count, begin + size)
         if end > begin:
             parts.append(({name: array[begin:end] for name, array in columns.items()}, end - begin))
-        else:
-            parts.append((parts[0][0], 0))
+        else:  # copied, because a script's transform may change its arrays in place
+            parts.append(({name: array.copy() for name, array in parts[0][0].items()}, 0))
         begin = end
     return parts

@@ -32,7 +32,7 @@ class FileListClient:
         self._say = say
         self._encoded = b""
         self._ignored: set[str] = set()
-        """New files that have been reported to the user and were not requested."""
+        """New files, and reasons not to scan, that have been reported to the user."""
         self._unready: dict[str, int] = {}
         """Size of new files at the last scan; a file that is still growing is skipped."""
         self._lock = threading.Lock()
@@ -89,9 +89,9 @@ class FileListClient:
                 raise
             known, found = None, self._look(source, None, check)  # no position depends on the registered list
         if known is None:
-            known = FileList()
+            known, types = FileList(), source.types_of(found, check)
             for part in pieces(found):
-                known.append(part.encode(), 0, decoded=part)
+                known.append(part.encode(), 0, decoded=part, types={} if known.segments else types)
             found = chosen(found, ())
         with self._lock:
             self.files, self._encoded = known.shared(threading.RLock()), b""
@@ -139,7 +139,7 @@ class FileListClient:
             raise SettingError("when", when, f"must be {NOW} or {NEXT_EPOCH}")
         self.fetch(client, check)
         known = KnownFiles(self.files.sizes(), _like(self.files))
-        found = source.scan(check, self._say, tuple(files), known, self.files.manifest.format)
+        found = source.typed(self.files.types).scan(check, self._say, tuple(files), known, self.files.manifest.format)
         if not found.file_count:
             found = _again(self.files, known)
         return self.grow(client, check, found, ledger, when, by_name=True, order=order).text
@@ -188,8 +188,8 @@ class FileListClient:
             return source.scan(check, say)
         held = KnownFiles(known.sizes(), _like(known))
         if quiet:
-            held.unready = lambda path, error: self._say_once(str(error))
-        found = source.scan(check, say, known=held, format=known.manifest.format)
+            held.unready = lambda path, error: self._say_once(str(error), path)
+        found = source.typed(known.types).scan(check, say, known=held, format=known.manifest.format)
         gone = [path for path in known.own_paths() if path not in held.seen]
         if gone:
             raise DataError(f"data set {self.name}: {named('listed but missing', gone)}. {ADVICE}")
@@ -211,9 +211,10 @@ class FileListClient:
             more = named("new since the data set was listed", paths)
             self._say(f"data set {self.name}: {more}; add them with edl data add, data.add() or rescan=…")
 
-    def _say_once(self, text: str) -> None:
-        if text not in self._ignored:
-            self._ignored.add(text)
+    def _say_once(self, text: str, about: str = "") -> None:
+        """``about``: a file whose reason may change each time, such as its size."""
+        if (about or text) not in self._ignored:
+            self._ignored.add(about or text)
             self._say(f"data set {self.name}: {text}. It will be retried")
 
 

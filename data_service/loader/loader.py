@@ -475,7 +475,7 @@ class Loader(IndependentLoader):
         if self._independent and opened.epoch != self._position.known.epoch:
             self._position.known.start(opened.epoch)
         if self._reader is None:
-            self._reader = source.reader(opened.format, place.rank)
+            self._reader = source.typed(dict(opened.types)).reader(opened.format, place.rank)
         self._client, self._opened, self._place = client, opened, place
         self._files.rescan_periodically(place, client, source)
         self._padding.pattern = ""

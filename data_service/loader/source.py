@@ -6,13 +6,13 @@ import json
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from data_service.formats import FormatReader, open_reader
 from data_service.formats.options import FormatOptions
 from data_service.loader.window import Tail
-from data_service.manifest import USER_FORMAT, Manifest
+from data_service.manifest import TYPELESS, USER_FORMAT, Manifest
 from data_service.protocol.file_list_messages import NEXT_EPOCH, NOW
 from data_service.protocol.messages import DataSetOptions
 from edl.errors import SettingError
@@ -20,6 +20,7 @@ from edl.errors import SettingError
 if TYPE_CHECKING:
     from data_service.scan import KnownFiles
 
+_T = TypeVar("_T")
 EPOCH = "epoch"
 """Value of ``rescan`` for scanning the patterns at the end of each epoch."""
 VARIABLE = "EDL_DATA_SETS"
@@ -71,35 +72,38 @@ class DataSource:
         own. ``known`` and ``format``: of a list that the result must fit. Raises ``DataError``."""
         from data_service.scan import scan
 
-        result: list[Any] = []
+        def work() -> Manifest:
+            found = scan(
+                files or self.files,
+                self.format or format or None,
+                columns=self.columns,
+                shard_records=self.shard_records,
+                shard_bytes=self.shard_bytes,
+                storage_options=dict(self.storage_options),
+                options=self.options,
+                say=say,
+                known=known,
+            )
+            self._check_types(found)
+            return found
 
-        def work() -> None:
-            try:
-                found = scan(
-                    files or self.files,
-                    self.format or format or None,
-                    columns=self.columns,
-                    shard_records=self.shard_records,
-                    shard_bytes=self.shard_bytes,
-                    storage_options=dict(self.storage_options),
-                    options=self.options,
-                    say=say,
-                    known=known,
-                )
-                self._check_types(found)
-                result.append(found)
-            except BaseException as error:  # noqa: BLE001 - raised on the calling thread
-                result.append(error)
+        return _on_thread(work, check)
 
-        thread = threading.Thread(target=work, name="edl-scan", daemon=True)
-        thread.start()
-        while thread.is_alive():
-            thread.join(_LOOK_S)
-            check()
-        if isinstance(result[0], BaseException):
-            raise result[0]
-        manifest: Manifest = result[0]
-        return manifest
+    def types_of(self, manifest: Manifest, check: Callable[[], None]) -> Mapping[str, str]:
+        """The types of columns that the files do not declare, on another thread as in ``scan``. Raises
+        ``DataError``."""
+        if manifest.format not in TYPELESS:
+            return {}
+        from data_service.scan import settle_types
+
+        storage = dict(self.storage_options)
+        return _on_thread(
+            lambda: settle_types(manifest, self.columns, storage_options=storage, options=self.options).types, check
+        )
+
+    def typed(self, types: Mapping[str, str]) -> DataSource:
+        """The source with these types of columns. Types that its own options give take precedence."""
+        return replace(self, options=replace(self.options, types={**types, **self.options.types}))
 
     def _check_types(self, manifest: Manifest) -> None:
         """Raise ``UnsupportedData`` for unsupported columns. Results of the user's functions are only checked when they
@@ -216,6 +220,27 @@ class SettledData:
     source: DataSource
     options: DataSetOptions
     tail: Tail
+
+
+def _on_thread(work: Callable[[], _T], check: Callable[[], None]) -> _T:
+    """The result of ``work`` on another thread, while ``check`` is called periodically."""
+    result: list[_T] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            result.append(work())
+        except BaseException as error:  # noqa: BLE001 - raised on the calling thread
+            failed.append(error)
+
+    thread = threading.Thread(target=run, name="edl-scan", daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(_LOOK_S)
+        check()
+    if failed:
+        raise failed[0]
+    return result[0]
 
 
 def _is_rescan(value: str) -> bool:

@@ -228,6 +228,8 @@ class Opened:
     """Independent mode: number of rollbacks so far."""
     number: Natural = 0
     kept: Natural = 0
+    types: tuple[tuple[str, str], ...] = ()
+    """Columns whose types the files do not declare, and those types: ``FileList.types``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from data_service.formats.options import FormatOptions
 from data_service.manifest import ShardRef
 from data_service.remote.flight import RefusalKind, Ticket, batches_of, function_named
 from data_service.remote.tls import client_arguments
-from edl.errors import DataError, SettingError, UsageError
+from edl.errors import DataError, SettingError, UnreachableData, UsageError
 from edl.wire.address import address
 
 TIMEOUT_S = 30.0
@@ -419,7 +419,13 @@ class RemoteReader:
         ``DataError`` as ``read`` does, and ``UsageError`` for a ``decode`` that readers cannot use.
         """
         ticket = replace(
-            self._ticket, index=ref.index, file=ref.file, begin=ref.begin, end=ref.end, records=ref.records
+            self._ticket,
+            index=ref.index,
+            file=ref.file,
+            begin=ref.begin,
+            end=ref.end,
+            records=ref.records,
+            size_bytes=ref.size_bytes,
         )
         return self._checked(_ShardRead(self, replace(ticket, upto=upto, key=key, rows=rows)).run(), ref)
 
@@ -448,6 +454,8 @@ class _ShardRead:
         self._total = -1
         self._without_access: dict[str, str] = {}
         """Readers without access to the file, with their messages."""
+        self._unreached = False
+        """One of them has the file, perhaps, but cannot reach it."""
         self._busy: set[str] = set()
         """Readers that were at capacity when asked."""
         self._begun = owner._interruptions
@@ -530,8 +538,9 @@ class _ShardRead:
             self._unexpected_errors = self._fruitless_attempts = 0
         else:
             self._fruitless_attempts += 1
-        if error.kind == RefusalKind.MISSING:
+        if error.kind in (RefusalKind.MISSING, RefusalKind.UNREACHED):
             self._without_access[link.where.id] = f"{link}: {error}"
+            self._unreached = self._unreached or error.kind == RefusalKind.UNREACHED
         elif error.kind:
             self._unexpected_errors += 1
             if self._unexpected_errors >= MOST_UNEXPECTED_ERRORS and self._owner._local is None:
@@ -556,9 +565,8 @@ class _ShardRead:
         owner, ticket = self._owner, self._ticket
         if owner._local is None:
             listed = "; ".join(self._without_access.values())
-            raise DataError(
-                f"{self._where()}: no reader can open it: {listed}. Do the readers have access to these files?"
-            )
+            text = f"{self._where()}: no reader can open it: {listed}. Do the readers have access to these files?"
+            raise UnreachableData(text) if self._unreached else DataError(text)
         owner.counts.local_shards += 1
         table = owner._local.read(ticket.ref)
         self._check_total(table.num_rows)

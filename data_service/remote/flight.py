@@ -26,7 +26,7 @@ from data_service.formats.options import FormatOptions
 from data_service.manifest import ShardRef
 from data_service.remote.tls import server_arguments
 from edl.arithmetic.permutation import Permutation
-from edl.errors import DataError, DataFunctionError, EdlError, PortInUse, UsageError
+from edl.errors import DataError, DataFunctionError, EdlError, PortInUse, UnreachableData, UsageError
 from edl.wire.address import address
 
 BATCH_BYTES = 1 << 20
@@ -46,7 +46,9 @@ class RefusalKind:
     DATA = "data"
     """The shard is unreadable everywhere."""
     MISSING = "missing"
-    """The file does not exist or is not readable here; another reader, or the trainer itself, may have access."""
+    """The file does not exist here; another reader, or the trainer itself, may have it."""
+    UNREACHED = "unreached"
+    """The file cannot be reached from here, which says nothing about its content. Others may reach it."""
     SCRIPT = "script"
     """The ticket is invalid: a missing function, an unknown option."""
     OTHER = "other"
@@ -79,11 +81,13 @@ class Ticket:
     """Options of the format: ``FormatOptions.plain()``."""
     storage: Mapping[str, Any] = field(default_factory=dict)
     """Options for fsspec, if the files are URLs."""
+    size_bytes: int = -1
+    """Size of the file when it was listed; -1 if unknown."""
 
     @property
     def ref(self) -> ShardRef:
         """The requested shard as a ``ShardRef``."""
-        return ShardRef(self.index, self.file, self.begin, self.end, self.records)
+        return ShardRef(self.index, self.file, self.begin, self.end, self.records, self.size_bytes)
 
     @property
     def reader(self) -> str:
@@ -202,8 +206,10 @@ def _names_of(options: Any) -> set[str]:
 def refusal(error: Exception) -> fl.FlightError:
     """Convert an error to the one sent to the trainer."""
     kind, text = RefusalKind.OTHER, f"{type(error).__name__}: {error}"
-    if isinstance(error, DataError):
-        absent = isinstance(error.__cause__ or error.__context__, FileNotFoundError | PermissionError)
+    if isinstance(error, UnreachableData):
+        kind, text = RefusalKind.UNREACHED, str(error)
+    elif isinstance(error, DataError):
+        absent = isinstance(error.__cause__ or error.__context__, FileNotFoundError)
         kind, text = (RefusalKind.MISSING if absent else RefusalKind.DATA), str(error)
     elif isinstance(error, UsageError):
         kind, text = RefusalKind.SCRIPT, str(error)

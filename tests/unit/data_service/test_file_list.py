@@ -174,12 +174,16 @@ kinds = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.booleans(), 
 """Of each segment: files, epochs further, whether by name, records of its shards if known."""
 
 
+TYPES = {"x": "double", "größe\n": "string"}
+
+
 def made_of(segments: list[tuple[int, int, bool, int]], format: str = "csv") -> FileList:
     files, first, epoch = FileList(), 0, 0
     for count, further, by_name, known in segments:
         part = manifest(first, count, format, known)
         first, epoch = first + count, epoch + further
-        files.append(part.encode(), epoch, named=by_name, decoded=part if count % 2 else None)
+        types = TYPES if format == "csv" and not files.segments else None
+        files.append(part.encode(), epoch, named=by_name, decoded=part if count % 2 else None, types=types)
     return files
 
 
@@ -193,6 +197,7 @@ def test_a_list_is_the_same_however_it_came_to_be(
     assert encoded == b"".join(one.encode() for one in files.segments) and files.encoded_bytes == len(encoded)
     again = FileList.decode(encoded)
     assert again.segments == files.segments
+    assert again.types == (TYPES if format == "csv" and segments else {})
     begin, size = (data.draw(st.integers(0, len(encoded) + 3)) for _ in range(2))
     assert files.encoded_part(begin, size) == again.encoded_part(begin, size) == encoded[begin : begin + size]
     for epoch in range(12 if segments else 0):

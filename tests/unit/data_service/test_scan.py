@@ -18,10 +18,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from data_service import scan as scanning
-from data_service.filesystems import FoundFile
+from data_service.filesystems import FoundFile, Storage
 from data_service.formats.options import PACKED, SUFFIXES, FormatOptions
 from data_service.manifest import Manifest
-from data_service.scan import scan, settle_types
+from data_service.scan import KnownFiles, scan, settle_types
 from edl.errors import DataError, SettingError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -171,6 +171,44 @@ def test_a_file_that_is_being_written_is_told(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(scanning, "_split_all", while_it_grows)
     with pytest.raises(DataError, match=r"b\.txt: is being written .* rename it when it is complete"):
         scan(str(tmp_path))
+
+
+def test_a_later_scan_passes_over_files_that_are_not_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is being written, or of another format, keeps no others out."""
+    rows = '{"a": 1}\n'
+    for name in ("0.jsonl", "1.jsonl", "2.jsonl", "3.jsonl", "4.csv"):
+        (tmp_path / name).write_text(rows)
+    split = scanning._split_all
+
+    def while_it_grows(files: list[FoundFile], *rest: Any) -> Any:
+        yield from split(files, *rest)
+        with (tmp_path / "1.jsonl").open("a") as file:
+            file.write(rows)
+        (tmp_path / "2.jsonl").unlink()
+
+    monkeypatch.setattr(scanning, "_split_all", while_it_grows)
+    first = str(tmp_path / "0.jsonl")
+    refused: dict[str, str] = {}
+    known = KnownFiles({first: len(rows)}, first, unready=lambda path, error: refused.update({path: str(error)}))
+    assert names(scan(str(tmp_path), "jsonl", known=known), tmp_path) == ["3.jsonl"]
+    assert {os.path.basename(path) for path in refused} == {"1.jsonl", "2.jsonl", "4.csv"}
+    assert "is csv by its name, but format=jsonl" in refused[str(tmp_path / "4.csv")]
+    assert "is being written" in refused[str(tmp_path / "1.jsonl")]
+    assert "has disappeared" in refused[str(tmp_path / "2.jsonl")]
+
+
+def test_a_store_that_cannot_be_listed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients of object stores have errors of their own, which must not end the thread that looks for new files."""
+
+    def find(self: Storage, pattern: str) -> Iterator[FoundFile]:
+        raise RuntimeError("server disconnected")
+        yield
+
+    monkeypatch.setattr(Storage, "find", find)
+    with pytest.raises(DataError, match="s3://bucket/data: cannot be listed: server disconnected"):
+        scan("s3://bucket/data", "text")
+    with pytest.raises(RuntimeError):
+        scan("data", "text")
 
 
 @pytest.mark.parametrize("pattern", ["", "*.txt", "**/*.txt"])

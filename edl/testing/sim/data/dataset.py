@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import random  # noqa: TID251 - the simulator draws everything from one seeded generator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from data_service.manifest import Manifest, ManifestBuilder, ShardRef
+from data_service.manifest import TYPELESS, Manifest, ManifestBuilder, ShardRef
 from data_service.protocol.file_list_messages import NOW
 from data_service.protocol.messages import INDEPENDENT, STEPS
-from edl.errors import DataError
+from edl.errors import DataError, StateError
 from edl.testing.sim.threads import SimThreads
 
 NAME = "train"
@@ -45,6 +45,11 @@ class SimDataSet:
     """Longest time in seconds to read a shard until ``slow_until_s``."""
     first: tuple[str, ...] = ()
     """The files that the script names. Others are added with ``edl data add``."""
+
+    @property
+    def types(self) -> Mapping[str, str]:
+        """Types of columns that its files do not declare."""
+        return {"id": "int64"} if self.format in TYPELESS else {}
 
     @classmethod
     def draw(cls, rng: random.Random, *, independent: bool) -> SimDataSet:
@@ -181,6 +186,16 @@ class SimSource:
             return self._data.manifest(paths)
         known.seen.update(path for path in paths if path in known.sizes)
         return self._data.manifest(path for path in paths if path not in known.sizes)
+
+    def types_of(self, manifest: Manifest, check: Callable[[], None]) -> Mapping[str, str]:
+        """The types of columns that the files do not declare."""
+        return self._data.types
+
+    def typed(self, types: Mapping[str, str]) -> SimSource:
+        """This source, whose readers need no types. Raises ``StateError`` if the list of files has lost them."""
+        if types != self._data.types:
+            raise StateError(f"a worker reads columns as {types}, not as {self._data.types}")
+        return self
 
     def reader(self, format: str, rank: int) -> SimReader:
         """A reader of the shards."""

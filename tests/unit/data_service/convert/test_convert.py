@@ -19,7 +19,7 @@ import pytest
 from click.testing import CliRunner
 
 from data_service.__main__ import commands
-from data_service.convert.conversion import DONE, LOCK, PLAN, ConversionProgress, convert, tasks_of
+from data_service.convert.conversion import DONE, LOCK, PLAN, ConversionProgress, convert, tasks_of, whole_batches
 from data_service.convert.recipe import Pack, Recipe, parsed_fill
 from data_service.formats import open_reader
 from data_service.formats.arrays import to_numpy
@@ -144,6 +144,29 @@ def test_types_of_csv_are_settled_over_all_files(tmp_path: Path) -> None:
 def test_a_header_alone_makes_no_file(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("a,b\n")
     assert convert(str(tmp_path / "a.csv"), str(tmp_path / "out")).files == 0
+
+
+def test_an_empty_file_may_come_first(tmp_path: Path) -> None:
+    """Spark writes one for a partition without records."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/0.csv").touch()
+    (tmp_path / "in/1.csv").write_text("a,b\n1,2\n3,4\n")
+    done = convert(str(tmp_path / "in"), str(tmp_path / "out"), Recipe(packs=(Pack("ab", ("a", "b")),)))
+    assert done.records == 2
+    assert to_numpy(read_all(tmp_path / "out"))["ab"].tolist() == [[1, 2], [3, 4]]
+
+
+def test_a_batch_with_more_text_than_an_array_can_hold_is_divided() -> None:
+    """pyarrow leaves a column of more than 2 GiB in chunks."""
+
+    class Large:
+        def combine_chunks(self) -> pa.Table:
+            return pa.table({"text": pa.chunked_array([["a", "b"], ["c"]]), "n": pa.chunked_array([[1, 2, 3]])})
+
+    found = whole_batches(Large())
+    assert [batch.to_pydict() for batch in found] == [{"text": ["a", "b"], "n": [1, 2]}, {"text": ["c"], "n": [3]}]
+    nothing = whole_batches(pa.table({"text": pa.chunked_array([], pa.string())}))
+    assert [batch.num_rows for batch in nothing] == [0]
 
 
 def test_lines_without_values_make_an_empty_file(tmp_path: Path) -> None:

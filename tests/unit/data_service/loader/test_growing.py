@@ -9,10 +9,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
+from data_service import scan as scanning
 from data_service.file_list import files_of
+from data_service.filesystems import FoundFile
 from data_service.protocol import add_request
 from data_service.protocol.add_request import AddRequest
 from data_service.protocol.messages import Done, Opened
@@ -157,6 +160,36 @@ def test_another_job_goes_on_with_the_files_that_there_are_now(folder: Path, res
     consists(second, {0: ALL, 1: ALL})
 
 
+def test_types_of_columns_stay_those_of_the_first_files(tmp_path: Path) -> None:
+    """Also in another job: what has been read before would not fit what is read after."""
+
+    def write(name: str, x: str) -> str:
+        (tmp_path / name).write_text("id,x\n" + "".join(f"{record},{x}\n" for record in range(100)))
+        return str(tmp_path / name)
+
+    def data_of(bench: Bench) -> ArrayData:
+        bench.begin(1)
+        return ArrayData(bench, 0, "d", str(tmp_path / "*.csv"), batch_size=10)
+
+    write("0.csv", "7")
+    first = data_of(Bench())
+    assert next(iter(first))["x"].dtype == np.int64
+    with pytest.raises(DataError, match=r"1\.new: .*7\.5"):
+        first.add(write("1.new", "7.5"))
+    assert "1 file, 1 shard added" in first.add(write("2.new", "8"))
+    state = first.state_dict()
+    write("3.csv", "7.5")
+    second = data_of(Bench())
+    second.load_state_dict(state)
+    with pytest.raises(DataError, match=r"3\.csv: .*7\.5"):
+        next(iter(second))
+    (tmp_path / "3.csv").unlink()
+    third = data_of(Bench())
+    third.load_state_dict(state)
+    rest = list(third)
+    assert sum(len(batch["id"]) for batch in rest) == 90 and {str(batch["x"].dtype) for batch in rest} == {"int64"}
+
+
 def test_a_finished_epoch_stays_finished(folder: Path) -> None:
     bench = Bench()
     first = Training(bench, maker(bench, folder), epochs=1)
@@ -190,6 +223,35 @@ def test_patterns_are_looked_at_again_after_some_time(bench: Bench, folder: Path
             wait(lambda: added(bench.notes) == MORE)  # a look may come between two of them
     data.close()
     assert sorted(found) == list(range(ALL))
+
+
+def test_a_file_that_grows_during_each_scan_keeps_no_others_out(
+    bench: Bench, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    growing, scans, said = folder / "data" / "growing.arrow", [0], list[str]()
+    split = scanning._split_all
+
+    def while_it_grows(files: list[FoundFile], *rest: Any) -> Any:
+        yield from split(files, *rest)
+        if growing.exists():
+            growing.write_bytes(growing.read_bytes() + b" more")
+            scans[0] += 1
+
+    monkeypatch.setattr(scanning, "_split_all", while_it_grows)
+    monkeypatch.setattr("data_service.loader.growing_files.note", said.append)
+    bench.begin(1)
+    data = maker(bench, folder, rescan=0.01)(0)
+    found: list[int] = []
+    for batch in data:
+        if not found:
+            more(folder, "data")
+            growing.write_bytes(b"ARROW1\0\0 and no end yet")
+        found += [int(one) for one in batch["id"]]
+        if len(found) == 200:
+            wait(lambda: added(bench.notes) == MORE and scans[0] > 5)
+    data.close()
+    assert sorted(found) == list(range(ALL))
+    assert len([text for text in said if "growing.arrow" in text]) == 1, said
 
 
 def added(notes: Sequence[str]) -> int:
