@@ -60,7 +60,7 @@ class PatientPool(ThreadPoolExecutor):
     def _adjust_thread_count(self) -> None:
         # The call is in the queue already.
         try:
-            super()._adjust_thread_count()  # type: ignore[misc]
+            super()._adjust_thread_count()
         except RuntimeError:
             if not self._threads:
                 raise

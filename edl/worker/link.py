@@ -448,9 +448,7 @@ class Link:
         with self._awakening():
             match message:
                 case local.Place():
-                    if not descriptors:
-                        raise OSError(_TOO_FEW)
-                    seat = self._sit(_read_seat(descriptors[0]))
+                    seat = self._sit(_read_seat(descriptors))
                 case local.Break():
                     group = self._break(message)
                 case local.Stop(reason):
@@ -584,5 +582,7 @@ def _mapped(descriptor: int, size: int, *, private: bool) -> MappedMemory | str:
         return f"{size} bytes of shared memory could not be mapped: {error}"
 
 
-def _read_seat(descriptor: int) -> Seat:
-    return json_messages.decode(Seat, read_memory(descriptor))
+def _read_seat(descriptors: Sequence[int]) -> Seat:
+    if not descriptors:
+        raise OSError(_TOO_FEW)
+    return json_messages.decode(Seat, read_memory(descriptors[0]))
