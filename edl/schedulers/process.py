@@ -19,7 +19,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edl.adapters.family import stat_fields
 from edl.errors import SchedulerError
 from edl.job_records import SchedulerChoice
 from edl.schedulers.deps import SchedulerDeps, with_options
@@ -73,7 +72,8 @@ class Started:
 def started_at(pid: int) -> str:
     """A process's start time in clock ticks since boot; empty if it is not running."""
     try:
-        fields = stat_fields(f"/proc/{pid}/stat")
+        # The name before the parenthesis can be any bytes.
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].decode().split()
     except OSError:
         return ""
     return "" if fields[0] in "ZX" else fields[19]

@@ -13,6 +13,7 @@ import pytest
 
 from edl.adapters import etcd_cluster
 from edl.adapters.etcd_cluster import can_bind, start_local_member
+from edl.adapters.etcd_plan import plan_members
 
 
 @pytest.fixture
@@ -37,6 +38,6 @@ def without_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_host_without_ipv6(tmp_path: Path) -> None:
     assert not can_bind("::1", 0)
     assert can_bind("127.0.0.1", 0)
-    plan, *_ = plans = etcd_cluster.plan_members(["both:2379"])
+    plan, *_ = plans = plan_members(["both:2379"])
     assert asyncio.run(etcd_cluster._listen_addresses(plan, plans)) == ("127.0.0.1",)
     assert asyncio.run(start_local_member(["other:2379"], tmp_path)) is None

@@ -255,14 +255,11 @@ def test_it_goes_on_whatever_an_answer_does(service: Service) -> None:
             return Notice("at last", 0.0, 0.0)
 
     async def scenario() -> None:
-        heard = asyncio.Event()
+        heard: asyncio.Queue[Notice] = asyncio.Queue()
         said: list[str] = []
-        task = asyncio.ensure_future(
-            Poller("odd", Odd(), asker(service.url), 0.01, lambda: NOW, said.append).run(  # type: ignore[arg-type]
-                lambda notice: (told.append(notice), heard.set())  # type: ignore[func-returns-value]
-            )
-        )
-        await asyncio.wait_for(heard.wait(), 60)
+        looks = Poller("odd", Odd(), asker(service.url), 0.01, lambda: NOW, said.append)  # type: ignore[arg-type]
+        task = asyncio.ensure_future(looks.run(heard.put_nowait))
+        told.append(await asyncio.wait_for(heard.get(), 60))
         task.cancel()
         assert "60,000 brackets" in said[0]
 
