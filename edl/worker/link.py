@@ -448,7 +448,7 @@ class Link:
         with self._awakening():
             match message:
                 case local.Place():
-                    seat = self._sit(_read_seat(descriptors))
+                    seat = self._sit(_read_seat(_first_of(descriptors)))
                 case local.Break():
                     group = self._break(message)
                 case local.Stop(reason):
@@ -582,7 +582,11 @@ def _mapped(descriptor: int, size: int, *, private: bool) -> MappedMemory | str:
         return f"{size} bytes of shared memory could not be mapped: {error}"
 
 
-def _read_seat(descriptors: Sequence[int]) -> Seat:
+def _first_of(descriptors: Sequence[int]) -> int:
     if not descriptors:
         raise OSError(_TOO_FEW)
-    return json_messages.decode(Seat, read_memory(descriptors[0]))
+    return descriptors[0]
+
+
+def _read_seat(descriptor: int) -> Seat:
+    return json_messages.decode(Seat, read_memory(descriptor))
