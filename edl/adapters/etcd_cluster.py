@@ -167,12 +167,12 @@ def _network() -> int:
 def can_bind(address: str, port: int) -> bool:
     """Whether the address belongs to this host and the port is free; port 0 checks only the address."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as etcd does: TIME_WAIT does not count
-        try:
+    try:
+        with socket.socket(family) as probe:  # fails where the kernel has no IPv6, whatever names resolve to
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as etcd does: TIME_WAIT does not count
             probe.bind((address, port))
-        except OSError:
-            return False
+    except OSError:
+        return False
     return True
 
 
@@ -200,12 +200,12 @@ def _is_loopback(address: str) -> bool:
 
 def _outward_address(host: str) -> str | None:
     """This host's address as seen by ``host``; nothing is sent. None without a route."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((host, 9))
-        except OSError:
-            return None
-        return str(probe.getsockname()[0])
+            return str(probe.getsockname()[0])
+    except OSError:
+        return None
 
 
 class _Program(enum.Enum):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from edl.adapters.family import stat_fields
 from edl.ports import RunState
 
 _STOPPED = ("T", "t")
@@ -15,8 +16,7 @@ def run_states(pids: Collection[int]) -> dict[int, RunState]:
     found: dict[int, RunState] = {}
     for pid in pids:
         try:
-            with open(f"/proc/{pid}/stat") as file:
-                state = file.read().rpartition(")")[2].split(maxsplit=1)[0]
+            state = stat_fields(f"/proc/{pid}/stat")[0]
         except (OSError, IndexError):
             continue
         found[pid] = RunState(state in _STOPPED, _starved_s(pid))

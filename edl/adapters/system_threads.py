@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from edl.adapters.clock import SystemClock
@@ -50,6 +51,19 @@ class SystemThreads:
     def queue(self) -> queue.SimpleQueue[Any]:
         """A new unbounded queue."""
         return queue.SimpleQueue()
+
+
+class PatientPool(ThreadPoolExecutor):
+    """The threads of an event loop. Where the system allows no further one, as at a container's limit on processes, a
+    call waits for the thread of another call; ``ThreadPoolExecutor`` would refuse it."""
+
+    def _adjust_thread_count(self) -> None:
+        # The call is in the queue already.
+        try:
+            super()._adjust_thread_count()
+        except RuntimeError:
+            if not self._threads:
+                raise
 
 
 SYSTEM_THREADS: Threads = SystemThreads()

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 import click
 
 from edl import __version__
+from edl.adapters.system_threads import PatientPool
 from edl.config import adopt, environment
 from edl.errors import EdlError, SettingError
 from edl.exit_codes import ExitCode
@@ -104,6 +105,8 @@ async def _with_exit_timeout(work: Coroutine[Any, Any, int]) -> int:
     A thread that is blocked on a hanging file system cannot be stopped, and both asyncio and the interpreter would wait
     for it.
     """
+    asyncio.get_running_loop().set_default_executor(PatientPool(thread_name_prefix="edl-pool"))
+    await asyncio.to_thread(int)  # its first thread, before workers may use up what the system allows
     status = await work
 
     def give_up() -> None:

@@ -249,11 +249,18 @@ def asker(base: str) -> Ask:
                 return Reply(answer.status, answer.read(LARGEST_BYTES).decode(errors="replace"))
         except urllib.error.HTTPError as error:
             with error:
-                return Reply(error.code, error.read(LARGEST_BYTES).decode(errors="replace"))
+                return Reply(error.code, _text_of(error))
         except http.client.HTTPException as error:
             raise BadAnswer(f"not HTTP: {error!r}") from error
 
     return ask
+
+
+def _text_of(error: urllib.error.HTTPError) -> str:
+    """The body of an answer whose status says enough: as much of it as has come."""
+    with contextlib.suppress(OSError, http.client.HTTPException):
+        return error.read(LARGEST_BYTES).decode(errors="replace")
+    return ""
 
 
 class Poller:
@@ -311,7 +318,7 @@ class Poller:
         string. Blocks for up to ``ANSWER_S`` per request."""
         try:
             notice = self._looker.look(self._ask, self._wall_clock_s())
-        except (BadAnswer, OSError, ValueError) as error:
+        except Exception as error:  # noqa: BLE001 - the thread must survive: the next answer may be a notice
             self._failures += 1
             why = f"cannot read notices from the {self._name} metadata service: {str(error) or type(error).__name__}"
             return None, f"{why} (polling and training continue)" if self._failures == 1 else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import tempfile
@@ -16,6 +17,8 @@ MOST_SHOWN = 400
 """Limit on the characters of a program's output in an error message; the end is kept."""
 MOST_READ = 4 * 1024 * 1024
 """Limit on the bytes that are read from a program's output."""
+_LACKING = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.ETXTBSY)
+"""Errors of a host that has no process, memory, descriptor or space left, perhaps only for a moment."""
 
 
 class CommandFailed(SchedulerError):
@@ -33,24 +36,29 @@ async def call(
 ) -> str:
     """Run a program to its end; returns its standard output. ``written``: text for its standard input.
 
-    Raises ``CommandFailed``, and ``SchedulerError`` if it cannot be started (``retry`` false) or takes longer than
-    ``timeout_s``; then it is killed with all its child processes.
+    Raises ``CommandFailed``, and ``SchedulerError`` if it cannot be started (``retry`` false, unless the host lacks
+    something for the moment) or takes longer than ``timeout_s``; then it is killed with all its child processes.
     """
+    try:
+        return await _called(command, timeout_s, environment, written)
+    except OSError as error:
+        text = f"{command[0]} cannot be started: {error.strerror}"
+        raise SchedulerError(text, retry=error.errno in _LACKING) from error
+
+
+async def _called(command: Sequence[str], timeout_s: float, environment: Mapping[str, str] | None, written: str) -> str:
     # Files instead of pipes: a program may leave background processes behind, which would keep a pipe open.
     with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         stdin.write(written.encode())
         stdin.seek(0)
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *command,
-                stdin=stdin,
-                stdout=out,
-                stderr=err,
-                env=dict(environment) if environment is not None else None,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise SchedulerError(f"{command[0]} cannot be started: {error.strerror}", retry=False) from error
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=stdin,
+            stdout=out,
+            stderr=err,
+            env=dict(environment) if environment is not None else None,
+            start_new_session=True,
+        )
         try:
             await asyncio.wait_for(process.wait(), timeout_s)
         except asyncio.TimeoutError:

@@ -72,7 +72,8 @@ class Started:
 def started_at(pid: int) -> str:
     """A process's start time in clock ticks since boot; empty if it is not running."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        # The name before the parenthesis can be any bytes.
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].decode().split()
     except OSError:
         return ""
     return "" if fields[0] in "ZX" else fields[19]

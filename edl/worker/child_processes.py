@@ -218,8 +218,9 @@ def _group_is_left(group: int) -> bool:
 def _catches(pid: int, number: int) -> bool:
     """Whether the process has its own handler for a signal; False when it is gone."""
     try:
-        with open(f"/proc/{pid}/status") as file:
-            mask = next((line.split()[1] for line in file if line.startswith("SigCgt:")), "0")
+        # As bytes: the kernel cuts a process's name after 15 of them, also in the middle of a character.
+        with open(f"/proc/{pid}/status", "rb") as file:
+            mask = next((line.split()[1] for line in file if line.startswith(b"SigCgt:")), b"0")
     except OSError:
         return False
     return bool(int(mask, 16) >> (number - 1) & 1)

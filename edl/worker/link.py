@@ -40,6 +40,12 @@ def _end_process() -> None:
     os._exit(1)
 
 
+def _end_without_place() -> None:
+    sys.stderr.write("edl: this worker cannot take its place in the next world, so it exits\n")
+    sys.stderr.flush()
+    os._exit(1)
+
+
 _links: weakref.WeakSet[Link] = weakref.WeakSet()
 
 
@@ -54,10 +60,17 @@ os.register_at_fork(after_in_child=_forked)
 class Link:
     """A worker's connection to its agent (``edl.agent.worker_server``)."""
 
-    def __init__(self, channel: socket.socket, gone: Callable[[], None] = _end_process) -> None:
-        """``gone`` is called on the side thread when the agent has closed the connection."""
+    def __init__(
+        self,
+        channel: socket.socket,
+        gone: Callable[[], None] = _end_process,
+        misplaced: Callable[[], None] = _end_without_place,
+    ) -> None:
+        """Both are called on the side thread: ``gone`` when the agent has closed the connection, ``misplaced`` when a
+        place could not be read, for which everybody would wait in vain."""
         self._channel = channel
         self._gone = gone
+        self._misplaced = misplaced
         self.accelerator: Accelerator | None = None
         """Page-locks the buffers that are mapped from now on."""
         self._unprepared: list[MappedMemory] | None = None
@@ -414,6 +427,7 @@ class Link:
             data, descriptors = receive(self._channel, _MOST_DESCRIPTORS)
             if not data:
                 break
+            message = None
             try:
                 message = local.decode_to_worker(data)
                 if isinstance(message, (local.ServiceMessage, local.Reattached)):
@@ -422,6 +436,8 @@ class Link:
                     self._take(message, descriptors)
             except Exception as error:  # noqa: BLE001 - as in _abort
                 sys.stderr.write(f"edl: ignored an invalid message from the agent: {type(error).__name__}: {error}\n")
+                if isinstance(message, local.Place):
+                    self._misplaced()
             finally:
                 for descriptor in descriptors:
                     os.close(descriptor)
@@ -432,7 +448,7 @@ class Link:
         with self._awakening():
             match message:
                 case local.Place():
-                    seat = self._sit(_read_seat(descriptors[0]))
+                    seat = self._sit(_read_seat(_first_of(descriptors)))
                 case local.Break():
                     group = self._break(message)
                 case local.Stop(reason):
@@ -564,6 +580,12 @@ def _mapped(descriptor: int, size: int, *, private: bool) -> MappedMemory | str:
         return MappedMemory(descriptor, size, private=private)
     except (OSError, ValueError) as error:
         return f"{size} bytes of shared memory could not be mapped: {error}"
+
+
+def _first_of(descriptors: Sequence[int]) -> int:
+    if not descriptors:
+        raise OSError(_TOO_FEW)
+    return descriptors[0]
 
 
 def _read_seat(descriptor: int) -> Seat:

@@ -12,7 +12,7 @@ import traceback
 import warnings
 from collections.abc import Collection, Iterator, Sequence
 
-from edl.adapters.family import stat_fields
+from edl.adapters.family import families, stat_fields
 from edl.exit_codes import ExitCode
 
 _PR_SET_PDEATHSIG = 1
@@ -21,6 +21,8 @@ _ACCELERATORS = ("/dev/nvidia", "/dev/kfd", "/dev/davinci", "/dev/xpu", "/dev/ac
 FORK_SERVER_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD)
 """Signals whose handling the fork server changes for itself and resets for its children."""
 
+_CHILDREN = "/proc/self/task/{}/children"
+"""Exists if the kernel is built with CONFIG_PROC_CHILDREN."""
 _REPARENTING_S = 0.0002
 """Seconds between two looks for the new parent, which takes as long as the end of a process."""
 
@@ -79,7 +81,12 @@ def fork_for(adopter: int) -> int:
     """Like ``fork``, but the child is one of ``adopter``, an ancestor that has called ``adopt_orphans``: the process
     between the two ends at once. Raises ``OSError``."""
     reading, writing = os.pipe2(os.O_CLOEXEC)
-    middle = fork()
+    try:
+        middle = fork()
+    except OSError:
+        os.close(reading)
+        os.close(writing)
+        raise
     if middle == 0:
         pid = -1
         try:
@@ -118,12 +125,12 @@ def _settle(parent: int, adopter: int) -> None:
 
 
 def children() -> list[int]:
-    """Living and dead children of this single-threaded process; empty if the kernel does not list them."""
+    """Living and dead children of this single-threaded process."""
     try:
-        with open(f"/proc/self/task/{os.getpid()}/children") as file:
+        with open(_CHILDREN.format(os.getpid())) as file:
             return [int(pid) for pid in file.read().split()]
-    except OSError:
-        return []
+    except OSError:  # the kernel does not list them
+        return families().get(os.getpid(), [])
 
 
 def open_descriptors() -> set[int]:

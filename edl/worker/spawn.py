@@ -49,7 +49,12 @@ def start(
     cannot be executed then, the process writes why to its stderr and ends with status ``CANNOT_EXECUTE``.
     """
     reading, writing = os.pipe()
-    pid = linux.fork()
+    try:
+        pid = linux.fork()
+    except OSError:
+        os.close(reading)
+        os.close(writing)
+        raise
     if pid == 0:
         _exec(command, environment, directory, streams, keep, cores, after, writing)
     os.close(writing)

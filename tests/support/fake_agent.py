@@ -401,7 +401,8 @@ class Worker:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.agent = FakeAgent(ours)
         self.gone = threading.Event()
-        self.link = Link(theirs, self.gone.set)
+        self.misplaced = threading.Event()
+        self.link = Link(theirs, self.gone.set, self.misplaced.set)
         self.link.start()
         self.environment: dict[str, str] = {}
         self.session = Session(self.link, self.environment)

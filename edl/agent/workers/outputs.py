@@ -320,7 +320,8 @@ class Outputs:
             _lead(Path(self._plan.folder) / LATEST, Path(self._plan.folder) / files.attempt.folder)
         if self._plan.links:
             with contextlib.suppress(OSError):
-                Path(files.environment).write_text(changed_environment(environment, self._environment))
+                # As the system gave them to this process: not every value is text in this encoding.
+                Path(files.environment).write_bytes(os.fsencode(changed_environment(environment, self._environment)))
             for name, target in files.links().items():
                 if os.path.exists(target):
                     _lead(Path(self._plan.links) / name, Path(target), keep=not self._plan.overwrite)

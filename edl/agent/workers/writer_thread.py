@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import queue
 import threading
 from collections.abc import Callable
@@ -18,9 +19,14 @@ T = TypeVar("T")
 MOST_BYTES = 32 * 1024 * 1024
 """Bytes queued for a slow disk; output beyond that is dropped."""
 
+log = logging.getLogger(__name__)
+
 
 class Scribe:
-    """The writer thread: runs functions one after another, in the order of ``do``. They handle their own errors."""
+    """The writer thread: runs functions one after another, in the order of ``do``. They handle their own errors.
+
+    While the system allows no further thread, as at a container's limit on processes, they wait in the queue.
+    """
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self._most_bytes = most_bytes
@@ -36,24 +42,30 @@ class Scribe:
             if size and self._held_bytes + size > self._most_bytes:
                 return False
             self._held_bytes += size
+            self._work.put((size, work))
             if self._thread is None:
                 # A daemon: a hanging disk must not keep the launcher from exiting.
-                self._thread = threading.Thread(target=self._run, name="edl-scribe", daemon=True)
-                self._thread.start()
-        self._work.put((size, work))
+                thread = threading.Thread(target=self._run, name="edl-scribe", daemon=True)
+                with contextlib.suppress(RuntimeError):  # no further thread at present: the next call tries again
+                    thread.start()
+                    self._thread = thread
         return True
 
     def _run(self) -> None:
         while True:
             size, work = self._work.get()
-            with contextlib.suppress(OSError):
+            try:
                 work()
+            except OSError:
+                pass  # reported by the function itself, where that helps
+            except Exception:  # the thread must survive, or nothing is written any more
+                log.exception("a bug in edl: writing a worker's files failed")
             with self._lock:
                 self._held_bytes -= size
 
     async def done(self, limit_s: float) -> bool:
         """Wait until all queued functions have run; False after ``limit_s``."""
-        if self._thread is None:
+        if self._thread is None and self._work.empty():
             return True
         loop, done = asyncio.get_running_loop(), asyncio.Event()
 

@@ -18,13 +18,16 @@ T = TypeVar("T")
 BACKGROUND_NICENESS = 18
 """High enough that training is not slowed down. At 19, a busy machine might not schedule the thread for a second while
 it holds the interpreter lock."""
+THREAD_AGAIN_S = 0.5
+"""Pause in seconds before another attempt to start a thread."""
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
 _IOPRIO_IDLE = 3 << 13
 
 
 async def in_thread(name: str, work: Callable[[], T], begin: Callable[[], None] | None = None) -> T:
     """Run ``work`` on a separate thread, which does not keep the process alive. It continues when the caller is
-    cancelled. ``begin`` is called first in that thread."""
+    cancelled. ``begin`` is called first in that thread. Waits while the system allows no further thread, as at a
+    container's limit on processes: a state that is written late is not lost."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
@@ -48,7 +51,12 @@ async def in_thread(name: str, work: Callable[[], T], begin: Callable[[], None] 
         with contextlib.suppress(RuntimeError):  # the loop is closed: nothing waits for the result
             loop.call_soon_threadsafe(settle, result, error)
 
-    threading.Thread(target=run, name=name, daemon=True).start()
+    while True:
+        try:
+            threading.Thread(target=run, name=name, daemon=True).start()
+            break
+        except RuntimeError:
+            await asyncio.sleep(THREAD_AGAIN_S)
     return await future
 
 

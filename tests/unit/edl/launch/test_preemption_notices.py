@@ -227,6 +227,46 @@ def test_a_service_that_fails_is_named_once(service: Service) -> None:
     assert looks.look() == (None, "")
 
 
+def test_an_answer_that_breaks_off_counts_by_its_status(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken_off(self: _Handler) -> None:
+        self.send_response(404)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        self.wfile.write(b"ff\r\nno such")
+
+    looks = poller("aws", service, [])
+    service.answers["/latest/api/token"] = (200, "one")
+    looks.look()
+    monkeypatch.setattr(_Handler, "do_GET", broken_off)
+    assert looks.look() == (None, ""), "404: there is no notice"
+
+
+def test_it_goes_on_whatever_an_answer_does(service: Service) -> None:
+    told: list[Notice] = []
+
+    class Odd:
+        def __init__(self) -> None:
+            self.looks = 0
+
+        def look(self, ask: Callable[..., Reply], now_s: float) -> Notice | None:
+            self.looks += 1
+            if self.looks == 1:
+                raise RecursionError("an answer of 60,000 brackets")
+            return Notice("at last", 0.0, 0.0)
+
+    async def scenario() -> None:
+        heard: asyncio.Queue[Notice] = asyncio.Queue()
+        said: list[str] = []
+        looks = Poller("odd", Odd(), asker(service.url), 0.01, lambda: NOW, said.append)  # type: ignore[arg-type]
+        task = asyncio.ensure_future(looks.run(heard.put_nowait))
+        told.append(await asyncio.wait_for(heard.get(), 60))
+        task.cancel()
+        assert "60,000 brackets" in said[0]
+
+    asyncio.run(scenario())
+    assert told == [Notice("at last", 0.0, 0.0)]
+
+
 def test_nobody_listens_and_proxies_are_not_asked(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", service.url)
     monkeypatch.setenv("no_proxy", "")

@@ -127,9 +127,19 @@ def test_a_failing_abort_does_not_deafen(worker: Worker, capfd: pytest.CaptureFi
 
 def test_nonsense_is_reported_and_passed_over(worker: Worker, capfd: pytest.CaptureFixture[str]) -> None:
     worker.agent.channel.send(b'["Nothing", {}]')
-    worker.agent.send(local.Place(1))  # without its memory file
+    worker.agent.send(local.Buffer(STATE + "?", 4, 3000))
     seated(worker, 2)
-    assert "ignored an invalid message" in capfd.readouterr().err
+    assert capfd.readouterr().err.count("ignored an invalid message") == 2
+    assert not worker.misplaced.is_set()
+
+
+def test_a_place_that_cannot_be_read_is_the_end_of_the_worker(
+    worker: Worker, capfd: pytest.CaptureFixture[str]
+) -> None:
+    seated(worker)
+    worker.agent.send(local.Place(2))  # without its memory file, as in a process that has no descriptor left
+    assert worker.misplaced.wait(TIMEOUT_S)
+    assert "too few descriptors" in capfd.readouterr().err
 
 
 def test_the_end_of_the_agent_is_the_end_of_the_worker(worker: Worker) -> None:

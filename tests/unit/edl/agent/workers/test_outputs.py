@@ -284,3 +284,18 @@ class TestClaim:
         plan = LogPlan(str(tmp_path / "taken" / "job_a"))
         assert claim(plan) == plan
         assert claim(LogPlan("")) == LogPlan("")
+
+
+class TestEnvironmentFiles:
+    def test_values_that_are_no_text_are_written_as_they_are(self, tmp_path: Path) -> None:
+        value = os.fsdecode(b"/data/caf\xe9")
+
+        def scenario(outputs: Outputs) -> None:
+            output = outputs.open(outputs.files(attempt(1)), {**NODE, "DATA": value})
+            write(output, "after")
+            output.close()
+
+        plan = LogPlan(str(tmp_path), redirect_all=3, layout=LogLayout.PADDLE, links=str(tmp_path))
+        assert play(plan, scenario) == []
+        assert b"DATA=/data/caf\xe9\n" in (tmp_path / "envlog.0").read_bytes()
+        assert (tmp_path / "workerlog.0").read_text() == "after out\nafter err\n"
