@@ -144,9 +144,11 @@ class Outside:
         """How the job has ended: as it says itself, or else as the last entry of its history says."""
 
         async def told() -> Finish:
-            while not isinstance(seen := await self._look(), Finish):
+            while True:
+                seen = await self._look()
+                if isinstance(seen, Finish):
+                    return seen
                 await asyncio.sleep(AGAIN_S)
-            return seen
 
         try:
             return await asyncio.wait_for(told(), OUTCOME_S)
