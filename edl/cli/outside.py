@@ -46,7 +46,7 @@ _SEVERITIES: dict[int, Severity] = {
 }
 """Severity of the job's end by exit code, as in its history; of others: critical."""
 _STATUSES = {Severity.INFO: ExitCode.OK, Severity.WARNING: ExitCode.INCOMPLETE}
-"""Exit code of a job whose history is all that told of its end, by the severity of that entry; of others: 1."""
+"""Exit code of a job whose history alone says that it has ended, by the severity of that entry; of others: 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ class Outside:
     async def _outcome(self, last: HistoryEntry) -> Finish:
         """How the job has ended: as it says itself, or else as the last entry of its history says."""
 
-        async def told() -> Finish:
+        async def reported() -> Finish:
             while True:
                 seen = await self._look()
                 if isinstance(seen, Finish):
@@ -151,7 +151,7 @@ class Outside:
                 await asyncio.sleep(AGAIN_S)
 
         try:
-            return await asyncio.wait_for(told(), OUTCOME_S)
+            return await asyncio.wait_for(reported(), OUTCOME_S)
         except asyncio.TimeoutError:
             code = _STATUSES.get(severity_of(last.severity, Severity.CRITICAL), ExitCode.WORKER_FAILED)
             return Finish(int(code), last.text)

@@ -181,7 +181,7 @@ class TestThread:
             def __getattr__(self, name: str) -> Any:
                 return getattr(SYSTEM_THREADS, name)
 
-            def start(self, target: Callable[..., object], *arguments: Any, name: str) -> object:
+            def start(self, target: Callable[..., object], *arguments: Any, name: str) -> Any:
                 if self.full:
                     raise RuntimeError("can't start new thread")
                 return SYSTEM_THREADS.start(target, *arguments, name=name)

@@ -147,7 +147,7 @@ class FullSystem:
     def __getattr__(self, name: str) -> Any:
         return getattr(SYSTEM_THREADS, name)
 
-    def start(self, target: Callable[..., object], *arguments: Any, name: str) -> object:
+    def start(self, target: Callable[..., object], *arguments: Any, name: str) -> Any:
         if self.refusals:
             self.refusals -= 1
             raise RuntimeError("can't start new thread")

@@ -166,7 +166,7 @@ def test_a_new_master_does_not_take_for_over_what_it_has_not_watched_for_long_en
 
 def test_an_older_checkpoint_is_none_that_was_completed() -> None:
     """The newest one that any node knows of: that node may be lost."""
-    memory, _ = fired(JobMemory(), replace(START, saved=Version(1, 9)))
+    memory, found = fired(JobMemory(), replace(START, saved=Version(1, 9)))
     for number in (1, 2, 3):
         now = replace(START, at_s=10.0 * number, round=1 + number, restarts_used=number, saved=Version(1, 9 - number))
         memory, found = fired(memory, now)
