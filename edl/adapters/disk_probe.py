@@ -58,7 +58,13 @@ class DiskProbe:
             self._found = self._look(write, measure)
             done()
 
-        self._thread = self._threads.start(look, name="edl-disk-probe")
+        try:
+            self._thread = self._threads.start(look, name="edl-disk-probe")
+        except RuntimeError:  # the system allows no more at present; the next look tries again
+            error, write_s = self._written
+            why = "no further thread can be started to ask it"
+            self._found = ProbeResult(why, write_error=error, write_s=write_s)
+            done()
 
     def result(self) -> ProbeResult:
         """What was found; while the thread has not ended, how long that has taken."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import sys
 from typing import TYPE_CHECKING
@@ -166,8 +167,16 @@ async def _events(where: dict[str, str], as_json: bool, follow: bool, after: int
             click.echo(json.dumps(to_plain(entry)) if as_json else entry_line(entry))
 
 
+def escape_what_stdout_cannot_show() -> None:
+    """Let texts from scripts and other hosts pass whatever the encoding of stdout is: what it lacks is printed as an
+    escape, as Python does on stderr. Other choices of ``PYTHONIOENCODING`` stay."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
 def main() -> None:
     """Entry point. Prints expected errors as one message, and exits with their status."""
+    escape_what_stdout_cannot_show()
     try:
         edl.main(standalone_mode=False)
     except click.ClickException as error:

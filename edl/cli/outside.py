@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import socket
@@ -14,7 +15,8 @@ import grpc.aio
 
 from edl.adapters.clock import SystemClock, wall_clock_s
 from edl.adapters.system_threads import SYSTEM_THREADS
-from edl.cli.find import NoMaster, Where, master_of
+from edl.cli.find import NoMaster, Where
+from edl.cli.polling import Finder
 from edl.errors import NotificationError, StoreError, UsageError
 from edl.exit_codes import ExitCode
 from edl.notify.addresses import NamedChannel
@@ -24,17 +26,27 @@ from edl.tasks import end
 from edl.watch import outside, raising
 from edl.wire.alarm import Alarm
 from edl.wire.messages import Finish
-from edl.wire.severity import Severity
-from edl.wire.status import Kind
+from edl.wire.severity import Severity, severity_of
+from edl.wire.status import HistoryEntry, Kind
 
 ANSWER_S = 15.0
 """Seconds that one look may take."""
 DRAIN_S = 20.0
 """Seconds that the last notifications may take."""
 AGAIN_S = 1.0
-"""Seconds between two looks of ``--once``."""
+"""Seconds between two looks of ``--once``, and at the end of the job."""
+OUTCOME_S = 10.0
+"""Seconds in which the outcome of a job that has ended is looked for."""
 ALARM = 1
 """Exit status of ``--once`` while something is wrong."""
+_SEVERITIES: dict[int, Severity] = {
+    ExitCode.OK: Severity.INFO,
+    ExitCode.KILLED: Severity.INFO,
+    ExitCode.INCOMPLETE: Severity.WARNING,
+}
+"""Severity of the job's end by exit code, as in its history; of others: critical."""
+_STATUSES = {Severity.INFO: ExitCode.OK, Severity.WARNING: ExitCode.INCOMPLETE}
+"""Exit code of a job whose history alone says that it has ended, by the severity of that entry; of others: 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +73,9 @@ class Outside:
         *,
         as_json: bool,
     ) -> None:
-        self._where = where
+        self._finder = Finder(where)
+        self._newest = 0
+        """Number of the newest entry of the history, as of the last look."""
         self._limits = limits
         self._json = as_json
         deps = DeliveryDeps(SystemClock(), SYSTEM_THREADS, wall_clock_s, lambda text: click.echo(text, err=True))
@@ -99,7 +113,48 @@ class Outside:
                 stands = bool(raised.alarms) or seen.phase not in ("running", "suspended")
                 self._say(seen.silent or f"{seen.phase}: {seen.reason}")
                 return ALARM if stands else int(ExitCode.OK)
-            await asyncio.sleep(AGAIN_S if once else self._limits.every_s)
+            if once:
+                await asyncio.sleep(AGAIN_S)
+                continue
+            last = await self._rest(self._limits.every_s)
+            if last is not None:
+                return self._ended(await self._outcome(last))
+
+    async def _rest(self, seconds: float) -> HistoryEntry | None:
+        """Pause between two looks; ends with the job, and returns the entry about that. Its launchers, often its store,
+        and soon its outcome as well, are gone at the next look."""
+        following = asyncio.ensure_future(self._end_of_job())
+        try:
+            await asyncio.wait({following}, timeout=seconds)
+            return following.result() if following.done() else None
+        finally:
+            await end(following)
+
+    async def _end_of_job(self) -> HistoryEntry:
+        """The entry about the end of the job. Waits for ever if the Master does not answer."""
+        with contextlib.suppress(StoreError, UsageError, grpc.aio.AioRpcError):
+            async with self._finder.connect() as client:
+                async for entry in client.events(self._newest, follow=True):
+                    if entry.kind == Kind.JOB_ENDED.value:
+                        return entry
+        never: asyncio.Future[HistoryEntry] = asyncio.get_running_loop().create_future()
+        return await never
+
+    async def _outcome(self, last: HistoryEntry) -> Finish:
+        """How the job has ended: as it says itself, or else as the last entry of its history says."""
+
+        async def reported() -> Finish:
+            while True:
+                seen = await self._look()
+                if isinstance(seen, Finish):
+                    return seen
+                await asyncio.sleep(AGAIN_S)
+
+        try:
+            return await asyncio.wait_for(reported(), OUTCOME_S)
+        except asyncio.TimeoutError:
+            code = _STATUSES.get(severity_of(last.severity, Severity.CRITICAL), ExitCode.WORKER_FAILED)
+            return Finish(int(code), last.text)
 
     async def _look(self) -> outside.OutsideSnapshot | Finish:
         """Ask the Master; the outcome if the job has ended."""
@@ -116,8 +171,9 @@ class Outside:
         return outside.OutsideSnapshot(self._clock.now_s(), why)
 
     async def _ask(self) -> outside.OutsideSnapshot:
-        async with master_of(self._where) as client:
+        async with self._finder.connect() as client:
             status = await client.status()
+        self._newest = status.history[-1].number if status.history else 0
         self._sender = Sender(status.job, self._sender.run, self._sender.node)
         return outside.snapshot_of(status, self._clock.now_s())
 
@@ -133,8 +189,7 @@ class Outside:
         self._send(self._sender.of_alarm(alarm, raised, next(self._numbers), wall_clock_s()))
 
     def _ended(self, outcome: Finish) -> int:
-        good = outcome.exit_code in (ExitCode.OK, ExitCode.KILLED)
-        severity = Severity.INFO if good else Severity.CRITICAL
+        severity = _SEVERITIES.get(outcome.exit_code, Severity.CRITICAL)
         name = f"{self._sender.job}-{self._sender.run}-ended"
         kind, at_s = Kind.JOB_ENDED.value, wall_clock_s()
         self._send(Notification(name, self._sender.job, kind, severity, outcome.reason, at_s, master=self._sender.node))

@@ -1,15 +1,19 @@
-"""Rows of a timeline as lines of text for a terminal of any width. Pure but for the local time zone."""
+"""Rows of a timeline as lines of text for a terminal of any width. Pure but for the local time zone.
+
+Names, tracebacks and output come from scripts and other hosts, so control characters are removed from all of them.
+"""
 
 from __future__ import annotations
 
 import re
 import textwrap
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import click
 
 from edl.history.timeline import Summary, TimelineRow, seconds
+from edl.rendezvous.phrases import count, lines_of, one_line
 
 NARROW = 60
 """Columns below which a row's label stands in front of its text instead of in a column."""
@@ -31,18 +35,19 @@ def row_lines(rows: Iterable[TimelineRow], width: int = 0) -> Iterator[str]:
             yield click.style(today, bold=True)
         narrow = 0 < width < NARROW
         head = f"{time.strftime('%H:%M:%S', moment)} "
-        label = click.style(f"{row.label}:" if narrow else f"{row.label:<{_LABELS}}", fg=_COLOURS.get(row.mark))
+        name = one_line(row.label)
+        label = click.style(f"{name}:" if narrow else f"{name:<{_LABELS}}", fg=_COLOURS.get(row.mark))
         indent = "  " if narrow else " " * (len(head) + _LABELS + 1)
-        begin = len(head) + (len(row.label) + 1 if narrow else max(_LABELS, len(row.label))) + 1
-        first, *more = _wrapped(row.text, width, begin, indent)
+        begin = len(head) + (len(name) + 1 if narrow else max(_LABELS, len(name))) + 1
+        first, *more = _wrapped(lines_of(row.text), width, begin, indent)
         yield f"{head}{label} {first}".rstrip()
         yield from more
 
 
-def _wrapped(text: str, width: int, begin: int, indent: str) -> list[str]:
-    """``text`` in lines of at most ``width`` columns; the first one stands after ``begin`` columns."""
+def _wrapped(lines: Sequence[str], width: int, begin: int, indent: str) -> list[str]:
+    """These lines in lines of at most ``width`` columns; the first one stands after ``begin`` columns."""
     found: list[str] = []
-    for line in text.split("\n") or [""]:
+    for line in lines or [""]:
         inner = line[: len(line) - len(line.lstrip())]
         hang = begin if not found else 0
         if not width:
@@ -62,7 +67,7 @@ def _wrapped(text: str, width: int, begin: int, indent: str) -> list[str]:
 def summary_lines(one: Summary, width: int = 0) -> list[str]:
     """The head of a timeline."""
     text = (
-        f"{one.job}  run {one.run}  {outcome(one)}  {one.rounds} round{'' if one.rounds == 1 else 's'}"
+        f"{one_line(one.job)}  run {one_line(one.run)}  {outcome(one)}  {count(one.rounds, 'round')}"
         f"{_restarts(one)}, {seconds(one.total_s)}"
     )
     return textwrap.wrap(text, width, subsequent_indent="  ", break_on_hyphens=False) if width else [text]
@@ -83,7 +88,8 @@ def job_lines(jobs: Iterable[Summary], width: int = 0) -> Iterator[str]:
     """A list of jobs, one on a line; on two lines in a narrow terminal."""
     for one in jobs:
         began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one.began_s))
-        parts = f"{began}  {one.job}", f"run {one.run}  {outcome(one)}, {one.rounds} rounds, {seconds(one.total_s)}"
+        about = f"{outcome(one)}, {one.rounds} rounds, {seconds(one.total_s)}"
+        parts = f"{began}  {one_line(one.job)}", f"run {one_line(one.run)}  {about}"
         if width and len("  ".join(parts)) > width:
             yield from textwrap.wrap(parts[0], width, subsequent_indent="  ", break_on_hyphens=False)
             yield from textwrap.wrap(

@@ -181,6 +181,7 @@ class WriterThread(Generic[Item]):
         self._items: deque[Item] = deque()
         self._lost = 0
         self._said_lost = False
+        self._said_none = False
         self._ending = False
         self._ended = threads.event()
         self._started = False
@@ -196,20 +197,34 @@ class WriterThread(Generic[Item]):
             else:
                 self._items.append(item)
                 slow = False
-            if not self._started:
-                self._started = True
-                self._threads.start(self._run, name="edl-history")
+            started = self._start()
+            none, self._said_none = not started and not self._said_none, not started
             self._condition.notify_all()
-        if slow:
+        if none:
+            self._say("no further thread can be started: the job continues, and its history is written later")
+        if slow and started:
             self._say("the disk of the history does not respond: the job continues, and lines of the history are lost")
+
+    def _start(self) -> bool:
+        """Start the thread, unless it has been started; False if the system allows no more threads at present. Requires
+        the lock."""
+        if not self._started:
+            try:
+                self._threads.start(self._run, name="edl-history")
+            except RuntimeError:
+                return False
+            self._started = True
+        return True
 
     def end(self, limit_s: float) -> bool:
         """Write what is waiting, and end the thread; False if that takes longer than ``limit_s``. Blocks."""
         with self._condition:
             self._ending = True
             self._condition.notify_all()
-            if not self._started:
+            if not self._started and not self._items:
                 return True
+            if not self._start():
+                return False
         return self._ended.wait(limit_s)
 
     def _run(self) -> None:

@@ -77,7 +77,7 @@ class SyncedDirs:
                 self._met.set()
                 async for _ in store.watch(keys.nodes, snapshot.revision):
                     break  # nodes come and go rarely: read them all again
-            except (StoreError, ProtocolError):
+            except (StoreError, ProtocolError, RuntimeError):
                 await asyncio.sleep(AGAIN_S)
 
     async def caught_up(self) -> None:

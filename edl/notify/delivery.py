@@ -150,7 +150,11 @@ class Delivery:
             except RuntimeError:
                 return  # the loop is closed: nobody waits for this attempt any more
 
-        self._deps.threads.start(send, name="edl-notify")
+        try:
+            self._deps.threads.start(send, name="edl-notify")
+        except RuntimeError:  # the system allows no more at present
+            self._last = None
+            raise NotificationError("no further thread can be started for it", retry=True) from None
         await asyncio.wait({answer}, timeout=WHOLE_ATTEMPT_S)
         if not answer.done():
             raise NotificationError(f"the attempt has not ended within {WHOLE_ATTEMPT_S:g} s", retry=True)

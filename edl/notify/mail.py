@@ -6,7 +6,7 @@ import email.utils
 import smtplib
 import ssl
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from email.message import EmailMessage
 
@@ -69,7 +69,7 @@ class Mail:
             session: smtplib.SMTP = smtplib.SMTP_SSL(self.host, self.port, timeout=limit_s, context=context)
         else:
             session = smtplib.SMTP(self.host, self.port, timeout=limit_s)
-        with session:
+        try:
             session.ehlo()
             if not self.tls and session.has_extn("starttls"):
                 session.starttls(context=context)
@@ -82,6 +82,11 @@ class Mail:
             if self.user:
                 session.login(self.user, self.password)
             yield session
+        finally:
+            # The mail has been taken, or not, whatever the server answers to this: ``with session`` would raise it.
+            with suppress(smtplib.SMTPException, OSError):
+                session.quit()
+            session.close()
 
     def _message(self, notification: Notification, now_s: float) -> EmailMessage:
         message = EmailMessage()

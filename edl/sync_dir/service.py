@@ -119,7 +119,8 @@ class DirectorySync:
         return self._replica.total()
 
     def meet(self, addresses: Collection[PeerAddress]) -> None:
-        """Set the other nodes of the job. Does not block."""
+        """Set the other nodes of the job. Does not block. Raises ``RuntimeError`` if there can be no further thread at
+        present: call it again later."""
         with self._changed:
             wanted = {one.node: one for one in addresses if one.node != self._node}
             for node, peer in list(self._peers.items()):
@@ -128,8 +129,9 @@ class DirectorySync:
                     del self._peers[node]
             for node, address in wanted.items():
                 if node not in self._peers:
-                    self._peers[node] = _Peer(address)
-                    self._begin(f"edl-sync-{node}", functools.partial(self._follow, self._peers[node]))
+                    peer = _Peer(address)
+                    self._begin(f"edl-sync-{node}", functools.partial(self._follow, peer))
+                    self._peers[node] = peer
             self._changed.notify_all()
 
     def _begin(self, name: str, work: Callable[[], None]) -> None:

@@ -91,6 +91,10 @@ class JobMemory:
     """Restarts used when the round began."""
     ran_s: float = 0.0
     """Seconds that the world of this round has run."""
+    completed: bool = False
+    """Whether a checkpoint was completed since the first snapshot."""
+    progressed: bool = False
+    """Whether lasting progress was seen since the first snapshot."""
     uses_state: bool = False
     """Whether a world of this job was seen underway."""
     futile: int = 0
@@ -121,6 +125,7 @@ def _remember(memory: JobMemory, seen: JobSnapshot) -> JobMemory:
         running=running,
         uses_state=memory.uses_state or (running and seen.underway),
         futile=0 if plain else memory.futile,
+        progressed=memory.progressed or plain,
         short_since_s=_since(memory.short_since_s, short, seen.at_s),
         waiting_since_s=_since(memory.waiting_since_s, seen.phase == "forming", seen.at_s),
         trouble_since_s=_since(memory.trouble_since_s, bool(seen.store_trouble), seen.at_s),
@@ -142,33 +147,45 @@ def _new_round(memory: JobMemory, seen: JobSnapshot) -> JobMemory:
     progress = seen.restored > memory.restored or (not memory.uses_state and memory.ran_s >= PLAIN_S)
     futile = 0 if progress else memory.futile + max(0, failed)
     return replace(
-        memory, round=seen.round, restored=seen.restored, restarts=seen.restarts_used, ran_s=0.0, futile=futile
+        memory,
+        round=seen.round,
+        restored=seen.restored,
+        restarts=seen.restarts_used,
+        ran_s=0.0,
+        futile=futile,
+        progressed=memory.progressed or (progress and memory.at_s is not None),
     )
 
 
 def _new_checkpoint(memory: JobMemory, seen: JobSnapshot) -> JobMemory:
-    if seen.saved == memory.saved:
+    if seen.saved <= memory.saved:  # an older one: the node that knew the newest is gone
         return memory
     # The age of the first checkpoint that this Master learns of is unknown, so it ends no interval.
     known = (*memory.intervals_s, memory.aged_s) if memory.saved != NO_STATE else memory.intervals_s
-    return replace(memory, saved=seen.saved, aged_s=0.0, intervals_s=known[-INTERVALS:], futile=0)
+    memory = replace(memory, saved=seen.saved, aged_s=0.0, intervals_s=known[-INTERVALS:], futile=0)
+    # Before a world was seen underway, it is the nodes that tell a new Master of an old checkpoint.
+    return replace(memory, completed=True, progressed=True) if memory.uses_state else memory
 
 
-def _late(memory: JobMemory, seen: JobSnapshot, limit: float) -> str:
-    if seen.phase != "running" or len(memory.intervals_s) < LEAST_INTERVALS:
-        return ""
+def _late(memory: JobMemory, seen: JobSnapshot, limit: float) -> str | None:
+    if len(memory.intervals_s) < LEAST_INTERVALS:
+        return "" if memory.completed else None
     usual_s = statistics.median(memory.intervals_s)
     if usual_s <= 0 or memory.aged_s <= limit * usual_s:
         return ""
+    if seen.phase != "running":
+        return None
     return (
         f"no checkpoint for {duration(memory.aged_s)} of training; the usual interval is {duration(usual_s)}, "
         f"the limit {limit:g} times that. Look for failed writes in edl events, or run: edl checkpoint"
     )
 
 
-def _age(memory: JobMemory, seen: JobSnapshot, limit: float) -> str:
-    if seen.phase != "running" or memory.aged_s <= limit:
-        return ""
+def _age(memory: JobMemory, seen: JobSnapshot, limit: float) -> str | None:
+    if memory.aged_s <= limit:
+        return "" if memory.completed else None
+    if seen.phase != "running":
+        return None
     newest = f"the newest is commit {seen.saved.commit}" if seen.saved.commit else "there is none"
     return (
         f"no checkpoint for {duration(memory.aged_s)} of training ({newest}), above the limit of {duration(limit)}. "
@@ -176,9 +193,11 @@ def _age(memory: JobMemory, seen: JobSnapshot, limit: float) -> str:
     )
 
 
-def _futile(memory: JobMemory, seen: JobSnapshot, limit: float) -> str:
-    if memory.futile < limit or seen.phase == "ended":
+def _futile(memory: JobMemory, seen: JobSnapshot, limit: float) -> str | None:
+    if seen.phase == "ended":
         return ""
+    if memory.futile < limit:
+        return "" if memory.progressed else None
     begins = f"commit {seen.restored.commit}" if seen.restored.commit else "the beginning"
     return (
         f"{count(memory.futile, 'world')} in a row failed without progress (limit {limit:.0f}); each began again "
@@ -196,20 +215,24 @@ def _budget(memory: JobMemory, seen: JobSnapshot, limit: float) -> str:
     )
 
 
-def _short(memory: JobMemory, seen: JobSnapshot, limit: float) -> str:
+def _short(memory: JobMemory, seen: JobSnapshot, limit: float) -> str | None:
     since_s = memory.short_since_s
-    if since_s is None or seen.at_s - since_s < limit:
-        return ""
+    if since_s is None:
+        return None if seen.phase == "forming" and seen.requested else ""
+    if seen.at_s - since_s < limit:
+        return None
     return (
         f"{count(seen.members)} in training for {duration(seen.at_s - since_s)}, {seen.requested} were requested "
         f"(limit {duration(limit)}). Start more launchers, or request fewer: edl scale"
     )
 
 
-def _waiting(memory: JobMemory, seen: JobSnapshot, limit: float) -> str:
+def _waiting(memory: JobMemory, seen: JobSnapshot, limit: float) -> str | None:
     since_s = memory.waiting_since_s
-    if since_s is None or seen.at_s - since_s < limit:
+    if since_s is None:
         return ""
+    if seen.at_s - since_s < limit:
+        return None
     return f"not training for {duration(seen.at_s - since_s)} (limit {duration(limit)}): {seen.reason}. See edl status"
 
 
@@ -234,7 +257,7 @@ def _trouble(memory: JobMemory, seen: JobSnapshot, limit: float) -> str:
     )
 
 
-_CHECKS: dict[str, Callable[[JobMemory, JobSnapshot, float], str]] = {
+_CHECKS: dict[str, Callable[[JobMemory, JobSnapshot, float], str | None]] = {
     "checkpoint-late": _late,
     "checkpoint-age": _age,
     "no-progress": _futile,
@@ -244,7 +267,8 @@ _CHECKS: dict[str, Callable[[JobMemory, JobSnapshot, float], str]] = {
     "store-members": _members,
     "store": _trouble,
 }
-"""For each watchdog a function of memory, snapshot and limit that returns the text of its alarm; empty: all is well."""
+"""For each watchdog a function of memory, snapshot and limit that returns the text of its alarm; empty: all is well;
+None: not known, because this Master has not watched for long enough, or because no world runs."""
 
 NAMES = tuple(_CHECKS)
 """The watchdogs for a job."""

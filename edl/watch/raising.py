@@ -42,14 +42,14 @@ def update(
 ) -> Raised:
     """The alarms after one look at everything. ``on``: whether a blind watchdog raises an alarm of its own.
 
-    An alarm keeps the text with which it was raised. A blind watchdog keeps its alarm, if it has one: it does not know
-    that it is over. An alarm without a reading is over, since nothing is watched that could raise it.
+    An alarm keeps the text with which it was raised. A watchdog that is blind or unsure keeps its alarm, if it has one:
+    it does not know that it is over. An alarm without a reading is over, since nothing is watched that could raise it.
     """
     alarms: dict[Key, Alarm] = {}
     for one in (*readings, *(_blindness(readings) if on else ())):
         key = one.name, one.about
         persists = before.alarms.get(key)
-        if one.sight is Sight.BLIND:
+        if one.sight in (Sight.BLIND, Sight.UNSURE):
             if persists is not None:
                 alarms[key] = persists
         elif one.sight is Sight.FIRED:

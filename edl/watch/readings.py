@@ -13,6 +13,8 @@ class Sight(enum.Enum):
     CLEAR = "clear"
     BLIND = "blind"
     """It cannot see: neither an alarm nor a sign of health."""
+    UNSURE = "unsure"
+    """It has not watched for long enough to know: an alarm stays, and none is raised."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,8 @@ class Reading:
     """See ``Alarm``."""
 
 
-def reading(name: str, text: str, about: str = "", *, shared: bool = False) -> Reading:
-    """The reading of a detector that sees. ``text``: empty: clear."""
+def reading(name: str, text: str | None, about: str = "", *, shared: bool = False) -> Reading:
+    """The reading of a detector that sees. ``text``: empty: clear; None: unsure."""
+    if text is None:
+        return Reading(name, about, Sight.UNSURE, shared=shared)
     return Reading(name, about, Sight.FIRED if text else Sight.CLEAR, text, shared)

@@ -7,7 +7,6 @@ body.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import importlib
 import logging
 import re
@@ -96,6 +95,8 @@ class HttpServer:
         self._feed = StatusFeed(self._status_here, self._limits.status_s)
         self._asking: set[asyncio.Future[Any]] = set()
         self._refreshed_s = deps.now_s()
+        self._refreshing: asyncio.Future[None] | None = None
+        """The last time that the files were reread, in a thread."""
         self._handlers: dict[str, Handler] = {
             "job": self._job,
             "scale": self._scale,
@@ -284,9 +285,13 @@ class HttpServer:
         now_s = self._front.deps.now_s()
         if now_s - self._refreshed_s < self._limits.refresh_s:
             return
+        if self._refreshing is not None and not self._refreshing.done():
+            return  # a file system hangs: another thread would hang, too, until the launcher has none left
         self._refreshed_s = now_s
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(asyncio.to_thread(self._front.refresh), self._limits.refresh_s)
+        self._refreshing = asyncio.ensure_future(asyncio.to_thread(self._front.refresh))
+        done, _ = await asyncio.wait({self._refreshing}, timeout=self._limits.refresh_s)
+        for one in done:
+            one.result()
 
     def _authority(self, request: web.BaseRequest) -> Authority:
         """The Master, if it runs in this launcher. Raises ``Refusal``: 307 with the URL of the launcher that runs it,

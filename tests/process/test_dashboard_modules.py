@@ -153,6 +153,29 @@ def test_entries_are_merged_and_bounded() -> None:
     modules(scenario)
 
 
+def test_the_history_of_the_last_run_goes_when_the_job_is_started_again() -> None:
+    async def scenario(run: Callable[..., Awaitable[Any]]) -> None:
+        def entries(first: int, last: int, began_s: float) -> list[dict[str, Any]]:
+            return [{"number": number, "at_s": began_s + number, "kind": "drain"} for number in range(first, last + 1)]
+
+        body = """(async () => { const history = new m.History(), asked = [];
+            const ask = async (path) => (asked.push(path), { text: async () => given.page });
+            history.entries = given.old;
+            await history.follow(given.tail, "job", ask);
+            return [history.entries.map(one => [one.number, one.at_s]), asked.length]; })()"""
+        old, again = entries(1, 40, 1000.0), entries(1, 50, 5000.0)
+        for tail in (again[:10], again[30:40], again[40:50]):
+            page = "\n".join(map(json.dumps, again[: tail[-1]["number"]]))
+            found, asked = await run("history.js", body, {"old": old, "tail": tail, "page": page})
+            if tail[0]["number"] <= old[-1]["number"]:  # otherwise nothing shows it
+                assert [number for number, _ in found] == list(range(1, tail[-1]["number"] + 1))
+                assert all(at_s > 5000 for _, at_s in found) and asked <= 1
+        found, asked = await run("history.js", body, {"old": old, "tail": old[30:], "page": ""})
+        assert (len(found), asked) == (40, 0)
+
+    modules(scenario)
+
+
 def test_a_day_of_samples_stays_small() -> None:
     async def scenario(run: Callable[..., Awaitable[Any]]) -> None:
         body = """(() => { const kept = new m.Samples(3600); for (let at = 0; at < 86400; at += 1) kept.add(at, at);

@@ -63,12 +63,14 @@ def webhook_sink() -> Iterator[WebhookSink]:
 
 
 class MailSink:
-    """A mail server that keeps what it gets. ``refuses``: its answer to recipients, empty: it accepts them."""
+    """A mail server that keeps what it gets. ``refuses``: its answer to recipients, empty: it accepts them. ``bye``:
+    its answer at the end."""
 
     def __init__(self) -> None:
         self.messages: list[Any] = []
         self.recipients: list[list[str]] = []
         self.refuses = ""
+        self.bye = "221 bye"
         self.silent = threading.Event()
         """While set, it accepts connections and says nothing until it is cleared."""
         self.place = ""
@@ -107,7 +109,7 @@ def mail_sink() -> Iterator[MailSink]:
                     sink.messages.append(email.message_from_bytes(self.text(), policy=email.policy.default))
                     self.say("250 taken")
                 elif word == "QUIT":
-                    self.say("221 bye")
+                    self.say(sink.bye)
                     return
                 else:
                     self.say("250 ok")

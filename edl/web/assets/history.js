@@ -19,6 +19,14 @@ export function hasGap(entries, tail) {
   return !entries.length || tail[0].number > entries[entries.length - 1].number + 1;
 }
 
+/** Whether the last entries of a status are those of another run of the job, whose numbers begin with 1 again. Pure. */
+export function otherRun(entries, tail) {
+  if (!entries.length || !tail.length) return false;
+  if (tail[tail.length - 1].number < entries[entries.length - 1].number) return true;
+  const times = new Map(entries.slice(-PAGE).map((entry) => [entry.number, entry.at_s]));
+  return tail.some((entry) => times.has(entry.number) && times.get(entry.number) !== entry.at_s);
+}
+
 export class History {
   constructor() {
     this.entries = [];
@@ -29,6 +37,10 @@ export class History {
 
   /** Take the last entries of a status; `ask(path)` returns a response. Fetches what is missing between. */
   async follow(tail, job, ask) {
+    if (otherRun(this.entries, tail)) {
+      this.entries = [];
+      this.older = true;
+    }
     if (!hasGap(this.entries, tail)) {
       const last = this.entries[this.entries.length - 1].number;
       const later = tail.filter((entry) => entry.number > last);

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -91,3 +93,15 @@ def test_a_directory_of_another_job_is_an_error_that_names_what_there_is(
     error = history(str(tmp_path), *words).exception
     assert isinstance(error, SettingError)
     assert "job" in str(error)
+
+
+def test_a_stdout_that_lacks_a_letter_shows_an_escape(tmp_path: Path) -> None:
+    (tmp_path / "job").mkdir()
+    event = line(3, 1, 1, at_s=1e9)
+    strange = dataclasses.replace(event, body={**event.body, "text": "caf\u00e9 \u8bad\u7ec3"})
+    (tmp_path / "job" / HistoryPart(RUN, 3, 1).name).write_bytes(line_text(strange))
+    words = [sys.executable, "-m", "edl.cli", "history", str(tmp_path)]
+    environment = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    done = subprocess.run(words, env=environment, capture_output=True, timeout=300, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"caf\xe9 \\u8bad\\u7ec3" in done.stdout

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import click
 import pytest
 
 from edl.history.layout import job_lines, row_lines, summary_lines
@@ -190,3 +191,16 @@ def plain(text: str) -> str:
     import click
 
     return click.unstyle(text)
+
+
+@pytest.mark.parametrize("width", [0, 40, 100])
+def test_nothing_reaches_the_terminal_but_printable_text(width: int) -> None:
+    evil = "\x1b]52;c;ZXZpbA==\x07\x1b[2J\x9b31m"
+    shown = [
+        *row_lines([TimelineRow(1e9, f"kind{evil}", f"first{evil}\n    File{evil}")], width),
+        *summary_lines(summary([HistoryLine(f"job{evil}", RUN, 1, 1, 0, 1e9, 1.0, "begin", {})]), width),
+        *job_lines([summary([HistoryLine(f"job{evil}", RUN, 1, 1, 0, 1e9, 1.0, "begin", {})])], width),
+    ]
+    plain = [click.unstyle(text) for text in shown]
+    assert all(text.isprintable() for text in plain), plain
+    assert any("    File" in text for text in plain)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
@@ -172,3 +173,26 @@ class TestThread:
         thread.put(1)
         assert thread.end(60.0)
         assert said == ["the history is not written any more: KeyError: 1"]
+
+    def test_without_further_threads_it_is_written_later(self) -> None:
+        class FullSystem:
+            full = True
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(SYSTEM_THREADS, name)
+
+            def start(self, target: Callable[..., object], *arguments: Any, name: str) -> Any:
+                if self.full:
+                    raise RuntimeError("can't start new thread")
+                return SYSTEM_THREADS.start(target, *arguments, name=name)
+
+        disk, said, system = MemoryDisk(), list[str](), FullSystem()
+        files = HistoryFiles(disk, RUN, 0, said.append)
+        thread = WriterThread[int](system, files, lambda number: [line(4, number, number)], said.append)
+        thread.put(1)
+        thread.put(2)
+        assert said == ["no further thread can be started: the job continues, and its history is written later"]
+        assert not thread.end(0.0), "there is something to write"
+        system.full = False
+        assert thread.end(60.0)
+        assert numbers(disk) == [1, 2]

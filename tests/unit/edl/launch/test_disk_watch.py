@@ -96,3 +96,17 @@ def until_ended(probe: DiskProbe) -> None:
     thread = probe._thread
     assert thread is not None
     thread.join(LIMIT_S)
+
+
+def test_without_further_threads_it_is_blind_and_goes_on(tmp_path: Path) -> None:
+    class FullSystem:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(SYSTEM_THREADS, name)
+
+        def start(self, target: Callable[..., object], *arguments: Any, name: str) -> Any:
+            raise RuntimeError("can't start new thread")
+
+    asked: list[bool] = []
+    probe = DiskProbe(str(tmp_path), ".probe", FullSystem())
+    probe.begin(lambda: asked.append(True), write=True)
+    assert (asked, probe.result().error) == ([True], "no further thread can be started to ask it")

@@ -108,6 +108,12 @@ class TestMail:
         assert raised.value.retry is retry
         assert not sink.messages
 
+    def test_a_mail_that_was_taken_is_not_sent_again_for_an_odd_farewell(self) -> None:
+        with mail_sink() as sink:
+            sink.bye = "421 closing"
+            channel(f"smtp://{sink.place}/?from=edl@example.com&to=a@example.com", {}).send(NOTE, 0.0, LIMIT_S)
+            assert len(sink.messages) == 1
+
     def test_a_password_is_not_sent_in_the_clear(self) -> None:
         with mail_sink() as sink:
             url = f"smtp://user:secret@{sink.place}/?from=edl@example.com&to=a@example.com"

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any
 
 import pytest
 
@@ -135,6 +136,39 @@ async def until(condition: Callable[[], bool]) -> None:
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delivery, "PAUSE_S", 0.0)
+
+
+class FullSystem:
+    """Threads of a system that at first allows no more."""
+
+    def __init__(self, refusals: int) -> None:
+        self.refusals = refusals
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(SYSTEM_THREADS, name)
+
+    def start(self, target: Callable[..., object], *arguments: Any, name: str) -> Any:
+        if self.refusals:
+            self.refusals -= 1
+            raise RuntimeError("can't start new thread")
+        return SYSTEM_THREADS.start(target, *arguments, name=name)
+
+
+def test_without_further_threads_a_notification_comes_later() -> None:
+    async def body() -> None:
+        channel, log = MemoryChannel("c"), list[str]()
+        deps = DeliveryDeps(SystemClock(), FullSystem(2), lambda: 1.5, log.append)
+        one = Delivery(NamedChannel(channel, "c"), deps)
+        task = asyncio.ensure_future(one.run())
+        sender = Sender("job", "run", "a")
+        one.put(sender.of_test("first", 1, 1.0))
+        one.put(sender.of_test("second", 2, 1.0))
+        await until(lambda: len(channel.sent) == 2 or task.done())
+        assert not task.done()
+        assert log[0] == "a notification was not delivered to c: no further thread can be started for it"
+        task.cancel()
+
+    asyncio.run(body())
 
 
 def test_only_new_entries_of_sufficient_severity_are_sent() -> None:

@@ -141,3 +141,42 @@ def test_the_text_names_values_limit_and_next_action() -> None:
     assert text == (
         "1 of 3 restarts left (limit 1); after that, the next failure ends the job. Read the failures in edl status"
     )
+
+
+def unsure(seen: JobSnapshot, *later: JobSnapshot) -> set[str]:
+    """What a new Master cannot tell after these snapshots."""
+    memory, readings = look(JobMemory(), seen, LIMITS)
+    for one in later:
+        memory, readings = look(memory, one, LIMITS)
+    return {one.name for one in readings if one.sight is Sight.UNSURE}
+
+
+def test_a_new_master_does_not_take_for_over_what_it_has_not_watched_for_long_enough() -> None:
+    late = {"checkpoint-late", "checkpoint-age"}
+    running = replace(START, saved=Version(1, 5), restored=Version(1, 5), requested=3, members=3)
+    assert unsure(running) == late | {"no-progress"}
+    assert unsure(replace(running, members=2)) == late | {"no-progress", "short-of-nodes"}
+    assert unsure(replace(running, phase="forming")) == late | {"no-progress", "short-of-nodes", "waiting"}
+    assert unsure(running, replace(running, at_s=2.0, round=2)) == late | {"no-progress"}, "from the same commit"
+    assert unsure(running, replace(running, at_s=2.0, round=2, restored=Version(2, 7))) == late
+    assert unsure(running, replace(running, at_s=2.0, saved=Version(1, 9))) == set()
+    joining = replace(running, underway=False, saved=NO_STATE)
+    assert unsure(joining, running) == late | {"no-progress"}, "an old checkpoint that a node has told of"
+
+
+def test_an_older_checkpoint_is_none_that_was_completed() -> None:
+    """The newest one that any node knows of: that node may be lost."""
+    memory, found = fired(JobMemory(), replace(START, saved=Version(1, 9)))
+    for number in (1, 2, 3):
+        now = replace(START, at_s=10.0 * number, round=1 + number, restarts_used=number, saved=Version(1, 9 - number))
+        memory, found = fired(memory, now)
+    assert "no-progress" in found
+    assert memory.intervals_s == ()
+
+
+def test_what_cannot_be_told_while_no_world_runs_is_not_over() -> None:
+    memory, found = fired(JobMemory(), START)
+    memory, found = fired(memory, replace(START, at_s=901.0))
+    assert "checkpoint-age" in found
+    memory, readings = look(memory, replace(START, at_s=902.0, phase="forming"), LIMITS)
+    assert {one.name: one.sight for one in readings}["checkpoint-age"] is Sight.UNSURE

@@ -35,6 +35,12 @@ def test_a_blind_watchdog_keeps_its_alarm_and_raises_another() -> None:
     assert names(update(raised, [FULL], 60.0)) == ["disk-space"]
 
 
+def test_an_unsure_watchdog_keeps_its_alarm_and_raises_none() -> None:
+    unsure = Reading("disk-space", "/c", Sight.UNSURE)
+    assert names(update(update(Raised(), [FULL], 0.0), [unsure], 30.0)) == ["disk-space"]
+    assert names(update(Raised(), [unsure], 30.0)) == []
+
+
 def test_it_is_not_raised_again_within_the_cooldown() -> None:
     cleared = update(update(Raised(), [FULL], 0.0), [FINE], 10.0)
     assert names(update(cleared, [FULL], 10.0 + COOLDOWN_S - 1)) == []

@@ -6,6 +6,7 @@ import os
 import shutil
 import ssl
 import subprocess
+import threading
 from pathlib import Path
 
 import aiohttp
@@ -15,7 +16,7 @@ from edl.errors import PortInUse
 from edl.web.access import Rights, Tokens
 from edl.web.front import Web, WebDeps
 from edl.web.routes import ROUTES
-from edl.web.settings import HttpSettings
+from edl.web.settings import HttpLimits, HttpSettings
 from tests.support.fake_master import JOB
 from tests.support.web_fixture import HOST, TOKEN, Setup, play
 from tests.unit.edl.web.test_relay import another
@@ -239,3 +240,24 @@ def test_without_tls_a_warning_where_others_can_listen(monkeypatch: pytest.Monke
     for url, warned in (("http://10.0.0.1:80", True), ("http://127.0.0.1:80", False), ("http://[::1]:80", False)):
         one.url = url
         assert ("without TLS" in one._warning()) == warned
+
+
+def test_a_file_system_that_hangs_holds_one_thread() -> None:
+    async def scenario(on: Setup) -> None:
+        assert (await on.ask("GET", "JOB/scale")).code == 200
+        hangs, begun = threading.Event(), list[float]()
+
+        def refresh() -> None:
+            begun.append(on.now_s)
+            assert hangs.wait(60)
+
+        on.web.refresh = refresh  # type: ignore[method-assign]
+        try:
+            for _ in range(5):
+                on.now_s += 10.0
+                assert (await on.ask("GET", "JOB/scale")).code == 200
+            assert len(begun) == 1
+        finally:
+            hangs.set()
+
+    play(scenario, limits=HttpLimits(rate=1e6, burst=1e6, refresh_s=0.05))

@@ -1,0 +1,88 @@
+"""``edl watch``: how it learns of the end of a job, and what it makes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import AsyncIterator
+
+import pytest
+
+from edl.cli import outside
+from edl.cli.find import NoMaster, Where
+from edl.cli.outside import Outside, OutsideLimits
+from edl.exit_codes import ExitCode
+from edl.wire.messages import Finish
+from edl.wire.status import HistoryEntry, JobStatus, Kind
+
+STATUS = JobStatus("job", "running", 1, 1, "", "1:1", "elastic", 0, 1, "a", (), (), ())
+LIMIT_S = 60.0
+
+
+class FakeJob:
+    """A job that ends while nobody looks. ``left``: what is found in its store from then on."""
+
+    def __init__(self, severity: str, left: NoMaster) -> None:
+        self.left = left
+        self.history = [HistoryEntry(7, 1.0, Kind.WORLD_FORMED.value, "round 1")]
+        self.end = HistoryEntry(8, 2.0, Kind.JOB_ENDED.value, "over", severity=severity)
+        self.looked = asyncio.Event()
+        self.over = False
+
+    @contextlib.asynccontextmanager
+    async def connect(self) -> AsyncIterator[FakeJob]:
+        if self.over:
+            raise self.left
+        yield self
+
+    async def status(self) -> JobStatus:
+        self.looked.set()
+        return dataclasses.replace(STATUS, history=tuple(self.history))
+
+    async def events(self, after: int, follow: bool) -> AsyncIterator[HistoryEntry]:
+        assert (after, follow) == (7, True)
+        await self.looked.wait()
+        self.over = True
+        yield self.end
+
+
+def watched(monkeypatch: pytest.MonkeyPatch, severity: str, left: NoMaster) -> int:
+    """The exit status of a watch that would look every ten minutes."""
+
+    async def body() -> int:
+        job = FakeJob(severity, left)
+        monkeypatch.setattr(outside, "Finder", lambda where: job)
+        watch = Outside(Where("job"), OutsideLimits(600.0, 0.0, 600.0), (), None, as_json=False)
+        return await asyncio.wait_for(watch.run(once=False), LIMIT_S)
+
+    return asyncio.run(body())
+
+
+@pytest.mark.parametrize(
+    ("code", "severity"),
+    [
+        (ExitCode.OK, "info"),
+        (ExitCode.KILLED, "info"),
+        (ExitCode.INCOMPLETE, "warning"),
+        (ExitCode.NOT_ENOUGH_NODES, "critical"),
+    ],
+)
+def test_the_outcome_is_asked_for_while_it_can_be(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], code: ExitCode, severity: str
+) -> None:
+    left = NoMaster("job has ended", Finish(int(code), "the reason"))
+    assert watched(monkeypatch, severity, left) == code
+    assert capsys.readouterr().out == f"edl job job: {severity}: job-ended: the reason\n"
+
+
+@pytest.mark.parametrize(
+    ("severity", "code"),
+    [("info", ExitCode.OK), ("warning", ExitCode.INCOMPLETE), ("critical", ExitCode.WORKER_FAILED)],
+)
+def test_a_job_whose_store_ends_with_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], severity: str, code: ExitCode
+) -> None:
+    monkeypatch.setattr(outside, "OUTCOME_S", 0.05)
+    assert watched(monkeypatch, severity, NoMaster("no job here")) == code
+    assert capsys.readouterr().out == f"edl job job: {severity}: job-ended: over\n"
