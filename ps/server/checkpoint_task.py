@@ -109,7 +109,9 @@ class CheckpointTask:
         if checkpoint.number != self._number:
             self._number = checkpoint.number
             self._begun = {one for one in self._begun if one[0] == checkpoint.number}
-            self._reports = {name: message for name, message in list(self._reports.items()) if name[0] == checkpoint.number}
+            self._reports = {
+                name: message for name, message in list(self._reports.items()) if name[0] == checkpoint.number
+            }
         self._begun.add((checkpoint.number, checkpoint.phase))
         if checkpoint.phase == "mark":
             self._attempt(checkpoint, lambda: self._take_mark(checkpoint))

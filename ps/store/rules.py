@@ -12,7 +12,8 @@ from ps.store.damage import limit_of
 from ps.store.halves import BRAIN, FLOAT, HALF
 
 SGD, MOMENTUM, ADAGRAD, ROW_ADAGRAD, ADAM, FTRL, ADD, ASSIGN = range(8)
-"""Codes of the rules in kernels. ``ASSIGN`` is not a table's rule but an operation of pushes, and ``ADD`` may be one."""
+"""Codes of the rules in kernels. ``ASSIGN`` is not a table's rule but an operation of pushes; ``ADD`` may be
+either."""
 CODES = {
     UpdateRule.SGD: SGD,
     UpdateRule.MOMENTUM: MOMENTUM,
@@ -38,8 +39,8 @@ NUMBERS = (
     "scale", "limit", "factor", "salt",
 )  # fmt: skip
 """Order of the hyperparameters passed to kernels. ``factor``: by what FTRL multiplies gradients instead of its LR.
-``salt``: not 0 if the values are no update by the table's rule, so that they do not count as one; a whole number that is
-different for each push, from which the rounding of 16-bit weights is drawn instead of the count."""
+``salt``: not 0 if the values are no update by the table's rule and do not count as one: a whole number, different for each
+push, from which the rounding of 16-bit weights is drawn besides the count."""
 SCALE, LIMIT, SALT = NUMBERS.index("scale"), NUMBERS.index("limit"), NUMBERS.index("salt")
 
 
