@@ -39,8 +39,8 @@ NUMBERS = (
     "scale", "limit", "factor", "salt",
 )  # fmt: skip
 """Order of the hyperparameters passed to kernels. ``factor``: by what FTRL multiplies gradients instead of its LR.
-``salt``: not 0 if the values are no update by the table's rule and do not count as one: a whole number, different for each
-push, from which the rounding of 16-bit weights is drawn besides the count."""
+``salt``: not 0 if the values are no update by the table's rule and do not count as one: a whole number, different for
+each push, from which the rounding of 16-bit weights is drawn besides the count."""
 SCALE, LIMIT, SALT = NUMBERS.index("scale"), NUMBERS.index("limit"), NUMBERS.index("salt")
 
 
