@@ -61,6 +61,7 @@ class Auc:
         self.table, self.bins = name, bins
         self._counts = np.zeros((bins, 2))
         part.declare(TableSpec(name, 2, Optimizer(UpdateRule.ADD), Initial(InitMethod.ZEROS)))
+        part.results.add(name)
 
     def update(self, scores: Any, labels: Any) -> None:
         """Count examples, here: ``scores`` from 0 to 1, ``labels`` 0 or 1. Raises ``SettingError``."""

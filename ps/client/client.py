@@ -285,6 +285,8 @@ class PsClient:
         if self._geo is not None and op == RowOp.GRAD:
             self._geo.push(values)
             return
+        if self._geo is not None:
+            self._geo.exchange(values)  # what is fetched afterwards replaces the changes of these rows
         self._writer.push(values, op, wait=wait, records=records)
         if self._geo is not None:
             self._geo.forget(values)

@@ -57,6 +57,8 @@ class PsContext:
     def _begin(self) -> None:
         self.plan = InitOptions()
         self._specs: dict[str, TableSpec] = {}
+        self.results: set[str] = set()
+        """Names of the tables that hold results of this job, which are nothing to the next one."""
         self._dense: dict[str, tuple[Values, DenseLayout]] = {}
         self._filled: set[str] = set()
         self._client: ClientProtocol | None = None

@@ -77,12 +77,14 @@ class Geo:
                 self.exchange()
             self._writer.end_step()
 
-    def exchange(self) -> None:
-        """Add this trainer's changes to the pservers' rows and fetch the results."""
+    def exchange(self, tables: Iterable[str] | None = None) -> None:
+        """Add this trainer's changes to the pservers' rows and fetch the results. ``tables``: only of these."""
         with self._lock:
             share = np.float32(1.0 / max(1, len(self._core.session.joined.members)))
             changes, used = {}, {}
-            for name, found in self._tables.items():
+            wanted = self._tables.keys() if tables is None else self._tables.keys() & set(tables)
+            exchanged = {name: found for name, found in self._tables.items() if name in wanted}
+            for name, found in exchanged.items():
                 if found.touched:
                     keys = np.unique(np.concatenate(found.touched))
                     changes[name] = (
@@ -92,7 +94,7 @@ class Geo:
                     used[name] = keys
             if changes:
                 self._writer.push(changes, RowOp.ADD)
-            for name, found in self._tables.items():
+            for name, found in exchanged.items():
                 # Valid only after they have been fetched; otherwise a failure here would add the same change twice.
                 found.touched, found.known = [], found.known[:0]
                 if name in used:

@@ -22,10 +22,10 @@ AT_ONCE = 1 << 16
 def warm_start(source: str | Path, tables: Sequence[str] = ()) -> dict[str, int]:
     """Set the weights of tables to those of an export (``python -m ps export``); return the number of rows by table.
 
-    ``tables``: only these; empty means all that the export and this script have in common. Optimizers start anew. Keys
-    that already have a row keep it, except in dense tables. Does nothing, and returns nothing, in a job that has done
-    it before, or was restored from a checkpoint after that. Call it in one trainer, before it trains. Raises
-    ``PsError`` if a table differs, before anything is set.
+    ``tables``: only these; empty means all that the export and this script have in common, except those of ``Auc``.
+    Optimizers start anew. Keys that already have a row keep it, except in dense tables. Does nothing, and returns
+    nothing, in a job that has done it before, or was restored from a checkpoint after that. Call it in one trainer,
+    before it trains. Raises ``PsError`` if a table differs, before anything is set.
     """
     model = export.open(source)
     part.declare(MARK)
@@ -33,7 +33,7 @@ def warm_start(source: str | Path, tables: Sequence[str] = ()) -> dict[str, int]
     if model.since:
         raise PsError(f"{source} has only the changes since {model.since}. Start from a complete export")
     # The other job's own mark does not say that this one has its weights.
-    wanted = list(tables) or sorted((model.tables.keys() & client.tables.keys()) - {MARK.name})
+    wanted = list(tables) or sorted((model.tables.keys() & client.tables.keys()) - {MARK.name} - part.results)
     for name in wanted:
         _check(name, model.tables.get(name), client.tables.get(name), str(source))
     if client.pull(MARK.name, np.zeros(1, np.int64), insert=False)[0, 0]:

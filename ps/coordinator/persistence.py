@@ -46,6 +46,7 @@ class _Servers:
 @dataclass(frozen=True, slots=True)
 class _Tables:
     tables: tuple[TableSpec, ...]
+    saved_lr: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ def save_piece(state: PlacementState, checkpoints: CheckpointCoordinator, piece:
         servers = (_Server(*(getattr(one, name) for name in names)) for one in state.servers.values())
         value = _Servers(state.numbers, tuple(servers))
     elif piece == TABLES:
-        value = _Tables(tuple(state.tables.values()))
+        value = _Tables(tuple(state.tables.values()), tuple(sorted(state.saved_lr)))
     else:
         value = _Lr(tuple(state.holds), tuple(state.world_holds), state.world_factor)
     return json_messages.encode(value)
@@ -112,7 +113,8 @@ def load_piece(state: PlacementState, checkpoints: CheckpointCoordinator, piece:
             for one in kept.servers
         }
     elif piece == TABLES:
-        state.tables = {table.name: table for table in json_messages.decode(_Tables, text).tables}
+        defined = json_messages.decode(_Tables, text)
+        state.tables, state.saved_lr = {table.name: table for table in defined.tables}, set(defined.saved_lr)
     else:
         lr = json_messages.decode(_Lr, text)
         state.holds, state.world_holds, state.world_factor = list(lr.holds), list(lr.worlds), lr.world

@@ -134,6 +134,11 @@ class Grid:
         owned = (bucket for bucket, owner in enumerate(self.owner) if owner == number)
         return all(self.backup[bucket] in others and self.giver[bucket] != RESTORE for bucket in owned)
 
+    def lost_with(self, number: int) -> list[int]:
+        """The buckets that would be lost with this pserver: no other one has all of their rows."""
+        owned = (bucket for bucket, owner in enumerate(self.owner) if owner == number)
+        return [bucket for bucket in owned if not self.backup[bucket] or self.giver[bucket] == RESTORE]
+
     def bury(self, number: int) -> list[int]:
         """Remove a dead pserver; replicas in sync become owners. Returns the lost buckets."""
         lost = []

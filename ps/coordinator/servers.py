@@ -15,7 +15,10 @@ from ps.spec import TableSpec
 
 MOST_HEAT = 4096
 ORPHANS_S = 2.0
-"""Seconds that a new Master waits for the keys of pservers that the previous one knew."""
+"""Seconds that a new Master waits for the keys of pservers that the previous one knew, and any Master for that of a
+pserver that holds what no other one has: a store that was frozen ends the leases of processes that live."""
+
+LEASE_ENDED = "its lease has ended"
 
 ELSEWHERE = {PEOPLE, TABLES, LR}
 """Changes that do not affect placement."""
@@ -48,6 +51,8 @@ class PserverRegistry:
         self._without_s = 0.0
         """Time since which there have been too few pservers; 0: there are enough."""
         self._orphans_s = 0.0
+        self._returning: dict[int, float] = {}
+        """Pservers whose keys have gone but may come back, with the time until which they are waited for."""
         self._heat: dict[int, float] = {}
         self._heat_s = 0.0
         self.greeted: set[int] = set()
@@ -79,6 +84,7 @@ class PserverRegistry:
         server = self._state.named(name)
         if server is None:
             return
+        self._returning.pop(server.number, None)
         draining = bool(found.get("draining"))
         if described != (server.host, server.port, server.path, server.machine):
             server.host, server.port, server.path, server.machine = described
@@ -89,11 +95,17 @@ class PserverRegistry:
             turn.change(SERVERS)
 
     def key_gone(self, turn: PlacementTurn, name: str) -> None:
-        """A pserver's lease has ended: it has died or left."""
+        """A pserver's lease has ended: it has died or left, or the store was away for longer than a lease. In the last
+        case its launcher registers it again, so a live one without which rows are lost is waited for."""
         self.keys.pop(name, None)
-        server = self._state.named(name)
-        if server is not None:
-            self.bury(turn, server, "its lease has ended")
+        state, server = self._state, self._state.named(name)
+        if server is None:
+            return
+        lives = server.greeted or turn.now_s < self._orphans_s
+        if lives and state.opened and state.grid.lost_with(server.number):
+            self._returning[server.number] = turn.now_s + ORPHANS_S
+        else:
+            self.bury(turn, server, LEASE_ENDED)
 
     def line_down(self, turn: PlacementTurn, name: str, refused: bool) -> None:
         """The connection to a pserver is down. ``refused``: its port refuses connections, so the process is gone."""
@@ -212,6 +224,17 @@ class PserverRegistry:
                 del self._silent[number]
                 self.bury(turn, server, "it does not respond, and other pservers hold all its data")
 
+    def _bury_missing(self, turn: PlacementTurn) -> None:
+        """Remove pservers whose keys have not come back."""
+        for number, until_s in list(self._returning.items()):
+            server = self._state.servers.get(number)
+            if server is not None and turn.now_s < until_s:
+                turn.wake(until_s)
+                continue
+            del self._returning[number]
+            if server is not None:
+                self.bury(turn, server, LEASE_ENDED)
+
     def _start_over(self) -> None:
         """No bucket has an owner. The next placement begins a new history: a pserver that has looked for checkpoints
         once does so again only in another one."""
@@ -305,10 +328,12 @@ class PserverRegistry:
         state = self._state
         if self._orphans_s and turn.now_s >= self._orphans_s:
             self._orphans_s = 0.0
-            for server in [one for one in state.servers.values() if one.name not in self.keys]:
+            missing = [one for one in state.servers.values() if one.name not in self.keys]
+            for server in [one for one in missing if one.number not in self._returning]:
                 self.bury(turn, server, "it died while there was no Master")
         elif self._orphans_s:
             turn.wake(self._orphans_s)
+        self._bury_missing(turn)
         self._bury_silent(turn)
         if state.stage == "finding" and not state.servers:
             self._start_over()

@@ -121,6 +121,8 @@ class PlacementState:
     """The last number given to a pserver."""
     people: Membership = field(default_factory=Membership)
     tables: dict[str, TableSpec] = field(default_factory=dict)
+    saved_lr: set[str] = field(default_factory=set)
+    """Tables of a restored checkpoint that no trainer has defined yet: they still have the LR that was saved."""
     holds: list[messages.LrHold] = field(default_factory=list)
     """LR factors set by trainers, by ascending step; of several for one step the last applies."""
     world_holds: list[messages.LrHold] = field(default_factory=list)

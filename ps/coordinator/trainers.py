@@ -41,8 +41,6 @@ class TrainerRegistry:
         """Callers that have sent Join in this turn."""
         self._beginning: dict[int, None] = {}
         """Trainers that become members as soon as the checkpoint is marked."""
-        self._saved_lr: set[str] = set()
-        """Tables of a restored checkpoint that no trainer has defined yet: they still have the LR that was saved."""
         self._world: World | None = None
         self._sent: messages.PlacementUpdate | None = None
         """The state that trainers have if they have received every message."""
@@ -162,7 +160,7 @@ class TrainerRegistry:
         state = self._state
         # Before a rollback there was a job, whose LRs hold; else no pserver knows the scripts' definitions yet.
         before = state.tables if state.reason else {}
-        self._saved_lr = {table.name for table in saved} - before.keys()
+        state.saved_lr = {table.name for table in saved} - before.keys()
         kept = {table.name: _with_lr_of(before.get(table.name, table), table) for table in saved}
         state.tables = {**before, **kept}
         turn.change(TABLES)
@@ -204,11 +202,12 @@ class TrainerRegistry:
 
     def _take_lrs(self, turn: PlacementTurn, message: messages.Join) -> None:
         """Give tables from a checkpoint the LR of the first trainer that defines them."""
-        tables = self._state.tables
+        tables, left = self._state.tables, self._state.saved_lr
         for table in message.tables:
-            if table.name not in self._saved_lr:
+            if table.name not in left:
                 continue
-            self._saved_lr.discard(table.name)
+            left.discard(table.name)
+            turn.keep(TABLES)
             saved, lr = tables[table.name].optimizer.lr, table.optimizer.lr
             if lr != saved:
                 tables[table.name] = _with_lr_of(table, tables[table.name])

@@ -109,7 +109,9 @@ class CheckpointTask:
         if checkpoint.number != self._number:
             self._number = checkpoint.number
             self._begun = {one for one in self._begun if one[0] == checkpoint.number}
-            self._reports = {name: message for name, message in self._reports.items() if name[0] == checkpoint.number}
+            self._reports = {
+                name: message for name, message in list(self._reports.items()) if name[0] == checkpoint.number
+            }
         self._begun.add((checkpoint.number, checkpoint.phase))
         if checkpoint.phase == "mark":
             self._attempt(checkpoint, lambda: self._take_mark(checkpoint))
@@ -133,8 +135,9 @@ class CheckpointTask:
         def write() -> None:
             try:
                 self._opened(0).evicted(table, rows)
-            except EdlError as error:
-                log.warning("Parameter server: cannot write evicted rows of table %s, will retry: %s", table, error)
+            except (EdlError, MemoryError) as error:
+                why = str(error) or type(error).__name__
+                log.warning("Parameter server: cannot write evicted rows of table %s, will retry: %s", table, why)
 
         if len(rows) and self._files is not None:
             self._work.put(write)
@@ -154,7 +157,10 @@ class CheckpointTask:
             work = self._work.get()
             if work is None:
                 return
-            work()
+            try:
+                work()
+            except Exception:  # the next item, such as a restore, has nobody else to do it
+                log.exception("Parameter server: background work on checkpoints failed")
 
     def _attempt(self, checkpoint: CheckpointOrder, phase: Callable[[], Any]) -> None:
         """Run a phase and report its result."""

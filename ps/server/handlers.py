@@ -98,8 +98,9 @@ class Counts:
         """Number of pushes by other trainers since ``base``."""
         if base < 0:
             return 0
-        own = sum(1 for one in self.own.get(trainer, ()) if one > base)
-        return max(0, self.applied - base - own)
+        with self.lock:
+            own = sum(1 for one in self.own.get(trainer, ()) if one > base)
+            return max(0, self.applied - base - own)
 
     def applied_one(self, trainer: int) -> None:
         """Count one more applied push."""

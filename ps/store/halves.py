@@ -2,7 +2,8 @@
 one in ``ps/store/kernels/half.py`` gives the same bits.
 
 Rounding at random chooses one of the two neighbours so that the expected value is the exact one: updates much smaller
-than a weight add up instead of being lost. What is drawn depends only on key, number of updates and column.
+than a weight add up instead of being lost. What is drawn depends only on key, number of updates (for added values also
+on the push) and column.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ LARGEST = {HALF: 0x7BFF, BRAIN: 0x7F7F}
 NOT_A_NUMBER = {HALF: 0x7E00, BRAIN: 0x7FC0}
 
 
-def drawn(keys: NDArray[np.int64], updates: NDArray[np.uint32], dim: int) -> NDArray[np.uint64]:
+def drawn(keys: NDArray[np.int64], updates: NDArray[np.unsignedinteger[Any]], dim: int) -> NDArray[np.uint64]:
     """24 random bits for each weight of some rows, ``(keys, dim)``."""
     base = mixed(keys.astype(np.uint64) ^ mixed(updates.astype(np.uint64)))[:, None]
     bits: NDArray[np.uint64] = mixed(base + np.arange(dim, dtype=np.uint64) * np.uint64(GOLDEN)) >> np.uint64(40)

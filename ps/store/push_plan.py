@@ -3,14 +3,14 @@ touches."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edl.errors import PsError
-from ps.hashing import SHARDS, buckets_of
+from ps.hashing import SHARDS, buckets_of, splitmix64
 from ps.rows import OPS, RowOp, TablePush, TrainerPush
 from ps.spec import BUCKETS, UpdateRule
 from ps.store import damage, rules
@@ -86,11 +86,22 @@ def works(
                 split.counts > 0 if len(checked) == 1 else np.bincount(buckets_of(one), None, BUCKETS) > 0
             )
             begins[number + 1 :] += len(one)
-        found.append(Work(table, op, *_treatment(table, op, lr, scale), values, begins, split))
+        salt = _salt(pushes[number] for number, _ in parts)
+        found.append(Work(table, op, *_treatment(table, op, lr, scale, salt), values, begins, split))
     return found, touched
 
 
-def _treatment(table: Table, op: str, lr: Mapping[str, float], scale: float) -> tuple[int, NDArray[np.float64]]:
+def _salt(pushes: Iterable[TrainerPush]) -> int:
+    """A number of these pushes, from 1 to 2**52, wherever and whenever they are applied."""
+    found = 0
+    for push in pushes:
+        found = splitmix64(found ^ splitmix64(push.trainer) ^ push.seq)
+    return 1 + (found >> 12)
+
+
+def _treatment(
+    table: Table, op: str, lr: Mapping[str, float], scale: float, salt: int
+) -> tuple[int, NDArray[np.float64]]:
     optimizer = table.spec.optimizer
     rate = lr.get(table.spec.name, optimizer.lr)
     if op == RowOp.GRAD:
@@ -99,6 +110,8 @@ def _treatment(table: Table, op: str, lr: Mapping[str, float], scale: float) -> 
         return table.layout.rule, rules.numbers(optimizer, rate, scale)
     numbers = np.zeros(len(rules.NUMBERS))
     numbers[rules.SCALE], numbers[rules.LIMIT] = scale, damage.LARGEST
+    if op == RowOp.ADD and optimizer.rule is not UpdateRule.ADD:
+        numbers[rules.SALT] = salt
     return rules.ADD if op == RowOp.ADD else rules.ASSIGN, numbers
 
 

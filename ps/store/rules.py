@@ -12,7 +12,8 @@ from ps.store.damage import limit_of
 from ps.store.halves import BRAIN, FLOAT, HALF
 
 SGD, MOMENTUM, ADAGRAD, ROW_ADAGRAD, ADAM, FTRL, ADD, ASSIGN = range(8)
-"""Codes of the rules in kernels. ``ASSIGN`` is not a table's rule but an operation of pushes."""
+"""Codes of the rules in kernels. ``ASSIGN`` is not a table's rule but an operation of pushes; ``ADD`` may be
+either."""
 CODES = {
     UpdateRule.SGD: SGD,
     UpdateRule.MOMENTUM: MOMENTUM,
@@ -35,10 +36,12 @@ MOST_CORRECTIONS = 1 << 16
 
 NUMBERS = (
     "lr", "momentum", "beta1", "beta2", "eps", "l1", "l2", "lr_power", "weight_decay", "clip_value", "clip_norm",
-    "scale", "limit", "factor",
+    "scale", "limit", "factor", "salt",
 )  # fmt: skip
-"""Order of the hyperparameters passed to kernels. ``factor``: by what FTRL multiplies gradients instead of its LR."""
-SCALE, LIMIT = NUMBERS.index("scale"), NUMBERS.index("limit")
+"""Order of the hyperparameters passed to kernels. ``factor``: by what FTRL multiplies gradients instead of its LR.
+``salt``: not 0 if the values are no update by the table's rule and do not count as one: a whole number, different for
+each push, from which the rounding of 16-bit weights is drawn besides the count."""
+SCALE, LIMIT, SALT = NUMBERS.index("scale"), NUMBERS.index("limit"), NUMBERS.index("salt")
 
 
 def slots_of(rule: UpdateRule, dim: int) -> int:
@@ -67,7 +70,8 @@ class TableLayout:
     form: int
     """Format of the weights, a code of ``ps.store.halves``."""
     corrections: NDArray[np.float32]
-    """Adam: ``1 - beta1**t`` and ``sqrt(1 - beta2**t)`` for ``t`` = 1 .. n; the last applies to all later steps."""
+    """Adam: ``1 - beta1**t`` and ``sqrt(1 - beta2**t)`` for ``t`` = 1 .. n. Kernels compute those of later steps unless
+    the last ones are 1."""
 
     @classmethod
     def of(cls, spec: TableSpec) -> TableLayout:
@@ -97,12 +101,16 @@ class TableLayout:
 
 
 def corrections(optimizer: Optimizer) -> NDArray[np.float32]:
-    """Adam's bias corrections, up to the step where they no longer matter in float32."""
+    """Adam's bias corrections, up to the step where they no longer matter in float32 or to ``MOST_CORRECTIONS``."""
     slowest = max(optimizer.beta1, optimizer.beta2, 0.5)
     enough = int(np.ceil(np.log(2.0**-26) / np.log(slowest)))
     steps = np.arange(1, min(enough, MOST_CORRECTIONS) + 1, dtype=np.float64)
-    first, second = 1 - optimizer.beta1**steps, np.sqrt(1 - optimizer.beta2**steps)
-    return np.stack([first, second]).astype(np.float32)
+    return corrections_at(optimizer.beta1, optimizer.beta2, steps)
+
+
+def corrections_at(beta1: float, beta2: float, steps: NDArray[np.float64]) -> NDArray[np.float32]:
+    """Adam's two bias corrections in these steps, counted from 1: ``(2, steps)``."""
+    return np.stack([1 - beta1**steps, np.sqrt(1 - beta2**steps)]).astype(np.float32)
 
 
 def numbers(optimizer: Optimizer, lr: float, scale: float) -> NDArray[np.float64]:

@@ -524,7 +524,7 @@ class RowStore:
             found.most = most
         gone = [found.none(), found.made_room()]
         unseen = found.spec.eviction.unseen_steps or found.spec.eviction.unseen_s
-        oldest = self._seen(found, step) - unseen if unseen else 0
+        limit_due = (max(0, self._seen(found, step) - unseen if unseen else 0) << 32) - 1
         total, due = 0, 0
         samples = []
         stride = 1 + found.rows // SAMPLE
@@ -532,10 +532,12 @@ class RowStore:
             with self._locks[shard]:
                 age = ages(found.shard_tables[shard], found.own(shard))
             total += len(age)
-            due += int(np.count_nonzero(age < np.uint64(max(0, oldest) << 32)))
+            due += int(np.count_nonzero(age <= np.uint64(limit_due))) if limit_due >= 0 else 0
             samples.append(age[::stride])
         going = max(min(due, max(0, total - least)), total - most if most else 0)
         limit = limit_age(samples, going / total if total else 0)
+        if going <= due:  # the limit of a sample may be above the age of those that are due, or miss a few old rows
+            limit = limit_due if going == due else min(limit, limit_due)
         # Rows of exactly the limit age go last, because not all of them may have to.
         for shard, up_to in [(shard, age) for age in (limit - 1, limit) for shard in range(SHARDS)]:
             while going > 0 and up_to >= 0:

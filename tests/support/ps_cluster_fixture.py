@@ -82,9 +82,22 @@ class Cluster:
         self.feed(sv.KeyPut(f"servers/{name}", self._value(f"servers/{name}", draining=True)))
 
     def kill(self, name: str) -> None:
+        """A pserver dies: it hangs up, and later its lease ends."""
         key = f"servers/{name}"
         del self.bucket_machines[key]
+        self.feed(sv.LineDown(key, False))
         self.feed(sv.KeyGone(key))
+
+    def lose_key(self, name: str) -> None:
+        """The lease of a pserver that lives ends, so the Master hangs up."""
+        self.feed(sv.KeyGone(f"servers/{name}"))
+
+    def register_again(self, name: str) -> None:
+        """Its launcher has another lease."""
+        key = f"servers/{name}"
+        self.feed(sv.KeyPut(key, self._value(key)))
+        self.feed(sv.LineUp(key))
+        self._effects(key, self.bucket_machines[key].step(hd.MasterLine()))
 
     def say(self, name: str, word: Any) -> None:
         """Deliver a message of a pserver to the Master."""

@@ -200,7 +200,7 @@ class _Update:
         self, shard_table: ShardTable, slots: Slots, grads: Floats, numbers: NDArray[np.float64], nesterov: bool
     ) -> None:
         named = dict(zip(rules.NUMBERS, numbers.astype(np.float32), strict=True))
-        self.number = named
+        self.number, self.exact = named, dict(zip(rules.NUMBERS, numbers.tolist(), strict=True))
         self.shard_table, self.slots, self.nesterov = shard_table, slots, nesterov
         self.weights, self.state = shard_table.weights(slots), shard_table.state[slots]
         self.grads = self._prepared(grads)
@@ -220,11 +220,13 @@ class _Update:
         """Write weights and state back and count the update."""
         table, random = self.shard_table, None
         if table.layout.form != halves.FLOAT:
-            random = halves.drawn(table.keys[self.slots], table.meta[self.slots, UPDATES], table.layout.dim)
+            counts = table.meta[self.slots, UPDATES].astype(np.uint64) + np.uint64(self.exact["salt"])
+            random = halves.drawn(table.keys[self.slots], counts, table.layout.dim)
         table.set_weights(self.slots, weights, random)
         if state:
             self.shard_table.state[self.slots] = np.concatenate(state, axis=1) if len(state) > 1 else state[0]
-        self.shard_table.meta[self.slots, UPDATES] += np.uint32(1)
+        if not self.exact["salt"]:
+            self.shard_table.meta[self.slots, UPDATES] += np.uint32(1)
 
     def halves(self) -> tuple[Floats, Floats]:
         """The two arrays of a two-part state."""
@@ -257,11 +259,18 @@ def _adam(to: _Update) -> None:
     beta1, beta2 = to.number["beta1"], to.number["beta2"]
     first = beta1 * first + (one - beta1) * to.grads
     second = beta2 * second + (one - beta2) * to.grads * to.grads
-    table = to.shard_table.layout.corrections
-    count = np.minimum(to.shard_table.meta[to.slots, UPDATES].astype(np.int64), table.shape[1] - 1)
-    size = to.number["lr"] / table[0, count][:, None]
-    root = np.sqrt(second) / table[1, count][:, None] + to.number["eps"]
+    one_less, root_less = _corrections(to)
+    size = to.number["lr"] / one_less[:, None]
+    root = np.sqrt(second) / root_less[:, None] + to.number["eps"]
     to.done(to.weights - size * first / root, first, second)
+
+
+def _corrections(to: _Update) -> Floats:
+    table = to.shard_table.layout.corrections
+    steps = to.shard_table.meta[to.slots, UPDATES].astype(np.int64) + 1
+    if (steps > table.shape[1]).any() and (table[:, -1] < 1).any():
+        return rules.corrections_at(to.exact["beta1"], to.exact["beta2"], steps.astype(np.float64))
+    return table[:, np.minimum(steps, table.shape[1]) - 1]
 
 
 def _ftrl(to: _Update) -> None:

@@ -179,8 +179,12 @@ def _adam(weights, state, gradient, dim, numbers, updates, corrections, correcte
     w, first, second, g = floats(weights), floats(state), floats(state + 4 * dim), floats(gradient)
     beta1, beta2, eps = _number(numbers, 2), _number(numbers, 3), _number(numbers, 4)
     number = min(updates, corrected - 1)
-    size = _number(numbers, 0) / floats(corrections)[number]
-    root = floats(corrections)[corrected + number]
+    less, root = floats(corrections)[number], floats(corrections)[corrected + number]
+    if updates >= corrected and (less < _ONE or root < _ONE):
+        steps = np.float64(updates + 1)
+        less = np.float32(1.0 - doubles(numbers)[2] ** steps)
+        root = np.float32(math.sqrt(1.0 - doubles(numbers)[3] ** steps))
+    size = _number(numbers, 0) / less
     for j in range(dim):
         given = g[j]
         m = beta1 * first[j] + (_ONE - beta1) * given
@@ -246,7 +250,8 @@ def _update_row(row, gradient, rule, room, dim, numbers, nesterov, corrections, 
         gradient = buffer
     _update(rule, weights, row + HEAD + room, gradient, dim, numbers, nesterov, updates, corrections, corrected)
     if form != FLOAT:
-        narrow(weights, row + HEAD, dim, form, longs(row)[0], updates, rule != rules.ASSIGN)
+        salt = np.int64(doubles(numbers)[rules.SALT])
+        narrow(weights, row + HEAD, dim, form, longs(row)[0], updates + salt, rule != rules.ASSIGN)
 
 
 @compiled()
@@ -269,6 +274,7 @@ def apply(
     """Sum the values of each row and update it; see ``Kernels.apply``. Returns the number of damaged rows or values."""
     begin, done, source = longs(starts), longs(begins), longs(where)
     plain, limit = _plain(numbers) or rule == rules.ASSIGN, _number(numbers, 12)
+    counts = 0 if rule == rules.ASSIGN or doubles(numbers)[rules.SALT] != 0 else 1
     wide, damaged, total = 4 * dim, 0, 0
     room = room_of(dim, form)
     size = HEAD + room + 4 * state_dim
@@ -298,7 +304,7 @@ def apply(
                 damaged += 1
                 continue
             _update_row(row, gradient, rule, room, dim, numbers, nesterov, corrections, corrected, plain, buffer, form)
-            counter[UPDATES] += 0 if rule == rules.ASSIGN else 1
+            counter[UPDATES] += counts
             counter[SEEN] = max(np.int64(counter[SEEN]), step)
             counter[CHANGED] = mark
             mine[kept] = slot

@@ -11,7 +11,8 @@ import pytest
 
 from edl.errors import SettingError
 from ps.rows import TablePush, TrainerPush
-from ps.spec import Initial, InitMethod, Optimizer, TableSpec, UpdateRule
+from ps.spec import Initial, InitMethod, Optimizer, TableSpec, UpdateRule, WeightFormat
+from ps.store.shard_table import UPDATES
 from tests.support.ps_stores import both_kernels, keys_of, pull, push, store_of
 
 DIM = 19
@@ -153,6 +154,37 @@ def test_adam_after_very_many_updates(kernels: str) -> None:
     optimizer = Optimizer(UpdateRule.ADAM, lr=0.01, beta1=0.3, beta2=0.5)
     before, after = trained(kernels, optimizer, np.ones((200, len(KEYS), DIM), np.float32))
     np.testing.assert_allclose(before - after, 200 * 0.01, rtol=1e-3)
+
+
+@both_kernels
+@pytest.mark.parametrize("beta2", [0.9999, 0.99999])
+@pytest.mark.parametrize("updates", [70_000, 300_000, 3_000_000])
+def test_adam_corrects_its_bias_beyond_its_table(kernels: str, beta2: float, updates: int) -> None:
+    """Under a gradient that is always 1, each step is as long as the LR."""
+    optimizer = Optimizer(UpdateRule.ADAM, lr=0.1, beta2=beta2)
+    store = store_of(kernels, TableSpec("t", DIM, optimizer, FIRST_ZERO))
+    pull(store, KEYS)
+    for shard_table in store.tables["t"].shard_tables.all:
+        slots = shard_table.live()
+        shard_table.meta[slots, UPDATES] = updates - 1
+        shard_table.state[slots, :DIM] = 1.0
+        shard_table.state[slots, DIM:] = 1.0 - beta2 ** (updates - 1)
+    push(store, KEYS, np.ones((len(KEYS), DIM), np.float32))
+    np.testing.assert_allclose(pull(store, KEYS), -0.1, rtol=1e-5)
+
+
+@both_kernels
+@pytest.mark.parametrize("weights", [WeightFormat.F4, WeightFormat.BF16])
+def test_added_values_are_no_updates_of_adam(kernels: str, weights: WeightFormat) -> None:
+    """All that pservers get in mode geo. When the job goes on in another mode, its first steps were too long."""
+    spec = TableSpec("t", DIM, Optimizer(UpdateRule.ADAM, lr=0.1), FIRST_ZERO, weights=weights)
+    store, fresh = store_of(kernels, spec), store_of(kernels, spec)
+    for seq in range(1, 200):
+        push(store, KEYS, np.zeros((len(KEYS), DIM)), trainer=1, seq=seq, op="add")
+    for seq, one in enumerate(GRADS, 200):
+        for each in (store, fresh):
+            push(each, KEYS, one, trainer=1, seq=seq)
+    np.testing.assert_array_equal(pull(store, KEYS), pull(fresh, KEYS))
 
 
 @both_kernels

@@ -62,6 +62,17 @@ def test_pservers_hear_of_every_third_step(bench: Bench) -> None:
     assert (bench.client(number=2).read("plain", KEYS) == -7).all()
 
 
+@pytest.mark.parametrize(("op", "expected"), [("assign", 5.0), ("first", -1.0), ("add", 4.0)])
+def test_what_has_not_been_exchanged_survives_values_that_are_set(bench: Bench, op: str, expected: float) -> None:
+    client = bench.start(2).client(training=GEO)
+    client.pull("plain", KEYS)
+    client.push({"plain": (KEYS, np.ones((200, 4)))})
+    client.push({"wide": (KEYS[:5], np.zeros((5, bench.tables[1].dim)))}, op="add")  # nothing to the other table
+    assert (client.read("plain", KEYS) == 0).all()
+    client.push({"plain": (KEYS[:10], np.full((10, 4), 5.0))}, op=op)
+    assert (client.pull("plain", KEYS[:10]) == expected).all() and (client.pull("plain", KEYS[10:]) == -1).all()
+
+
 def test_differences_are_averaged(bench: Bench) -> None:
     one = bench.start(2).client(training=GEO, members=TWO)
     other = bench.client(number=2, training=GEO, members=TWO)

@@ -105,6 +105,23 @@ def test_a_mark_of_the_other_job_is_not_taken_over(tmp_path: Path, monkeypatch: 
     assert torch.equal(users(KEYS), expected)
 
 
+def test_results_of_the_other_job_stay_there(tmp_path: Path) -> None:
+    train(*script())
+    counted, shown = ps.Auc(), ps.Counters("shown", ("show",))
+    counted.update([0.2, 0.9], [0, 1])
+    counted.push()
+    shown.add(KEYS, show=2.0)
+    ps.step()
+    assert counted.compute() == 1.0
+    source = exported(tmp_path / "out")
+
+    script()
+    counted, shown = ps.Auc(), ps.Counters("shown", ("show",))
+    assert ps.warm_start(source) == {"dense": 1, "shown": 3, "users": 3}
+    assert np.isnan(counted.compute()) and (shown.read(KEYS)["show"] == 2.0).all(), "counters are input of the model"
+    assert ps.warm_start(source, tables=["auc"]) == {}, "done before"
+
+
 def test_only_some_tables_and_what_does_not_fit(tmp_path: Path) -> None:
     train(*script())
     source = exported(tmp_path / "out")

@@ -45,6 +45,21 @@ def test_a_restarted_script_brings_its_learning_rate(early: bool) -> None:
     assert one.heard("a", messages.Joined)[-1].tables == (with_lr(0.01),)
 
 
+def test_a_lost_master_does_not_give_the_saved_learning_rate_back() -> None:
+    """Whether it is lost before the first trainer of the restored job joins or after."""
+    one = Cluster(Training(servers=(1, 4), replication=Replication.NONE))
+    one.found = saved_with(with_lr(0.05))
+    one.started("p", "q")
+    one.new_machine()
+    one.world("a", "b")
+    one.trainer("a", tables=(with_lr(0.01),))
+    assert one.heard("a", messages.Joined)[-1].tables == (with_lr(0.01),)
+    one.new_machine()
+    one.world("a", "b")
+    one.trainer("b", tables=(with_lr(0.02),))
+    assert one.heard("b", messages.Joined)[-1].tables == (with_lr(0.01),)
+
+
 def test_the_state_of_ftrl_belongs_to_its_learning_rate() -> None:
     one = Cluster()
     one.found = saved_with(with_lr(0.1, UpdateRule.FTRL))

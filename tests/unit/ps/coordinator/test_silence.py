@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from edl.job_records import Replication, Training
 from edl.master import service as sv
+from ps.coordinator.servers import ORPHANS_S
 from ps.coordinator.state import CoordinatorLimits
 from ps.protocol import messages
 from tests.support.ps_cluster_fixture import Cluster
@@ -48,6 +51,53 @@ def test_who_has_what_nobody_else_has_is_waited_for() -> None:
     one.feed(sv.LineDown("servers/p", False))
     one.pass_time(10 * SILENT_S)
     assert set(one.machine.state.servers) == {1, 2}
+
+
+@pytest.mark.parametrize("replication", [Replication.NONE, Replication.SYNC])
+def test_leases_that_end_in_a_frozen_store_take_no_rows_along(replication: Replication) -> None:
+    """One pserver after the other loses its key, and gets it back."""
+    one = cluster(training=Training(servers=(1, 4), replication=replication))
+    one.world("a")
+    one.trainer("a")
+    for name in ("p", "q"):
+        one.lose_key(name)
+    one.pass_time(ORPHANS_S - 0.5)
+    for name in ("p", "q"):
+        one.register_again(name)
+    one.pass_time(10 * ORPHANS_S)
+    assert one.machine.state.history == 1 and one.heard("a", messages.RequestRefused) == []
+    assert len(one.machine.state.servers) == 2 and one.machine.state.whole
+
+
+def test_a_lease_that_ends_as_a_master_takes_over_takes_no_rows_along() -> None:
+    """It ends with that of the last Master. The new one has no line to the pserver yet."""
+    one = cluster(training=Training(servers=(1, 4), replication=Replication.NONE))
+    one.world("a")
+    one.trainer("a")
+    machines, one.bucket_machines = one.bucket_machines, {}
+    one.new_machine()
+    one.bucket_machines = machines
+    for name in ("p", "q"):
+        one.feed(sv.KeyPut(f"servers/{name}", one._value(f"servers/{name}")))
+        one.lose_key(name)
+    one.pass_time(ORPHANS_S - 0.5)
+    for name in ("p", "q"):
+        one.register_again(name)
+    one.pass_time(10 * ORPHANS_S)
+    assert one.machine.state.history == 1 and set(one.machine.state.servers) == {1, 2}
+
+
+def test_who_does_not_come_back_is_dead() -> None:
+    one = cluster("p", "q", training=Training(servers=(1, 4), replication=Replication.NONE))
+    one.world("a")
+    one.trainer("a")
+    del one.bucket_machines["servers/p"]
+    one.lose_key("p")
+    one.pass_time(ORPHANS_S - 0.5)
+    assert one.machine.state.history == 1
+    one.pass_time(1.0)
+    assert one.machine.state.history == 2 and set(one.machine.state.servers) == {2}
+    assert "pserver servers/p (number 1) is lost: its lease has ended" in one.notes
 
 
 def test_it_comes_back_empty_and_what_it_says_of_trainers_is_old() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from edl.adapters.clock import SystemClock
+from edl.adapters.files import PlainFiles
 from edl.errors import PsError
 from edl.job_records import Training
 from ps.checkpoint.reader import Loaded
@@ -255,6 +257,31 @@ def test_checkpoints_are_searched_again_when_the_rows_are_gone_again() -> None:
     checkpoint_task.start()
     checkpoint_task._thread.join()
     assert around.said == [FoundCheckpoints(0), FoundCheckpoints(0)]
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("a defect")])
+def test_an_error_with_evicted_rows_does_not_end_the_thread_that_restores(error: Exception, tmp_path: Path) -> None:
+    around = CheckpointTaskDeps()
+    checkpoint_task = CheckpointTask(RowStore(kernels="numpy"), PlainFiles(tmp_path), "job", around, SystemClock())
+
+    class Full:
+        def evicted(self, table: str, rows: Any) -> None:
+            raise error
+
+        def find(self) -> FoundCheckpoints:
+            return FoundCheckpoints(7)
+
+    checkpoint_task._opened = lambda number: Full()  # type: ignore[assignment, method-assign, return-value]
+    store = RowStore(kernels="numpy")
+    store.define(COUNTS)
+    key = np.array([1], np.int64)
+    store.push([TrainerPush(1, 1, [TablePush("counts", key, np.ones((1, 2), np.float32))])], step=1)
+    checkpoint_task.evicted("counts", store.image(int(buckets_of(key)[0])).rows["counts"])
+    checkpoint_task.orders(Orders(0, 1, PlacementMap(), 0, (), Training(), (), checkpoint=CheckpointOrder(0, "find")))
+    checkpoint_task.stop()
+    checkpoint_task.start()
+    checkpoint_task._thread.join()
+    assert around.said == [FoundCheckpoints(7)]
 
 
 def test_a_restore_that_does_not_fit_names_need_and_limit() -> None:

@@ -44,6 +44,22 @@ def test_a_floor_stays(kernels: str) -> None:
 
 
 @both_kernels
+@pytest.mark.parametrize(("least", "count"), [(0, 5), (498, 2)])
+def test_only_due_rows_of_a_sampled_table_go(
+    kernels: str, least: int, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The age limit of a sample is an estimate: it may be above that of rows which are not due."""
+    monkeypatch.setattr("ps.store.store.SAMPLE", 16)
+    store = store_of(kernels, table(unseen_steps=10))
+    due = KEYS[::100]
+    for number, some in enumerate(np.array_split(np.setdiff1d(KEYS, due), 99)):
+        push(store, some, 1.0, step=102 - number)
+    push(store, due, 1.0, step=1)
+    gone = store.sweep("t", step=12, least=least).keys
+    assert len(gone) == count and np.isin(gone, due).all()
+
+
+@both_kernels
 def test_above_the_cap_the_least_recently_seen_go_then_the_least_frequent(kernels: str) -> None:
     store = store_of(kernels, table(most_rows=1))
     pull(store, KEYS[:100], step=1)

@@ -97,6 +97,20 @@ def test_small_updates_add_up(kernels: str, weights: WeightFormat) -> None:
 
 @both_kernels
 @pytest.mark.parametrize("weights", FORMATS)
+def test_small_added_values_add_up(kernels: str, weights: WeightFormat) -> None:
+    """They do not count as updates: what is drawn differs from push to push all the same."""
+    store = store_of(kernels, table(weights, UpdateRule.ADAM))
+    push(store, KEYS, 1.0, op="assign")
+    small = 2.0 ** (-13 if weights is WeightFormat.F2 else -10)
+    for seq in range(1, 201):
+        push(store, KEYS, -small, trainer=1, seq=seq, op="add")
+    found = pull(store, KEYS)
+    assert found.mean() == pytest.approx(1 - 200 * small, abs=10 * small)
+    assert np.abs(found - (1 - 200 * small)).max() < 100 * small, "each of them, not only on average"
+
+
+@both_kernels
+@pytest.mark.parametrize("weights", FORMATS)
 def test_rows_move_and_come_back_unchanged(kernels: str, weights: WeightFormat) -> None:
     spec = table(weights, UpdateRule.ADAM, 5)
     store, replica, restored = (store_of(kernels, spec) for _ in range(3))
