@@ -349,6 +349,19 @@ def test_a_first_state_is_forgotten_with_the_first_commit(worker: Worker) -> Non
         begin(worker, state)
 
 
+def test_who_does_not_copy_keeps_its_first_state_until_the_next_boundary(worker: Worker) -> None:
+    """The worker that copies may have died in the first commit, so that nothing was committed."""
+    state, place = made(epoch=0), {"rank": 1, "local_rank": 1, "world_size": 2, "local_world_size": 2}
+    for _ in range(2):
+        begin(worker, state, **place)
+        assert (state.epoch, state.commits) == (0, 0)
+        state.epoch = 5
+        state.commit()
+    state.commit()
+    with pytest.raises(StateError, match="begins from nothing, but this process has trained already"):
+        begin(worker, state, **place)
+
+
 def test_a_large_first_state_is_not_copied(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edl.worker.state._free_memory", lambda: 1000.0)
     state = made(table=Tensor(np.zeros(1000)))
