@@ -430,6 +430,7 @@ class BaseState(Contents):
         """Restore the state from which this world begins. Raises ``RoundOver``, ``CheckpointError``, ``StateError``."""
         self._session = session
         self._part = None
+        self._set_modes_back()
         from_nothing = seat.restore_commit == 0
         for outer in self._outer():
             if self._sharded:
