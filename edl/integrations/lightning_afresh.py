@@ -10,13 +10,11 @@ from typing import Any
 
 _AT_FIRST: dict[str, dict[str, Any]] = {
     "ModelCheckpoint": {
-        "_last_global_step_saved": 0, "_last_checkpoint_saved": "", "_defer_save_until_validation": False,
+        "_last_global_step_saved": 0,
+        "_last_checkpoint_saved": "",
+        "_defer_save_until_validation": False,
     },
-    "StochasticWeightAveraging": {
-        "_initialized": False, "n_averaged": None, "_swa_scheduler": None, "_scheduler_state": None,
-        "_init_n_averaged": 0, "_latest_update_epoch": -1,
-    },
-}  # fmt: skip
+}
 """Attributes of callbacks, by name of class, and their first values. What a checkpoint has of them is loaded later."""
 
 

@@ -219,7 +219,7 @@ class TwoWorlds(LightningBridge):
     keeps = False
     """Whether the commit before is there; else the second world begins from nothing."""
 
-    def _in_world(self, fit: Any) -> None:
+    def run(self, *arguments: Any) -> None:
         kept = copied(self.progress.state_dict())
 
         def committing(_: object) -> None:
@@ -230,10 +230,10 @@ class TwoWorlds(LightningBridge):
 
         with pytest.MonkeyPatch.context() as patched, pytest.raises(Gone):
             patched.setattr(BaseState, "commit", committing)
-            super()._in_world(fit)
+            super().run(*arguments)
         disarm(2)
         self.progress.load_state_dict(kept)
-        super()._in_world(fit)
+        super().run(*arguments)
 
 
 def test_a_trainer_that_begins_from_nothing_again_makes_all_steps(

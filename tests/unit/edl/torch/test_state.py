@@ -161,7 +161,7 @@ def test_a_worker_that_has_not_trained_yet_knows_how_large_its_commits_will_be()
 
 
 def test_an_interrupted_evaluation_does_not_reach_the_next_world() -> None:
-    """Else dropout and batch norm of a survivor stay off, and its DDP has other parameters than that of a new worker."""
+    """Else a survivor trains on without dropout, and its DDP has other parameters than that of a new worker."""
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2))
     model[1].eval()  # as the script has set it up
     model[2].weight.requires_grad_(False)
