@@ -182,28 +182,6 @@ def test_a_planned_change_loses_nothing(trainers: Any) -> None:
         assert (one.state.step, one.state.commits, one.model.weight.data[0, 0]) == (target + 50,) * 3
 
 
-def test_models_are_set_up_as_at_first_in_each_world(trainers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Though the process was interrupted in an evaluation."""
-    monkeypatch.setattr(Model, "training", True, raising=False)
-    monkeypatch.setattr(BaseState, "_modes", lambda state: iter([("model", state.model, "training")]))
-    (one,) = trainers()
-    seen: dict[int, bool] = {}
-
-    def evaluate(_: int) -> None:
-        seen.setdefault(one.framework.groups[-1].seat.round, one.model.training)
-        one.model.training = False
-
-    one.before_step = evaluate
-    seat_all([one], 1)
-    underway([one], 1)
-    target = agree([one], 1, hold=4)
-    one.steps = target + 5
-    seat_all([one], 2, restore=(1, target))
-    underway([one], 2)
-    one.worker.join()
-    assert seen == {1: True, 2: True}
-
-
 def test_an_unplanned_change_goes_back_to_the_newest_commit(trainers: Any) -> None:
     members = trainers(2)
     lost, survivor = members
