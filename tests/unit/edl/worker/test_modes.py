@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+from types import SimpleNamespace
 
 import pytest
 
 from edl.wire import local
 from edl.worker.state import BaseState
-from tests.support.fake_agent import Barriers, Model
+from tests.support.fake_agent import Barriers
 from tests.unit.edl.worker.test_loop import Trainer, agree, seat_all, underway
 
 
 def test_models_are_set_up_as_at_first_in_each_world(monkeypatch: pytest.MonkeyPatch) -> None:
     """Though the process was interrupted in an evaluation."""
-    monkeypatch.setattr(Model, "training", True, raising=False)
-    monkeypatch.setattr(BaseState, "_modes", lambda state: iter([("model", state.model, "training")]))
-    one = Trainer(Barriers())
+    one, layer = Trainer(Barriers()), SimpleNamespace(training=True)
+    monkeypatch.setattr(BaseState, "_modes", lambda state: iter([("model", layer, "training")]))
     seen: dict[int, bool] = {}
 
     def evaluate(_: int) -> None:
-        seen.setdefault(one.framework.groups[-1].seat.round, one.model.training)
-        one.model.training = False
+        seen.setdefault(one.framework.groups[-1].seat.round, layer.training)
+        layer.training = False
 
     one.before_step = evaluate
     with contextlib.closing(one.worker):
