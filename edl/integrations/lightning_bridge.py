@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 
 import edl.torch as edl
 from edl.errors import StateError
+from edl.integrations.lightning_afresh import FirstCounts
 from edl.integrations.lightning_progress import WEIGHTS, LightningProgress
 from edl.integrations.lightning_refusals import in_steps, refuse
 from edl.integrations.replacing import replacing
@@ -43,6 +44,7 @@ class LightningBridge:
                        ("accumulate_grad_batches", "limit_train_batches", "val_check_interval")}  # fmt: skip
         """The script's own settings, which count batches."""
         self.progress = LightningProgress(trainer, module)
+        self._first_counts = FirstCounts(trainer)
         numbers = edl.RandomState()
         self._boundary = StepBoundary(numbers, save_every)
         self._loader: BoundaryLoader | None = None
@@ -72,6 +74,7 @@ class LightningBridge:
     def _in_world(self, fit: Callable[[], None]) -> None:
         trainer, progress, loop = self._trainer, self.progress, self._trainer.fit_loop.epoch_loop
         self._boundary.enter(progress.step)
+        self._first_counts.begin(from_nothing=not progress.begun)
         self._loader, forward = None, vars(self._module).get("forward")
         trainer.training, trainer.should_stop = True, progress.should_stop
         with contextlib.ExitStack() as replaced:

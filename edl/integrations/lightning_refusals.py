@@ -11,6 +11,7 @@ _CALLBACKS = {
     "GradientAccumulationScheduler": "use Trainer(accumulate_grad_batches=...)",
     "BatchSizeFinder": "give the train loader its batch size",
     "LearningRateFinder": "give the optimizer its learning rate",
+    "StochasticWeightAveraging": "it forgets its average when it continues inside of an epoch; use WeightAveraging",
 }
 """Callbacks by name of class, and what to do instead."""
 

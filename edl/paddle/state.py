@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import paddle
@@ -52,6 +52,12 @@ class State(core.BaseState):
         if isinstance(obj, paddle.nn.Layer):
             return frozenset(f"{name}.{path}" for path, _ in obj.named_parameters())
         return frozenset({name}) if isinstance(obj, (paddle.optimizer.Optimizer, OuterSteps)) else frozenset()
+
+    def _modes(self) -> Iterator[tuple[str, Any, str]]:
+        for name, layer in self._layers().items():
+            parts = layer.named_sublayers(include_self=True)
+            yield from ((f"{name}.{path}", part, "training") for path, part in parts)
+            yield from ((f"{name}.{path}", part, "stop_gradient") for path, part in layer.named_parameters())
 
     def _capture_object(self, name: str, obj: Any) -> Any:
         if isinstance(obj, paddle.optimizer.Optimizer):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -111,6 +111,12 @@ class State(core.BaseState):
             if isinstance(model := unwrapped(obj), torch.nn.Module) and not is_own(obj):
                 kept.update(map(id, model.parameters()))
         return all(id(one) in kept for one in parameters)
+
+    def _modes(self) -> Iterator[tuple[str, Any, str]]:
+        for name, obj in self._objects.items():
+            if isinstance(model := unwrapped(obj), torch.nn.Module):
+                yield from ((f"{name}.{path}", part, "training") for path, part in model.named_modules())
+                yield from ((f"{name}.{path}", part, "requires_grad") for path, part in model.named_parameters())
 
     def _is_part(self, path: str) -> bool:
         return self._sharded and _shards().is_local_part(path)

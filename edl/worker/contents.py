@@ -42,6 +42,8 @@ class Contents:
         self._numbers = RandomNumbers()
         self._layouts: dict[str, tuple[tuple[list[str], list[ArrayInfo]], Layout]] = {}
         self._noted: set[str] = set()
+        self._set_up: dict[tuple[str, str], bool] = {}
+        """The modes of the models when ``run`` was called."""
         for name, value in values.items():
             self._add(name, value)
 
@@ -101,6 +103,11 @@ class Contents:
         """Paths below ``name`` that must be equal on all ranks at every step; ``{name}`` means all of them."""
         return frozenset()
 
+    def _modes(self) -> Iterator[tuple[str, Any, str]]:
+        """The parts of models that have a mode which the script may change, such as ``training``: name, part, and the
+        name of its attribute."""
+        return iter(())
+
     def _is_part(self, path: str) -> bool:
         """Whether the array at this path is this rank's part of sharded data."""
         return False
@@ -108,6 +115,20 @@ class Contents:
     def _replicated(self, structure: Any) -> Any:
         """A flattened structure without its description of such parts."""
         return structure
+
+    # --- modes -------------------------------------------------------------------------------------------------------
+
+    def _note_modes(self) -> None:
+        """``run`` is called: note how the script has set up its models."""
+        self._set_up = {(name, mode): bool(getattr(part, mode)) for name, part, mode in self._modes()}
+
+    def _set_modes_back(self) -> None:
+        """A world begins: set up the models as for the first one. A process that was interrupted in an evaluation, or
+        with a part of a model frozen, would else train in another way than new workers."""
+        for name, part, mode in self._modes():
+            noted = self._set_up.get((name, mode))
+            if noted is not None and bool(getattr(part, mode)) is not noted:
+                setattr(part, mode, noted)
 
     # --- writing -----------------------------------------------------------------------------------------------------
 

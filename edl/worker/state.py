@@ -87,6 +87,9 @@ class BaseState(Contents):
         self._session: Session | None = None
         self._trained = False
         self._first: FirstState | None = None
+        self._others_copied = False
+        """A boundary of this world is passed at which another worker of this node was to copy the state. That it has is
+        only known one boundary later: it may have died meanwhile."""
         self._agreement: StateComparison | None = None
         self._callbacks: list[Callable[[], object]] = []
         self._again = self._passing = self._votes = False
@@ -250,8 +253,9 @@ class BaseState(Contents):
             copied = any(isinstance(one, local.Committed) and one.stream == STATE for one in kept)
             if copied:
                 self._last = Version(seat.era, commit)
-            if copied or not self._copies(seat):
+            if copied or (not self._copies(seat) and self._others_copied):
                 self._first = None
+            self._others_copied = True
         if turn in _LEAVING:
             raise RoundOver
         session.measure()
@@ -426,6 +430,7 @@ class BaseState(Contents):
         """Restore the state from which this world begins. Raises ``RoundOver``, ``CheckpointError``, ``StateError``."""
         self._session = session
         self._part = None
+        self._set_modes_back()
         from_nothing = seat.restore_commit == 0
         for outer in self._outer():
             if self._sharded:
@@ -476,6 +481,7 @@ class BaseState(Contents):
             self._fetch(session, seat, OWN, seat.rank)
 
     def _begin_from_scratch(self, session: Session, seat: Seat) -> None:
+        self._others_copied = False
         if self._builder is not None:
             self._builder.begin_from_nothing(self)
         elif self._trained:

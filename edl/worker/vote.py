@@ -10,7 +10,7 @@ from edl.errors import CheckpointError
 from edl.wire import local
 from edl.wire.local import Seat
 from edl.wire.records import NO_STATE, Version
-from edl.worker.numbers import RandomNumbers
+from edl.worker.numbers import SEED, RandomNumbers
 from edl.worker.session import Session
 
 
@@ -22,6 +22,7 @@ class Voter(Protocol):
     _first: Any
     _unkept: bool
     _objects: dict[str, Any]
+    _values: dict[str, Any]
     _numbers: RandomNumbers
 
     def _copies(self, seat: Seat) -> bool: ...
@@ -58,7 +59,9 @@ def _put_back(state: Voter, session: Session, seat: Seat, last: Version) -> None
             raise CheckpointError(
                 f"a worker voted against commit {state._commits + 1}, and there is no earlier state to restore"
             )
+        seed = {name: value for name, value in state._values.items() if name == SEED}
         state._load(kept.parsed, kept.view, frozenset(state._objects))
+        state._values.update(seed)  # it was not agreed on yet when that was copied
         state._commits = kept.parsed.meta.commit
         state._numbers.derive(seat.rank, state._commits)
         return

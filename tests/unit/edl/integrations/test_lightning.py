@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from edl.errors import StateError
 from edl.integrations.lightning_bridge import LightningBridge
+from edl.torch.ddp import disarm
 from edl.worker import session as sessions
 from edl.worker.state import BaseState
 
@@ -209,6 +210,68 @@ def test_another_trainer_continues_from_what_was_kept(
     logged = [one.fit_loop.epoch_loop._batches_that_stepped for one in (second, undisturbed)]
     assert logged == [STEPS, STEPS], "the steps in the logs"
     assert numbers(continued) == numbers(expected)
+
+
+class TwoWorlds(LightningBridge):
+    """The first world is lost in the commit after ``LOST`` steps, and the same trainer goes on in a second one."""
+
+    LOST = 3
+    keeps = False
+    """Whether the commit before is there; else the second world begins from nothing."""
+
+    def run(self, *arguments: Any) -> None:
+        kept = copied(self.progress.state_dict())
+
+        def committing(_: object) -> None:
+            if self._trainer.global_step == self.LOST:
+                raise Gone
+            if self.keeps:
+                kept.update(copied(self.progress.state_dict()))
+
+        with pytest.MonkeyPatch.context() as patched, pytest.raises(Gone):
+            patched.setattr(BaseState, "commit", committing)
+            super().run(*arguments)
+        disarm(2)
+        self.progress.load_state_dict(kept)
+        super().run(*arguments)
+
+
+def test_a_trainer_that_begins_from_nothing_again_makes_all_steps(
+    kit: Kit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def trained() -> tuple[Any, Any]:
+        trainer, module = kit.trainer(tmp_path, kit.edl.EDLStrategy(global_batch=4)), kit.module()
+        trainer.fit(module, *loaders())
+        leave_group()
+        return trainer, numbers(module)
+
+    _, expected = trained()
+    monkeypatch.setattr("edl.integrations.lightning_strategy.LightningBridge", TwoWorlds)
+    trainer, found = trained()
+    assert (trainer.global_step, trainer.fit_loop.epoch_loop._batches_that_stepped) == (STEPS, STEPS)
+    assert found == expected
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_worker_that_stays_writes_checkpoints_as_a_new_one(
+    kit: Kit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keeps: bool
+) -> None:
+    """A checkpoint has a barrier: a rank that leaves one out would be in another collective than the rest."""
+    written = []
+
+    class Noted(kit.pl.callbacks.ModelCheckpoint):  # type: ignore[misc, name-defined]
+        def _save_checkpoint(self, trainer: Any, filepath: str) -> None:
+            written.append(trainer.global_step)
+            super()._save_checkpoint(trainer, filepath)
+
+    monkeypatch.setattr(TwoWorlds, "keeps", keeps)
+    monkeypatch.setattr("edl.integrations.lightning_strategy.LightningBridge", TwoWorlds)
+    trainer = kit.trainer(
+        tmp_path, kit.edl.EDLStrategy(global_batch=4), max_steps=5, enable_checkpointing=True,
+        callbacks=[Noted(tmp_path, every_n_train_steps=3)],
+    )  # fmt: skip
+    trainer.fit(kit.module(), *loaders())
+    assert written == [3, 3], "the second one in the second world"
 
 
 def copied(value: Any) -> Any:

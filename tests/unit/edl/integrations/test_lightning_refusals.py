@@ -15,6 +15,10 @@ class BatchSizeFinder:
     """As Lightning's."""
 
 
+class StochasticWeightAveraging:
+    """As Lightning's."""
+
+
 class MyFinder(BatchSizeFinder):
     """A script's own."""
 
@@ -43,6 +47,7 @@ def test_an_ordinary_trainer_is_accepted() -> None:
         ({}, module(step=lambda dataloader_iter: None), "dataloader_iter"),
         ({"overfit_batches": 0.5}, module(), "overfit_batches=0.5: use limit_train_batches"),
         ({"callbacks": [MyFinder()]}, module(), "BatchSizeFinder: give the train loader its batch size"),
+        ({"callbacks": [StochasticWeightAveraging()]}, module(), "StochasticWeightAveraging: .* use WeightAveraging"),
         ({"strategy": SimpleNamespace(_model_averaging_period=4)}, module(), "averaged"),
     ],
 )

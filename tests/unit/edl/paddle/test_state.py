@@ -279,3 +279,18 @@ def test_importing_starts_no_thread_and_the_launchers_part_no_framework() -> Non
     )
     found = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True)
     assert found.stdout == "1\n", found.stderr
+
+
+def test_an_interrupted_evaluation_does_not_reach_the_next_world() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1D(4), nn.Linear(4, 2))
+    model[1].eval()  # as the script has set it up
+    model[2].weight.stop_gradient = True
+    frozen = ["1._mean", "1._variance", "2.weight"]
+    state = State(model=model)
+    state._note_modes()
+    model.eval()
+    for parameter in model.parameters():
+        parameter.stop_gradient = True
+    state._set_modes_back()
+    assert [part.training for part in model.sublayers(include_self=True)] == [True, True, False, True]
+    assert [name for name, one in model.named_parameters() if one.stop_gradient] == frozen

@@ -158,3 +158,20 @@ def test_a_worker_that_has_not_trained_yet_knows_how_large_its_commits_will_be()
         def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
     assert State(unready=Unready(), step=0)._expected_bytes() == 0
+
+
+def test_an_interrupted_evaluation_does_not_reach_the_next_world() -> None:
+    """Else a survivor trains on without dropout, and its DDP has other parameters than that of a new worker."""
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2))
+    model[1].eval()  # as the script has set it up
+    model[2].weight.requires_grad_(False)
+    state = State(model=model)
+    state._note_modes()
+    model.eval().requires_grad_(False)
+    state._set_modes_back()
+    assert [part.training for part in model.modules()] == [True, True, False, True]
+    assert [name for name, one in model.named_parameters() if not one.requires_grad] == ["2.weight"]
+    model.eval()
+    state._note_modes()  # the script calls another function that trains
+    state._set_modes_back()
+    assert not any(part.training for part in model.modules())

@@ -18,6 +18,7 @@ from edl.worker import part_numbers
 from edl.worker.accumulate import run_steps
 from edl.worker.boundary import RoundOver
 from edl.worker.link import Link
+from edl.worker.numbers import SEED
 from edl.worker.session import PeersLost
 from edl.worker.state import BaseState
 from edl.worker.steps import Share
@@ -347,6 +348,41 @@ def test_a_first_state_is_forgotten_with_the_first_commit(worker: Worker) -> Non
     state.commit()
     with pytest.raises(StateError, match="begins from nothing, but this process has trained already"):
         begin(worker, state)
+
+
+def test_who_does_not_copy_keeps_its_first_state_until_the_next_boundary(worker: Worker) -> None:
+    """The worker that copies may have died in the first commit, so that nothing was committed."""
+    state, place = made(epoch=0), {"rank": 1, "local_rank": 1, "world_size": 2, "local_world_size": 2}
+    for _ in range(2):
+        begin(worker, state, **place)
+        assert (state.epoch, state.commits) == (0, 0)
+        state.epoch = 5
+        state.commit()
+    state.commit()
+    with pytest.raises(StateError, match="begins from nothing, but this process has trained already"):
+        begin(worker, state, **place)
+
+
+class Numbers:
+    """Generators that are seeded at each boundary."""
+
+    def edl_seed(self) -> str:
+        return "7"
+
+    def edl_reseed(self, key: bytes) -> None:
+        pass
+
+
+def test_a_vote_against_the_first_commit_keeps_the_seed(worker: Worker) -> None:
+    """Else new workers of a later world would draw other random numbers."""
+    state = made(epoch=0, numbers=Numbers())
+    begin(worker, state)
+    state.epoch = 5
+    assert not state.commit(ok=False)
+    assert state.epoch == 0
+    assert state.commit(ok=True)
+    worker.settle()
+    assert snapshot.parse(worker.agent.kept[STATE, 1, 1, 0]).tree["values"][SEED] == "7"
 
 
 def test_a_large_first_state_is_not_copied(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
