@@ -57,7 +57,7 @@ class TlsSocket:
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._object = context.wrap_bio(self._incoming, self._outgoing, server_side=called)
         self._lock = threading.Lock()
-        self._flushing = threading.Lock()
+        self._sending = threading.Lock()
         self._buffer = memoryview(bytearray(_RECORDS_BYTES))
         while True:
             try:
@@ -79,7 +79,13 @@ class TlsSocket:
                 with self._lock:
                     count = self._object.read(len(view) - done, view[done:])
             except ssl.SSLWantReadError:
-                self._flush(until_s)
+                # What TLS itself owes, such as the answer to a change of keys. A writer sends it as well, and must not
+                # be waited for: it may wait for the peer, which waits for this reader.
+                if self._sending.acquire(blocking=False):
+                    try:
+                        self._send(until_s)
+                    finally:
+                        self._sending.release()
                 self._receive(until_s)
                 continue
             except ssl.SSLError as error:
@@ -93,12 +99,13 @@ class TlsSocket:
         """Write all parts in order. TLS cannot pass a file descriptor along."""
         for part in parts:
             for begin in range(0, len(part), _RECORDS_BYTES):
-                try:
-                    with self._lock:
-                        self._object.write(part[begin : begin + _RECORDS_BYTES])
-                except ssl.SSLError as error:
-                    raise _broken(error) from None
-                self._flush(until_s)
+                with self._sending:
+                    try:
+                        with self._lock:
+                            self._object.write(part[begin : begin + _RECORDS_BYTES])
+                    except ssl.SSLError as error:
+                        raise _broken(error) from None
+                    self._send(until_s)
 
     def pending(self) -> bool:
         """True if data can be read without waiting."""
@@ -124,12 +131,15 @@ class TlsSocket:
             self._incoming.write(self._buffer[:count])
 
     def _flush(self, until_s: float) -> None:
-        """Send OpenSSL's pending output, in order."""
-        with self._flushing:
-            with self._lock:
-                data = self._outgoing.read()
-            if data:
-                self._plain.write([memoryview(data)], until_s)
+        with self._sending:
+            self._send(until_s)
+
+    def _send(self, until_s: float) -> None:
+        """Send OpenSSL's pending output; the caller holds ``_sending``, so that it is sent in order."""
+        with self._lock:
+            data = self._outgoing.read()
+        if data:
+            self._plain.write([memoryview(data)], until_s)
 
 
 def _broken(error: ssl.SSLError) -> HungUp | DamagedFrame:

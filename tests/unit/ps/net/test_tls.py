@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 import json
 import shutil
+import socket
 import ssl
 import subprocess
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +21,9 @@ from edl.errors import SettingError
 from edl.types import FencingToken
 from ps.errors import HungUp, TimedOut, Unreachable
 from ps.net.caller import FrameCaller, FrameEndpoint, FrameReply
+from ps.net.connection import PlainSocket, now_s
 from ps.net.master_connections import MasterConnectionsDeps, PserverConnections
-from ps.net.tls import contexts
+from ps.net.tls import TlsSocket, contexts
 from ps.protocol.frames import FrameOp
 from ps.protocol.handshake import TRAINER, CallerHello
 from ps.protocol.messages import PserverAddress
@@ -85,6 +88,24 @@ def test_one_thread_sends_while_another_receives(made: Path) -> None:
         got = [bytes(caller.receive(deadline_s=LONG_S).body) for _ in bodies]
         thread.join()
         assert got == bodies
+
+
+def test_both_ends_send_at_once_more_than_the_sockets_hold(made: Path) -> None:
+    calling, called = of(made, "job")
+    ours, theirs = map(PlainSocket, socket.socketpair())
+    until_s, data = now_s() + LONG_S, bytes(range(256)) * (1 << 17)
+
+    def read(end: TlsSocket) -> bool:
+        view = memoryview(bytearray(len(data)))
+        end.read_into(view, len(view), until_s)
+        return bytes(view) == data
+
+    with contextlib.closing(ours), contextlib.closing(theirs), ThreadPoolExecutor(4) as threads:
+        answering = threads.submit(TlsSocket, theirs, called, True, until_s)
+        ends = TlsSocket(ours, calling, False, until_s), answering.result()
+        writing = [threads.submit(end.write, [memoryview(data)], until_s) for end in ends]
+        assert list(threads.map(read, ends)) == [True, True]
+        assert [one.result() for one in writing] == [None, None]
 
 
 def test_a_deadline_and_a_death(made: Path) -> None:
