@@ -81,9 +81,8 @@ def _files(folder: Path) -> Iterator[tuple[str, Path]]:
         if part_of(entry.name) is not None:
             yield root.resolve().name, entry
         elif entry.is_dir() and not entry.is_symlink():
-            for inner in sorted(entry.iterdir()):
-                if part_of(inner.name) is not None:
-                    yield entry.name, inner
+            with contextlib.suppress(PermissionError):  # such as lost+found, or the folder of another user's job
+                yield from ((entry.name, inner) for inner in sorted(entry.iterdir()) if part_of(inner.name) is not None)
 
 
 def _add(found: dict[tuple[str, str], RunFiles], job: str, path: Path) -> None:

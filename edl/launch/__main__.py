@@ -11,6 +11,7 @@ import contextlib
 import os
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Coroutine, Mapping
 from typing import Any, NoReturn
@@ -69,6 +70,7 @@ def run(script: str, arguments: tuple[str, ...], **_: Any) -> None:
 
 def _start(resolved: ResolvedOptions, invocation: Invocation) -> None:
     """Run the launcher that the options describe, and exit with its status."""
+    _find_temporary_folder()
     settings = settings_of(resolved, invocation)
     # Imported late: printing the help does not need the network libraries.
     match settings:
@@ -84,6 +86,14 @@ def _start(resolved: ResolvedOptions, invocation: Invocation) -> None:
             from edl.launch.compose import launch
 
             _run_and_exit(launch(settings))
+
+
+def _find_temporary_folder() -> None:
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError:
+        value, what = environment().get("TMPDIR", ""), "no folder for temporary files can be written to"
+        raise SettingError("TMPDIR", value, what, "Name one, or mount one at /tmp") from None
 
 
 def _run_and_exit(work: Coroutine[Any, Any, int]) -> NoReturn:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -155,6 +156,22 @@ class TestFinding:
             find_runs([tmp_path])
         with pytest.raises(SettingError, match="cannot be read: No such file"):
             find_runs([tmp_path / "missing"])
+
+    def test_a_folder_that_is_not_ours_to_read_is_passed_over(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """At the root of a file system there is one named lost+found."""
+        self.place(tmp_path, "one")
+        (tmp_path / "lost+found").mkdir()
+        real = Path.iterdir
+
+        def refusing(path: Path) -> Iterator[Path]:
+            if path.name == "lost+found":
+                raise PermissionError(13, "Permission denied", str(path))
+            return real(path)
+
+        monkeypatch.setattr(Path, "iterdir", refusing)
+        assert [run.job for run in find_runs([tmp_path])] == ["one"]
 
     def test_the_job_is_chosen_or_all_are_listed(self, tmp_path: Path) -> None:
         self.place(tmp_path, "one")

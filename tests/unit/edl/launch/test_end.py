@@ -1,10 +1,11 @@
-"""A launcher with a store that keeps ending, a disk that hangs, or a signal at the very end."""
+"""Launchers without a temporary folder, with a store that keeps ending, a disk that hangs, a signal at the very end."""
 
 from __future__ import annotations
 
 import asyncio
 import subprocess
 import sys
+import tempfile
 import threading
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,6 +14,8 @@ import pytest
 
 from edl.agent.machine.state import Outcome
 from edl.errors import StoreError
+from edl.exit_codes import ExitCode
+from edl.launch import __main__ as program
 from edl.launch import launcher as launcher_module
 from edl.launch.launcher import Launcher, LauncherDeps
 from edl.testing.clock import FakeClock
@@ -103,3 +106,18 @@ def test_a_store_that_keeps_ending_is_started_at_growing_pauses_and_says_why(
     asyncio.run(scenario())
     assert paused == [1, 2, 4, 8, 16, 30, 30]
     assert any(line.startswith(said) for line in lines), lines
+
+
+def test_a_host_without_a_temporary_folder_is_told_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def none() -> str:
+        raise FileNotFoundError(2, "No usable temporary directory found in ['/nowhere']")
+
+    monkeypatch.setattr(tempfile, "gettempdir", none)
+    monkeypatch.setenv("TMPDIR", "/nowhere")
+    monkeypatch.setattr(sys, "argv", ["edl-run", "--standalone", "train.py"])
+    with pytest.raises(SystemExit) as left:
+        program.main()
+    assert left.value.code == ExitCode.USAGE
+    assert "TMPDIR=/nowhere: no folder for temporary files can be written to. Name one, or " in capsys.readouterr().err
