@@ -210,19 +210,24 @@ def test_patterns_are_looked_at_again_after_each_epoch(bench: Bench, folder: Pat
     consists(training, {0: FIRST, 1: ALL, 2: ALL})
 
 
-def test_patterns_are_looked_at_again_after_some_time(bench: Bench, folder: Path) -> None:
+def read_while_looking(bench: Bench, folder: Path, unfinished: str, seen: Callable[[], bool] = lambda: True) -> None:
+    """An epoch in which good files come, and one that has no end yet. It lasts until the former are added."""
     bench.begin(1)
     data = maker(bench, folder, rescan=0.01)(0)
     found: list[int] = []
     for batch in data:
         if not found:
             more(folder, "data")
-            (folder / "data" / "half.arrow").write_bytes(b"ARROW1\0\0 and no end yet")
+            (folder / "data" / unfinished).write_bytes(b"ARROW1\0\0 and no end yet")
         found += [int(one) for one in batch["id"]]
         if len(found) == 200:
-            wait(lambda: added(bench.notes) == MORE)  # a look may come between two of them
+            wait(lambda: added(bench.notes) == MORE and seen())  # a look may come between two of them
     data.close()
     assert sorted(found) == list(range(ALL))
+
+
+def test_patterns_are_looked_at_again_after_some_time(bench: Bench, folder: Path) -> None:
+    read_while_looking(bench, folder, "half.arrow")
 
 
 def test_a_file_that_grows_during_each_scan_keeps_no_others_out(
@@ -239,18 +244,7 @@ def test_a_file_that_grows_during_each_scan_keeps_no_others_out(
 
     monkeypatch.setattr(scanning, "_split_all", while_it_grows)
     monkeypatch.setattr("data_service.loader.growing_files.note", said.append)
-    bench.begin(1)
-    data = maker(bench, folder, rescan=0.01)(0)
-    found: list[int] = []
-    for batch in data:
-        if not found:
-            more(folder, "data")
-            growing.write_bytes(b"ARROW1\0\0 and no end yet")
-        found += [int(one) for one in batch["id"]]
-        if len(found) == 200:
-            wait(lambda: added(bench.notes) == MORE and scans[0] > 5)
-    data.close()
-    assert sorted(found) == list(range(ALL))
+    read_while_looking(bench, folder, growing.name, lambda: scans[0] > 5)
     assert len([text for text in said if "growing.arrow" in text]) == 1, said
 
 
@@ -350,6 +344,7 @@ def test_independent_trainers_share_what_joins(bench: Bench, folder: Path, when:
     """The Master keeps the account, and another Master knows the files and the epoch that they join."""
     bench.begin(3)
     loaders = [maker(bench, folder, mode="independent")(slot) for slot in range(3)]
+    adding = threading.Lock()  # on a busy machine the others may leave a given one of them nothing
 
     def work(rank: int) -> dict[int, list[int]]:
         data = loaders[rank]
@@ -357,7 +352,7 @@ def test_independent_trainers_share_what_joins(bench: Bench, folder: Path, when:
         while data.epoch < 2:
             epoch = data.epoch
             for number, batch in enumerate(data):
-                if (rank, epoch, number) == (1, 0, 3):
+                if (epoch, number) == (0, 3) and adding.acquire(blocking=False):
                     assert "200 records added" in data.add(more(folder), when=when)
                     bench.replace_master()
                 found[epoch] += [int(one) for one in batch["id"]]

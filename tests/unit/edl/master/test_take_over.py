@@ -51,9 +51,10 @@ def held(rule: Resizable) -> str:
 
 
 class TestRunningWorld:
-    def test_the_next_master_stops_a_job_that_the_last_one_was_asked_to_stop(self) -> None:
+    @pytest.mark.parametrize("purpose", [Purpose.KILL, Purpose.SAVE])
+    def test_the_next_master_does_what_the_last_one_was_asked_for(self, purpose: Purpose) -> None:
         rule = training("ab")
-        rule.feed(ev.OperatorRequest(Asked(Purpose.KILL, "kim")))
+        rule.feed(ev.OperatorRequest(Asked(purpose, "kim")))
         assert held(rule) == "ab"
         succeed(rule, "ab")
         attach(rule, "a")
@@ -61,18 +62,7 @@ class TestRunningWorld:
         attach(rule, "b")
         assert held(rule) == "ab"
         assert rule.state.agreement is not None
-        assert rule.state.agreement.purpose is Purpose.KILL
-
-    def test_the_next_master_has_the_checkpoint_written_that_the_last_one_was_asked_for(self) -> None:
-        rule = training("ab")
-        rule.feed(ev.OperatorRequest(Asked(Purpose.SAVE, "kim")))
-        assert held(rule) == "ab"
-        succeed(rule, "ab")
-        attach(rule, "a")
-        attach(rule, "b")
-        assert held(rule) == "ab"
-        assert rule.state.agreement is not None
-        assert rule.state.agreement.purpose is Purpose.SAVE
+        assert rule.state.agreement.purpose is purpose
 
     def test_a_smaller_size_waits_until_all_have_said_that_they_are_underway(self) -> None:
         rule = training("abc")
