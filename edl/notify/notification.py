@@ -6,7 +6,7 @@ import datetime
 import json
 from dataclasses import dataclass
 
-from edl.rendezvous.phrases import one_line
+from edl.rendezvous.phrases import cut, one_line
 from edl.wire.alarm import Alarm
 from edl.wire.severity import Severity, severity_of
 from edl.wire.status import HistoryEntry, Kind
@@ -57,7 +57,7 @@ class Notification:
     def subject(self) -> str:
         """One line for people, such as the subject of a mail."""
         whole = one_line(f"edl job {self.job}: {self.severity.value}: {self.event}: {self.text}")
-        return whole if len(whole) <= MOST_SUBJECT else f"{whole[: MOST_SUBJECT - 1]}…"
+        return cut(whole, MOST_SUBJECT)
 
     @property
     def body(self) -> str:

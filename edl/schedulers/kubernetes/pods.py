@@ -6,7 +6,7 @@ from __future__ import annotations
 import collections
 from collections.abc import Collection
 
-from edl.rendezvous.phrases import count
+from edl.rendezvous.phrases import count, cut
 from edl.schedulers.kubernetes.client import Json
 
 REMOVAL_TAINTS = (
@@ -141,4 +141,4 @@ def _tolerated_s(pod: Json, taint: Json) -> float | None:
 
 def _short(text: str) -> str:
     text = " ".join(text.split()).rstrip(".")
-    return text if len(text) <= LONGEST_WORDS else text[: LONGEST_WORDS - 1] + "…"
+    return cut(text, LONGEST_WORDS)
