@@ -327,12 +327,21 @@ class _Flow:
         return True
 
 
+def _is_numeric(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
 class _Connector:
     """Connects to the successor, retrying until it answers."""
 
     def __init__(self, links: Links) -> None:
         self._links = links
         self._host, self._port = split_endpoint(links._endpoints[links._successor])
+        self._calls = 0
         self._connection: socket.socket | None = None
         self._again_at_s = 0.0
         self._pause_s = _FIRST_PAUSE_S
@@ -351,7 +360,10 @@ class _Connector:
     def _call(self) -> None:
         self._said, self._answer = False, b""
         try:
-            family, _, _, _, address = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)[0]
+            found = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+            # A name may have addresses at which the successor does not listen.
+            family, _, _, _, address = found[self._calls % len(found)]
+            self._calls += 1
             self._connection = self._links._adopt(socket.socket(family, socket.SOCK_STREAM))
             problem = self._connection.connect_ex(address)
         except OSError as error:
@@ -407,11 +419,15 @@ class _Acceptor:
     def __init__(self, links: Links) -> None:
         self._links = links
         host, port = split_endpoint(links._endpoints[links._rank])
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        numeric = _is_numeric(host)
+        both = not numeric and socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if both or ":" in host else socket.AF_INET
         self._listener = links._adopt(socket.socket(family, socket.SOCK_STREAM))
         try:
             self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self._bind(host, port)
+            if both:
+                self._listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            self._bind(host if numeric else "", port)
             self._listener.listen(_BACKLOG)
         except OSError:
             links._drop(self._listener)
@@ -420,13 +436,10 @@ class _Acceptor:
         self._pending: dict[socket.socket, bytes] = {}
 
     def _bind(self, host: str, port: int) -> None:
-        """Listen on the address that peers use if this host has it. Behind NAT it does not, and a name may resolve
-        differently here; then listen on all addresses."""
+        """Listen on the address that peers use if this host has it. Behind NAT it does not; then listen on all
+        addresses, as for a name, which may resolve differently here."""
         try:
-            ipaddress.ip_address(host)
             self._listener.bind((host, port))
-        except ValueError:
-            self._listener.bind(("", port))
         except OSError as error:
             if error.errno != errno.EADDRNOTAVAIL:
                 raise

@@ -350,6 +350,32 @@ def test_a_rank_listens_where_it_is_called(named: str, other: str, there: bool) 
     assert found == there
 
 
+@pytest.mark.parametrize(
+    "listed", [[("127.0.0.1", 1), ("127.0.0.1", 0)], [("::1", 0)]], ids=["one refuses", "only IPv6"]
+)
+def test_a_ring_forms_among_hosts_with_names(monkeypatch: pytest.MonkeyPatch, listed: list[tuple[str, int]]) -> None:
+    """``listed``: the addresses of the name, and a port instead of the right one."""
+    if not socket.has_dualstack_ipv6():
+        pytest.skip("this host has no IPv6")
+
+    def resolve(host: str, port: int, **_: Any) -> list[Any]:
+        assert host == "a-name"
+        return [
+            (socket.AF_INET6 if ":" in one else socket.AF_INET, socket.SOCK_STREAM, 6, "", (one, other or port))
+            for one, other in listed
+        ]
+
+    ports = Ports(2)
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    rings = [Ring(rank, 2, [one.replace("127.0.0.1", "a-name") for one in ports.endpoints], TOKEN) for rank in (0, 1)]
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(lambda ring: ring.connect(10), rings))
+        assert list(threads.map(lambda ring: ring.all_gather_bytes(b"%d" % ring.rank), rings)) == [[b"0", b"1"]] * 2
+    for ring in rings:
+        ring.close()
+    ports.close()
+
+
 def test_a_peer_that_ends_in_good_order_after_the_last_call_harms_nobody(ranks: Callable[[int], Ranks]) -> None:
     def work(ring: Ring) -> float:
         array = np.full(200_000, ring.rank, np.float32)
