@@ -123,6 +123,8 @@ async def _start_unless_taken(
             f"{uses[program]} that program or choose other ports with --rdzv-endpoint"
         )
     member = EtcdMember(plan, folder, listen=listen, token=token)
+    if member.has_data():
+        _refuse_lost_majority(member, plans)
     try:
         if member.has_data() or plan.size == 1:
             member.start()
@@ -321,6 +323,22 @@ def _parse_members(answer: Sequence[Mapping[str, Any]]) -> list[_Known]:
         )
         for item in answer
     ]
+
+
+def _refuse_lost_majority(member: EtcdMember, plans: Sequence[MemberPlan]) -> None:
+    """Raise ``SettingError`` if half or more of the members that this member's data knows are not in the endpoints. It
+    would wait for a majority for ever."""
+    listed = {other.peer_url.partition("://")[2] for other in plans}
+    known = member.peers_before()
+    missing = [one for one in known if one not in listed]
+    if known and 2 * len(missing) >= len(known):
+        raise SettingError(
+            "--rdzv-endpoint",
+            ",".join(other.endpoint for other in plans),
+            f"the data in {member.data_dir} is that of a store with {len(known)} members, of which {len(missing)} are "
+            f"not in this list (peer addresses: {', '.join(missing)}), so it would have no majority",
+            "List its members again, take another --rdzv-id, or delete that folder to start with an empty store",
+        )
 
 
 async def _join(member: EtcdMember, plan: MemberPlan, plans: Sequence[MemberPlan], timeout_s: float) -> None:

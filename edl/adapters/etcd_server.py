@@ -137,6 +137,7 @@ class EtcdMember:
         self.data_dir = folder / plan.name
         self.log_file = folder / f"{plan.name}.log"
         self._tls_dir = folder / f"{plan.name}.tls"
+        self._peers_file = folder / f"{plan.name}.peers"
         self.identity = plan.identity if isinstance(plan, MemberPlan) else None
         self._listen = tuple(listen or (() if isinstance(plan, SocketPlan) else (plan.host,)))
         self._token = token
@@ -166,6 +167,21 @@ class EtcdMember:
         """Whether this member has run before and can resume with its data."""
         return (self.data_dir / "member" / "wal").is_dir()
 
+    def peers_before(self) -> tuple[str, ...]:
+        """The peer addresses, ``host:port``, of all members that were listed when this member ran before; empty if that
+        is not known. None of them has left the cluster since, because nothing removes a member for good."""
+        try:
+            return tuple(self._peers_file.read_text().split())
+        except (OSError, ValueError):
+            return ()
+
+    def _note_peers(self) -> None:
+        listed = [member.partition("://")[2] for member in self.plan.initial_cluster.split(",")]
+        before = self.peers_before() if self.has_data() else ()
+        if not before or set(listed) - set(before):
+            with contextlib.suppress(OSError):  # a full disk must not keep the member from its data
+                self._peers_file.write_text("\n".join(dict.fromkeys((*before, *listed))))
+
     def start(self, *, initial_cluster: str | None = None, existing: bool = False) -> None:
         """Start the process without waiting for it. ``existing``: join a cluster that is already running.
 
@@ -182,6 +198,7 @@ class EtcdMember:
             hold_back_spare(self.data_dir)
         else:
             refuse_small(self.data_dir)
+        self._note_peers()
         if self.identity is not None:
             self.identity.write_to(self._tls_dir)
         script = os.path.abspath(edl.adapters.with_parent.__file__)
@@ -395,7 +412,8 @@ class EtcdMember:
             raise RuntimeError(f"etcd member {self.plan.name} is still running; stop it first")
         for folder in (self.data_dir, self._tls_dir):
             shutil.rmtree(folder, ignore_errors=True)
-        self.log_file.unlink(missing_ok=True)
+        for file in (self.log_file, self._peers_file):
+            file.unlink(missing_ok=True)
 
 
 async def _wait_for(process: subprocess.Popen[bytes]) -> None:

@@ -151,6 +151,24 @@ def test_a_member_that_lost_its_disk_waits_for_a_majority(tmp_path: Path) -> Non
     run(body())
 
 
+def test_data_of_members_that_are_not_in_the_endpoints_is_refused(tmp_path: Path) -> None:
+    """A shorter list than before, with the data of the longer one: etcd alone would wait for a majority for ever."""
+
+    async def body() -> None:
+        async with three_members(tmp_path) as (endpoints, members):
+            for member in members:
+                kill(member)
+                await member.wait_exit()
+            with pytest.raises(SettingError, match="store with 3 members, of which 2 are not in this list") as refused:
+                await start_local_member(endpoints[:1], tmp_path)
+            assert str(members[0].data_dir) in str(refused.value)
+            pair = [await start(endpoints[:2], tmp_path) for _ in range(2)]
+            await asyncio.gather(*(member.wait_ready(15) for member in pair))
+            await asyncio.gather(*(member.stop(0) for member in pair))
+
+    run(body())
+
+
 def test_launchers_that_start_together_share_the_members_out(tmp_path: Path) -> None:
     async def body() -> None:
         endpoints = free_endpoints(3)
