@@ -85,11 +85,7 @@ class State(core.BaseState):
             loading.load_optimizer(obj, plain, self._owned)
         else:
             super()._load_object(name, obj, plain)
-        # may be left by an interrupted step
-        if isinstance(obj, torch.nn.Module):
-            obj.zero_grad(set_to_none=True)
-        if isinstance(obj, torch.amp.GradScaler):
-            obj._per_optimizer_states.clear()  # otherwise the next step's gradients would count as unscaled
+        _forget_step(obj)
 
     def _load_value(self, name: str, live: Any, plain: Any) -> Any:
         return loading.load_value(plain, live, self._owned)
@@ -142,7 +138,10 @@ class State(core.BaseState):
             if unknown:
                 self._note(f"ignoring values in {parts.what} that this script's state lacks: {', '.join(unknown)}")
 
-        meta, values = _shards().load_sharded(self._shared(), parts, compare, self._loading)
+        shared = self._shared()
+        meta, values = _shards().load_sharded(shared, parts, compare, self._loading)
+        for obj in shared.values():
+            _forget_step(obj)
         for name in self._values.keys() & values.keys():
             with self._loading(name, meta):
                 self._values[name] = self._load_value(name, self._values[name], values[name])
@@ -150,6 +149,14 @@ class State(core.BaseState):
     def _shared(self) -> dict[str, Any]:
         objects = {name: unwrapped(obj) for name, obj in self._objects.items() if not is_own(obj)}
         return {**self._values, **objects}
+
+
+def _forget_step(obj: Any) -> None:
+    """Remove what an interrupted step may have left in an object that has been restored."""
+    if isinstance(obj, torch.nn.Module):
+        obj.zero_grad(set_to_none=True)
+    if isinstance(obj, torch.amp.GradScaler):
+        obj._per_optimizer_states.clear()  # otherwise the next step's gradients would count as unscaled
 
 
 def _build(build: Build) -> Mapping[str, Any]:

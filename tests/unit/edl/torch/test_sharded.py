@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 from edl.errors import CheckpointError, StateError  # noqa: E402
 from edl.torch.checkpoint import load_checkpoint  # noqa: E402
 from edl.torch.sharded import DTensor, Folder, capture, load_local_parts, load_sharded  # noqa: E402
+from edl.torch.state import State  # noqa: E402
 from tests.support.sharded_tools import (  # noqa: E402
     ARRAYS,
     Model,
@@ -128,6 +129,20 @@ def test_other_objects_may_hold_sharded_tensors(tmp_path: Path) -> None:
         assert_same(average.value, one_dimension(whole))
         with pytest.raises(ValueError, match=r"state\.average\.value was a sharded tensor"):
             load_local_parts("average", Average(torch.ones(3)), parts, own)
+
+
+def test_what_an_interrupted_step_left_does_not_survive_a_restore_from_parts(tmp_path: Path) -> None:
+    with playing(0, 1):
+        model, scaler = Model(one_dimension, trained=True), torch.amp.GradScaler("cpu")
+        objects = {"model": model, "scaler": scaler}
+        _, folder = write(ARRAYS, tmp_path, [({name: capture(name, obj, objects) for name, obj in objects.items()}, {})])
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        scaler.scale(sum(one.sum() for one in model.parameters()).full_tensor()).backward()
+        scaler.unscale_(optimizer)  # and the step does not follow
+        State(sharded=True, model=model, scaler=scaler)._restore_sharded(str(folder))
+        assert all(one.grad is None for one in model.parameters())
+        scaler.scale(sum(one.sum() for one in model.parameters()).full_tensor()).backward()
+        scaler.unscale_(optimizer)
 
 
 def stages(folder: Path, same_names: bool, *, value: Callable[[int], float] = float) -> Path:
