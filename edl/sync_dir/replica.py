@@ -145,12 +145,15 @@ class NodeReplica:
             absent = next((one.path for one in wanted if self._lacks(one) and one not in staged), "")
             if absent:
                 return f"{self._tree.locate(absent)} is being written on that node"
+            make_room = _that_make_room(wanted)
+            were_folders = {folder for one in make_room for folder in _folders(one.path)}
             try:
                 for one in wanted:
-                    self._tree.check(one.path, self._known.get(one.path))
+                    if one.removed or one.path not in were_folders:
+                        self._tree.check(one.path, self._known.get(one.path))
             except LocalChange as change:
                 return f"{self._tree.locate(str(change))} is being changed here, or is no regular file"
-            for one in wanted:
+            for one in (*make_room, *(one for one in wanted if one not in make_room)):
                 self._put(one, staged.get(one, ""))
                 self._index.learn(one)
             for one in _outside(records, skipped):
@@ -170,6 +173,23 @@ class NodeReplica:
             self._known.pop(path, None)
         else:
             self._known[path] = self._tree.put(record, staged)
+
+
+def _that_make_room(records: Sequence[FileRecord]) -> list[FileRecord]:
+    """The removals that must come first: of a file whose name a folder takes, and of the files of a folder whose name a
+    file takes."""
+    written = {one.path for one in records if not one.removed}
+    folders = {folder for path in written for folder in _folders(path)}
+    return [
+        one for one in records if one.removed and (one.path in folders or not written.isdisjoint(_folders(one.path)))
+    ]
+
+
+def _folders(path: str) -> Iterator[str]:
+    """The folders that contain a path, from the innermost to the directory itself."""
+    while "/" in path:
+        path = path.rpartition("/")[0]
+        yield path
 
 
 def _outside(records: Sequence[FileRecord], skipped: Collection[int]) -> list[FileRecord]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -198,6 +199,22 @@ def test_what_a_running_job_wrote_or_removed_wins_over_a_newcomers_files(make: M
     }
     assert alike(3, a, b) == []
     assert a.files() == {"x": "of the job"}
+
+
+def test_a_file_takes_the_name_of_a_folder_and_a_folder_that_of_a_file(make: Make) -> None:
+    """As ``last.ckpt`` of a trainer whose strategy has changed."""
+    first, second = make("a").open(), make("b").open()
+    meet(first, second)
+    first.write("last.ckpt/weights", "1")
+    first.write("last.ckpt/more/optimizer", "2")
+    first.write("best.ckpt", "3")
+    assert alike(1, first, second) == []
+    shutil.rmtree(first.out / "last.ckpt")
+    first.write("last.ckpt", "4")
+    (first.out / "best.ckpt").unlink()
+    first.write("best.ckpt/weights", "5")
+    assert alike(2, first, second) == []
+    assert second.files() == first.files() == {"last.ckpt": "4", "best.ckpt/weights": "5"}
 
 
 def test_a_file_that_is_open_for_writing_keeps_its_finished_version_elsewhere(make: Make) -> None:
