@@ -237,6 +237,8 @@ class Tls:
         self._stamps: tuple[tuple[int, int], ...] = ()
         self._problem = ""
         """The last logged error."""
+        self.loads = 1
+        """How often the files have been read."""
         load(self.context, settings)
         self._stamps = self._stat()
 
@@ -245,8 +247,11 @@ class Tls:
         try:
             stamps = self._stat()
             if stamps != self._stamps:
+                # A load that fails leaves its context without a key: the first one is for trial.
+                load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self._settings)
                 load(self.context, self._settings)
                 self._stamps, self._problem = stamps, ""
+                self.loads += 1
                 self._log("HTTP: the certificates have changed; new connections use them")
         except (OSError, SettingError) as error:
             if str(error) != self._problem:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import aiohttp
 from aiohttp import web
@@ -31,9 +31,13 @@ bring the final status."""
 class Relay:
     """The connections of this launcher to the Master's."""
 
-    def __init__(self, settings: HttpSettings, limits: HttpLimits) -> None:
+    def __init__(self, settings: HttpSettings, limits: HttpLimits, loads: Callable[[], int] = lambda: 0) -> None:
+        """``loads``: how often this launcher's certificates have been read."""
         self._settings = settings
         self._limits = limits
+        self._loads = loads
+        self._loaded = 0
+        """The same when the session was opened."""
         self._session: aiohttp.ClientSession | None = None
         self._passing = 0
         """Number of requests that are being passed on."""
@@ -58,7 +62,8 @@ class Relay:
         headers = {name: request.headers[name] for name in _REQUEST if name in request.headers}
         self._passing += 1
         try:
-            async with self._open().request(
+            session = await self._open()
+            async with session.request(
                 request.method, url, data=body or None, headers=headers, allow_redirects=False
             ) as answer:
                 if answer.status == 307:
@@ -72,21 +77,28 @@ class Relay:
             if not self._passing:
                 self._passed.set()
 
-    def _open(self) -> aiohttp.ClientSession:
+    async def _open(self) -> aiohttp.ClientSession:
+        if self._session is not None and self._loaded != self._loads():
+            before, self._session = self._session, None
+            await before.close()  # clients of its streams connect again
         if self._session is None:
+            self._loaded = self._loads()
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=5.0, sock_read=3 * self._limits.heartbeat_s)
             connector = aiohttp.TCPConnector(ssl=self._context() or True)
             self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False)
         return self._session
 
     def _context(self) -> ssl.SSLContext | None:
-        """Trusts what the host trusts, and this launcher's own certificate, which others of the job may use too."""
+        """Trusts what the host trusts, and this launcher's own certificate, which others of the job may use too. Where
+        clients need one, it presents that certificate."""
         if not self._settings.cert:
             return None
         context = ssl.create_default_context()
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         with contextlib.suppress(OSError):
             context.load_verify_locations(self._settings.cert)
+            if self._settings.client_ca:
+                context.load_cert_chain(self._settings.cert, self._settings.key)
         return context
 
     async def _copy(self, request: web.Request, answer: aiohttp.ClientResponse) -> web.StreamResponse:

@@ -7,6 +7,7 @@ body.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import logging
 import re
@@ -21,6 +22,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from edl.errors import FencedOut, StoreError
 from edl.metrics.facts import JobFacts
+from edl.tasks import end
 from edl.web import bodies, cross_origin, documents, openapi, query, streams
 from edl.web.access import RateLimit, Rights, peer_of
 from edl.web.bodies import NAME
@@ -91,12 +93,14 @@ class HttpServer:
         self._watching = 0
         """Open streams of the status."""
         self._pages = Pages()
-        self._relay = Relay(deps.settings, self._limits)
+        tls = front.tls
+        self._relay = Relay(deps.settings, self._limits, lambda: tls.loads if tls is not None else 0)
         self._feed = StatusFeed(self._status_here, self._limits.status_s)
         self._asking: set[asyncio.Future[Any]] = set()
         self._refreshed_s = deps.now_s()
         self._refreshing: asyncio.Future[None] | None = None
         """The last time that the files were reread, in a thread."""
+        self._keeping_fresh: asyncio.Task[None] | None = None
         self._handlers: dict[str, Handler] = {
             "job": self._job,
             "scale": self._scale,
@@ -147,6 +151,7 @@ class HttpServer:
         options: dict[str, Any] = {}
         if tls is not None:
             options = {"ssl": tls.context, "ssl_handshake_timeout": self._limits.handshake_s}
+            self._keeping_fresh = asyncio.get_running_loop().create_task(self._keep_fresh())
         await self._runner.setup()
         assert self._runner.server is not None  # noqa: S101 - setup has made it
         connections = HttpConnections(self._runner.server, self._limits)
@@ -159,6 +164,8 @@ class HttpServer:
 
     async def close(self) -> None:
         """Stop serving. Open requests get a fraction of a second to finish."""
+        if self._keeping_fresh is not None:
+            await end(self._keeping_fresh)
         if self._sockets is not None:
             self._sockets.close()
         await self._relay.close()
@@ -279,6 +286,12 @@ class HttpServer:
                 why = "unknown token: the job has been restarted, or the token file has changed"
             raise Refusal(401, why, {"WWW-Authenticate": 'Bearer realm="edl"'})
         return Requester(rights, f"HTTP, {peer}")
+
+    async def _keep_fresh(self) -> None:
+        while True:
+            await asyncio.sleep(self._limits.certificates_s)
+            with contextlib.suppress(RuntimeError):  # there can be no further thread at present
+                await self._refresh()
 
     async def _refresh(self) -> None:
         """Reread changed token files, at most every ``refresh_s``; in a thread, because a file system may hang."""

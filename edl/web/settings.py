@@ -66,3 +66,5 @@ class HttpLimits:
     """Seconds after the start until the HTTP library is imported, unless a client connects earlier."""
     refresh_s: float = 1.0
     """Seconds between two checks whether the files with tokens and certificates have changed."""
+    certificates_s: float = 10.0
+    """The same without requests: clients refuse an expired certificate, and then there are none."""

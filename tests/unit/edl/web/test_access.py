@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import ssl
 import subprocess
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import aiohttp
@@ -112,8 +114,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def of(folder: Path, client: str = "") -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=str(folder / "server.pem"))
+def of(folder: Path, client: str = "", other: str = "server") -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=str(folder / f"{other}.pem"))
     if client:
         context.load_cert_chain(folder / f"{client}.pem", folder / f"{client}.key")
     return context
@@ -164,17 +166,26 @@ def test_a_certificate_that_changes_is_read_again(made: Path, tmp_path: Path) ->
         shutil.copy(made / f"stranger.{suffix}", tmp_path / f"server.{suffix}")
 
     async def scenario(on: Setup) -> None:
+        async def until(condition: Callable[[], bool]) -> None:
+            while not condition():
+                on.now_s += 10.0
+                await asyncio.sleep(0.001)
+
         with pytest.raises(aiohttp.ClientError):
             await on.ask("GET", "JOB/scale")
         shutil.copy(made / "server.pem", tmp_path / "server.pem")
         os.utime(tmp_path / "server.pem", (1, 1))
-        on.web.refresh()
-        assert "cannot read the certificates again" in on.log[-1], "the key does not belong to it"
+        await until(lambda: "cannot read the certificates again" in on.log[-1])
+        # The key does not belong to it, so the previous certificate stays in use.
+        before = aiohttp.TCPConnector(ssl=of(made, other="stranger"))
+        async with aiohttp.ClientSession(connector=before) as client:
+            assert (await client.get(f"{on.web.url}/healthz")).status == 200
         shutil.copy(made / "server.key", tmp_path / "server.key")
-        on.web.refresh()
+        await until(lambda: "have changed" in on.log[-1])
         assert (await on.ask("GET", "JOB/scale")).code == 200
 
-    play(scenario, settings(tmp_path), tls=of(made))
+    # Nobody can ask meanwhile: clients refuse the certificate.
+    play(scenario, settings(tmp_path), HttpLimits(rate=1e6, burst=1e6, certificates_s=0.001), tls=of(made))
 
 
 @openssl
@@ -196,6 +207,19 @@ def test_launchers_with_the_same_certificate_relay_to_each_other(made: Path) -> 
         assert on.master.requests == []
 
     play(scenario, settings(made), tls=of(made), rules=False)
+
+
+@openssl
+def test_launchers_whose_certificates_the_client_authority_signs_relay_to_each_other(made: Path) -> None:
+    pem, key = str(made / "server.pem"), str(made / "server.key")
+    mutual = HttpSettings(0, cert=pem, key=key, client_ca=pem)
+
+    async def scenario(on: Setup) -> None:
+        async with another(on.master, settings=mutual) as master:
+            on.url = master.url
+            assert (await on.ask("GET", "JOB/scale", headers={"Edl-Relay": "1"})).code == 200
+
+    play(scenario, mutual, tls=of(made, "server"), rules=False)
 
 
 @openssl
