@@ -19,10 +19,11 @@ MAKE_ONE = (
 )
 
 
-def secret_from(file: str, text: str, job: str) -> tuple[Secret | None, str]:
+def secret_from(file: str, text: str, job: str, *, create: bool = True) -> tuple[Secret | None, str]:
     """The secret and the absolute path of its file; None and "" without a secret. Raises ``SettingError``.
 
-    ``file``: ``--secret-file`` or ``EDL_SECRET_FILE``; ``text``: ``EDL_SECRET``.
+    ``file``: ``--secret-file`` or ``EDL_SECRET_FILE``; ``text``: ``EDL_SECRET``. ``create``: whether a shared file is
+    created if there is none.
     """
     if file and text:
         raise SettingError("--secret-file", file, "EDL_SECRET is set as well", "Unset one of them")
@@ -30,7 +31,7 @@ def secret_from(file: str, text: str, job: str) -> tuple[Secret | None, str]:
         return _secret(text.encode(), "EDL_SECRET", None), ""
     if not file:
         return None, ""
-    path = shared_file(job) if file == SHARED else Path(file)
+    path = Path(file) if file != SHARED else shared_file(job) if create else _existing(job)
     return _secret(private_bytes(path, "--secret-file", MAKE_ONE), "--secret-file", str(path)), str(path.absolute())
 
 
@@ -69,10 +70,26 @@ def _for_our_group(found: os.stat_result) -> bool:
     return found.st_uid == 0 and os.geteuid() != 0 and ours and not stat.S_IMODE(found.st_mode) & 0o037
 
 
+def _path(job: str) -> Path:
+    """``.edl/JOB.secret`` below the current directory."""
+    return FOLDER / f"{job}.secret"
+
+
+def _existing(job: str) -> Path:
+    """That file, as a launcher has created it. Raises ``SettingError``."""
+    if not job:
+        raise SettingError("--secret-file", SHARED, "it is a file of one job", "Name the job with --rdzv-id")
+    path = _path(job)
+    if not path.exists():
+        where = f"there is no {path.absolute()}"
+        raise SettingError("--secret-file", SHARED, where, "Run this in the directory in which the job was started")
+    return path
+
+
 def shared_file(job: str) -> Path:
     """``.edl/JOB.secret`` below the current directory. The first launcher creates it, atomically. Raises
     ``SettingError``."""
-    path = FOLDER / f"{job}.secret"
+    path = _path(job)
     if path.exists():
         return path
     try:

@@ -18,4 +18,4 @@ def must_ask(yes: bool, as_json: bool) -> bool:
 
 def confirm(question: str) -> None:
     """Ask, and raise ``click.Abort`` unless the answer is yes."""
-    click.confirm(question, abort=True)
+    click.confirm(question, abort=True, err=True)  # stdout may be a file

@@ -91,7 +91,7 @@ class JobClient(MasterClient):
 async def master_of(where: Where) -> AsyncIterator[JobClient]:
     """A client of the job's Master. Raises ``UsageError`` with advice when there is none."""
     where = located(where)
-    secret, _ = secret_from(where.secret_file, where.secret, JobId(where.job))
+    secret, _ = secret_from(where.secret_file, where.secret, where.job, create=False)
     identity = identity_of(secret) if secret is not None else None
     tls = where.tls or await _proof(where.endpoints, identity)
     store = EtcdStore(where.endpoints, tls=tls, user=where.user, password=where.password)
@@ -126,7 +126,7 @@ def _be_silent(text: str) -> None:
 @contextlib.asynccontextmanager
 async def store_of(where: Where) -> AsyncIterator[Store]:
     """The store itself, whatever jobs it has. Raises ``UsageError`` for a secret that cannot be read."""
-    secret, _ = secret_from(where.secret_file, where.secret, JobId(where.job))
+    secret, _ = secret_from(where.secret_file, where.secret, where.job, create=False)
     tls = where.tls or await _proof(where.endpoints, identity_of(secret) if secret is not None else None)
     store = EtcdStore(where.endpoints, tls=tls, user=where.user, password=where.password)
     try:

@@ -15,8 +15,15 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-LAUNCHERS = ("data_dir", "request_timeout", "connect_timeout")
+LAUNCHERS = (
+    *("data_dir", "request_timeout", "connect_timeout"),
+    # torchrun's
+    *("join_timeout", "timeout", "last_call_timeout", "keep_alive_interval", "keep_alive_max_attempt", "read_timeout"),
+    *("protocol", "store_type", "is_host", "close_timeout", "heartbeat_timeout", "rank", "etcd_prefix"),
+)
 """Keys of ``--rdzv-conf`` that a command ignores."""
+TORCHRUN = {"ssl_cert": "cert", "ssl_cert_key": "key", "ca_cert": "ca", "cacert": "ca"}
+"""torchrun's names of others."""
 
 
 def _where_option(name: str, metavar: str, help_text: str) -> Callable[[F], F]:
@@ -70,7 +77,8 @@ def where_of(options: dict[str, str]) -> Where:
     from edl.adapters.etcd_rpc import EtcdTls
     from edl.cli.find import Where
 
-    conf = dict(item.partition("=")[::2] for item in options["rdzv_conf"].split(",") if item)
+    pairs = (item.partition("=")[::2] for item in options["rdzv_conf"].split(",") if item)
+    conf = {TORCHRUN.get(name, name): value for name, value in pairs}
     # Keys that only launchers use are ignored: EDL_RDZV_CONF may be the same for both.
     for name in sorted(set(conf) - {*("ca", "cert", "key", "user", "password"), *LAUNCHERS}):
         known = "known keys are ca, cert, key, user, password"

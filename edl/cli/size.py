@@ -169,12 +169,16 @@ class _SizeCommand:
 
     def __init__(self, where: Where, as_json: bool, wait: bool, *, asks: bool = False) -> None:
         self._where, self._as_json, self._wait, self._asks = where, as_json, wait, asks
+        self._finder: Finder | None = None
 
     @contextlib.asynccontextmanager
     async def _client(self) -> AsyncIterator[JobClient]:
-        from edl.cli.find import master_of
+        """A client of the Master: of the next one, too, after the launcher of this host has been drained."""
+        if self._finder is None:
+            from edl.cli.polling import Finder
 
-        async with master_of(where_of(self._where)) as client:
+            self._finder = Finder(where_of(self._where))
+        async with self._finder.connect() as client:
             yield client
 
     async def scale(self, nodes: int | None, minimum: int | None, maximum: int | None, reason: str) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from edl.wire.denylist import DenylistEntry
+from edl.wire.health import HealthView
 from edl.wire.health_records import Fitness
 from edl.wire.status import DroppedSlot, JobStatus
 
@@ -50,8 +51,7 @@ def plan(
     has removed it, and it is not added again. ``wall_s``: now, in seconds since 1970."""
     if status.phase == "ended":
         return Plan()
-    bad = [one for one in status.dropped if one.by == "job"]
-    faulty = [one for one in status.health if one.excluded and one.state == FAULTY and one.host_id]
+    bad, faulty = _dropped(status), _faulty(status)
     there = {one.name for one in entries if not one.expired(wall_s)}
     until_s = wall_s + author.keep_s if author.keep_s else 0.0
     wanted = {
@@ -62,13 +62,40 @@ def plan(
         )
         if one.name not in there and one.name not in added
     }
-    places = [*((slot.host_id, slot.device) for slot in bad), *((one.host_id, "") for one in faulty)]
+    places = _places(status)
     outdated = (
         one.name
         for one in entries
         if one.expired(wall_s) or (one.run == author.run and not any(one.covers(*place) for place in places))
     )
     return Plan(tuple(wanted.values()), tuple(name for name in outdated if name not in wanted))
+
+
+def still_bad(status: JobStatus, added: Collection[str]) -> list[str]:
+    """Those of the added names whose device or host the job still keeps out. Of one that it uses again a later defect
+    is news."""
+    bad = {
+        name
+        for host, devices in _places(status)
+        for name in (f"host/{host}", *(f"device/{device}" for device in devices.split(",")))
+    }
+    return sorted(bad.intersection(added))
+
+
+def _dropped(status: JobStatus) -> list[DroppedSlot]:
+    return [one for one in status.dropped if one.by == "job"]
+
+
+def _faulty(status: JobStatus) -> list[HealthView]:
+    return [one for one in status.health if one.excluded and one.state == FAULTY and one.host_id]
+
+
+def _places(status: JobStatus) -> list[tuple[str, str]]:
+    """Host and devices of all that the job has found bad."""
+    return [
+        *((slot.host_id, slot.device) for slot in _dropped(status)),
+        *((one.host_id, "") for one in _faulty(status)),
+    ]
 
 
 def _bad_hardware(status: JobStatus, bad: Sequence[DroppedSlot]) -> Iterator[tuple[str, str, str]]:

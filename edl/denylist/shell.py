@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from edl.denylist.places import DenylistPlace
-from edl.denylist.plan import Author, counting, plan
+from edl.denylist.plan import Author, counting, plan, still_bad
 from edl.errors import EdlError, FencedOut
 from edl.watched_master import WatchedMaster
 from edl.wire.denylist import DenylistEntry
@@ -57,17 +57,19 @@ class DenylistCompanion:
             self._master.denylist(others)
         own = {one.name for one in entries if one.run == self._author.run}
         added = own.union(self._master.kept(ADDED).split("\n")) - {""}
-        todo = plan(self._master.status(), entries, added, self._author, wall_s)
+        status = self._master.status()
+        todo = plan(status, entries, added, self._author, wall_s)
         for entry in todo.add:
             await self._place.put(entry)
             self._log(f"added to the denylist in {self._place.where}: {entry.name}: {entry.reason}")
         for name in todo.remove:
             await self._place.remove(name)
             self._log(f"removed from the denylist in {self._place.where}: {name}")
-        await self._remember(added, [entry.name for entry in todo.add])
+        if status.phase != "ended":
+            await self._remember([*still_bad(status, added), *(entry.name for entry in todo.add)])
 
-    async def _remember(self, added: set[str], new: Sequence[str]) -> None:
-        text = "\n".join(sorted(added.union(new)))
+    async def _remember(self, added: Sequence[str]) -> None:
+        text = "\n".join(sorted(set(added)))
         if text != self._master.kept(ADDED):
             await self._master.keep(ADDED, text)
 

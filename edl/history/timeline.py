@@ -33,6 +33,10 @@ _FOLDS = {
     Kind.NODE_LEAVING.value: "nodes leave",
 }
 """Kinds of events of which more than ``FOLDED`` in a row become one row."""
+_COST = re.compile(r"; the change took .*? and (cost .*)", re.DOTALL)
+"""What a change of the world has cost, at the end of the event that it is underway."""
+_GOODPUT = re.compile(r"; (goodput .*)", re.DOTALL)
+"""That of the whole job, at the end of the event that it has ended."""
 _BAD = frozenset({Kind.WORKER_FAILED.value, Kind.NODE_LOST.value, Kind.DRAIN_FAILED.value})
 
 
@@ -108,6 +112,9 @@ def _rows(
     formed = {fact.round for _, fact in facts if isinstance(fact, RoundFormed)}
     underway = {fact.round: fact for _, fact in facts if isinstance(fact, RoundUnderway)}
     ended = any(isinstance(fact, JobOutcome) for _, fact in facts)
+    events = [fact for _, fact in facts if isinstance(fact, HistoryEntry)]
+    costs = {one.round: _tail(_COST, one) for one in events if one.kind == Kind.WORLD_UNDERWAY.value}
+    goodput = "".join(_tail(_GOODPUT, one) for one in events if one.kind == Kind.JOB_ENDED.value)
     began = False
     for line, fact in facts:
         match fact:
@@ -121,7 +128,7 @@ def _rows(
                     mark = "bad" if fact.kind in _BAD else ""
                     yield fact.kind, TimelineRow(line.moment_s, fact.kind, fact.text, mark), fact.node
             case RoundFormed():
-                yield "", _round(line, fact, underway.get(fact.round)), ""
+                yield "", _round(line, fact, underway.get(fact.round), costs.get(fact.round, "")), ""
             case RoundUnderway(round=number) if number not in formed:
                 yield (
                     "",
@@ -131,7 +138,13 @@ def _rows(
             case Failure() if errors or _tells_more(fact):
                 yield "", TimelineRow(line.at_s, "error", failure_text(fact, whole=errors), "bad"), ""
             case JobOutcome():
-                yield "", _end(line, fact), ""
+                yield "", _end(line, fact, goodput), ""
+
+
+def _tail(what: re.Pattern[str], entry: HistoryEntry) -> str:
+    """A part of an event's text that no other line contains, after a semicolon; empty if it has none."""
+    found = what.search(entry.text)
+    return f"; {found[1]}" if found is not None else ""
 
 
 def _replaced(entry: HistoryEntry, formed: set[int], underway: set[int], ended: bool) -> bool:
@@ -194,10 +207,10 @@ def _master(fact: TermBegan) -> str:
     return f"node {fact.node} is the Master"
 
 
-def _round(line: HistoryLine, fact: RoundFormed, underway: RoundUnderway | None) -> TimelineRow:
+def _round(line: HistoryLine, fact: RoundFormed, underway: RoundUnderway | None, cost: str) -> TimelineRow:
     what = f"{count(fact.nodes)}, {count(fact.workers, 'worker')}"
     why = f": {fact.cause or fact.reason}" if fact.cause or fact.reason else ""
-    return TimelineRow(line.at_s, f"round {fact.round}", f"{what}{why}{_took(fact, underway)}", "good")
+    return TimelineRow(line.at_s, f"round {fact.round}", f"{what}{why}{_took(fact, underway)}{cost}", "good")
 
 
 def _took(fact: RoundFormed, underway: RoundUnderway | None) -> str:
@@ -234,9 +247,9 @@ def failure_text(fact: Failure, *, whole: bool) -> str:
     return "\n".join([head, *(f"  {line}" for line in details)])
 
 
-def _end(line: HistoryLine, fact: JobOutcome) -> TimelineRow:
+def _end(line: HistoryLine, fact: JobOutcome, goodput: str) -> TimelineRow:
     good = "good" if fact.exit_code == 0 else "bad"
-    return TimelineRow(line.at_s, "ended", f"exit code {fact.exit_code}: {fact.reason}", good)
+    return TimelineRow(line.at_s, "ended", f"exit code {fact.exit_code}: {fact.reason}{goodput}", good)
 
 
 def seconds(value_s: float) -> str:

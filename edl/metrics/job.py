@@ -140,7 +140,7 @@ JOB_METRICS: tuple[Metric[JobFacts], ...] = (
         "Workers of the running world.",
         _status(lambda status: status.world_size if _runs(status) else 0),
     ),
-    Metric("edl_desired_nodes", "Requested number of nodes.", _status(lambda status: status.scale.desired)),
+    Metric("edl_desired_nodes", "Requested number of nodes; 0: none.", _status(lambda status: status.scale.requested)),
     Metric("edl_minimum_nodes", "Smallest allowed number of nodes.", _status(lambda status: status.scale.minimum)),
     Metric("edl_maximum_nodes", "Largest allowed number of nodes.", _status(lambda status: status.scale.maximum)),
     Metric(

@@ -100,8 +100,8 @@ def _degraded(status: JobStatus) -> Evaluation:
         return True, "Incomplete", status.flaws[0]
     if status.phase != "running":
         return True, "NoWorld", status.reason
-    if there < scale.desired:
-        return True, "FewerNodes", f"{there} of {scale.desired} nodes train"
+    if there < scale.requested:
+        return True, "FewerNodes", f"{there} of {scale.requested} requested nodes train"
     return False, "AllNodes", f"{there} nodes train"
 
 

@@ -153,5 +153,10 @@ class ScaleView:
     asked: int = 0
     """Nodes of the newest ``Resize``; 0: no size was requested."""
 
+    @property
+    def requested(self) -> int:
+        """The requested number of nodes, within the bounds; 0: none was requested, any size within them is fine."""
+        return self.desired if self.asked else 0
+
 
 NO_SCALE = ScaleView()

@@ -15,7 +15,7 @@ export const scale = {
   field: (status) => ({
     label: "Nodes",
     value: status.scale.desired || status.scale.nodes,
-    min: status.scale.minimum,
+    min: Math.ceil(status.scale.minimum / status.scale.unit) * status.scale.unit, // steps count from here
     max: status.scale.maximum,
     step: status.scale.unit,
   }),

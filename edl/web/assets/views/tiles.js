@@ -35,7 +35,7 @@ export function Tiles({ model }) {
   const speed = pace(status);
   const slots = goodput(status);
   const saved = checkpointOf(status, model.history.entries, model.nowS());
-  const short = scale.desired && scale.nodes < scale.desired;
+  const short = scale.asked && scale.nodes < scale.desired;
   const useful = slots.parts.find((one) => one.name === "useful")?.value ?? 0;
   const left = status.restarts_allowed - status.restarts_used;
   return html`

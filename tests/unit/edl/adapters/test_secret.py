@@ -78,6 +78,10 @@ def test_the_first_launcher_makes_the_shared_file(tmp_path: Path, monkeypatch: p
     assert first is not None and secret_from("shared", "", "job") == (first, file)
     assert Path(file) == tmp_path / ".edl" / "job.secret" and Path(file).stat().st_mode & 0o777 == 0o600
     assert secret_from("shared", "", "other")[0] != first
+    assert secret_from("shared", "", "job", create=False) == (first, file)
+    for job, why in (("third", "there is no .*third.secret"), ("", "Name the job with --rdzv-id")):
+        with pytest.raises(SettingError, match=why):  # a command would use one that nobody else has
+            secret_from("shared", "", job, create=False)
     assert sorted(os.listdir(".edl")) == ["job.secret", "other.secret"]
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from edl.cli.find import door_of
-from edl.cli.options import LAUNCHERS, where_of
+from edl.cli.options import LAUNCHERS, TORCHRUN, where_of
 from edl.launch.settings import CONF_KEYS
+from edl.launch.torchrun_table import KEYS
 from edl.wire.secret import Secret
 
 SECRET = Secret(b"s" * 32)
@@ -30,7 +31,10 @@ def where(conf: str) -> dict[str, str]:
 def test_commands_take_the_conf_that_launchers_take(capsys: pytest.CaptureFixture[str]) -> None:
     found = where_of(where("request_timeout=0.5,data_dir=/x,connect_timeout=9,user=me,password=p"))
     assert (found.user, found.password) == ("me", "p")
-    assert {*LAUNCHERS, "ca", "cert", "key", "user", "password"} == set(CONF_KEYS)
+    assert {*LAUNCHERS, "ca", "cert", "key", "user", "password"} == set(CONF_KEYS) | KEYS.keys() - TORCHRUN.keys()
+    assert {name: KEYS[name].becomes for name in TORCHRUN} == TORCHRUN
+    theirs = where_of(where("ssl_cert=/c,ssl_cert_key=/k,cacert=/a,read_timeout=5")).tls
+    assert theirs is not None and (theirs.ca, theirs.cert, theirs.key) == ("/a", "/c", "/k")
     assert capsys.readouterr().err == ""
     assert where_of(where("usr=me")).user is None
     assert "--rdzv-conf: unknown key 'usr' is ignored" in capsys.readouterr().err

@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 
 from edl.adapters.transport import MasterClient
-from edl.cli import find
+from edl.cli import find, polling
 from edl.cli import requests as wi
 from edl.cli.__main__ import edl
 from edl.cli.find import NoMaster
@@ -308,6 +308,16 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Client, Result]]
         async def found(where: object) -> AsyncIterator[Client]:
             yield client
 
+        here = [object()]
+
+        def located(_: object) -> object:
+            """The launcher of this host is there once: it may be the one that is drained."""
+            if not here:
+                raise UsageError("no launcher runs on this host")
+            return here.pop()
+
+        monkeypatch.setattr(polling, "located", located)
+        monkeypatch.setattr(polling, "master_of", found)
         monkeypatch.setattr(find, "master_of", found)
         return client, CliRunner().invoke(edl, [*words, "--rdzv-id=train"])
 

@@ -128,3 +128,19 @@ def test_a_place_out_of_order_is_reported_once_and_what_was_there_still_counts()
         await working
 
     asyncio.run(body())
+
+
+def test_a_device_that_is_bad_again_after_it_was_used_is_listed_again() -> None:
+    async def body() -> None:
+        bad, good = status(dropped(device="G7")), status()
+        master, place = Boss(bad), MemoryPlace()
+        one = companion(master, place, [])
+        for now, listed in ((bad, ["device/G7"]), (good, []), (bad, ["device/G7"])):
+            master.statuses = [now]
+            await one.look()
+            assert list(place.held) == listed
+        del place.held["device/G7"]  # by hand
+        await one.look()
+        assert not place.held, "not against somebody's will"
+
+    asyncio.run(body())

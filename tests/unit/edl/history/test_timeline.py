@@ -10,6 +10,9 @@ import pytest
 
 from edl.history.layout import job_lines, row_lines, summary_lines
 from edl.history.timeline import TimelineRow, rows, seconds, summary
+from edl.master.goodput.report import cost_text, total_text
+from edl.master.goodput.slot_times import Cost, SlotTimes
+from edl.master.goodput.slot_use import SlotUse
 from edl.wire.history_lines import KINDS, HistoryLine, JobOutcome, MemberLine, RoundFormed, RoundUnderway, TermBegan
 from edl.wire.json_messages import to_plain
 from edl.wire.records import Failure
@@ -82,6 +85,19 @@ class TestRows:
             ),
             ("ended", "exit code 0: all done"),
         ]
+
+    def test_costs_and_the_goodput_are_told(self) -> None:
+        story = Story()
+        story.round(1, formed_s=1.0)
+        cost = cost_text(Cost(3.0, 2, {SlotUse.RENDEZVOUS: 1_500_000_000}))
+        story.event(Kind.WORLD_UNDERWAY, f"round 1 is underway: in process; {cost}", round=1)
+        story.add(RoundUnderway(1, 2.0, 3.0))
+        times = SlotTimes(spent={SlotUse.USEFUL: 9_000_000_000, SlotUse.RENDEZVOUS: 1_000_000_000})
+        story.event(Kind.JOB_ENDED, f"all done; {total_text(times)}", round=1)
+        story.add(JobOutcome(0, "all done", 1, 0))
+        (_, first), (_, last) = story.told()
+        assert first.endswith("underway 3.00 s]; cost 1.50 s of slot time (rendezvous 1.50 s), no training redone")
+        assert last.startswith("exit code 0: all done; goodput 90")
 
     def test_whole_tracebacks_on_request_and_none_of_consequences(self) -> None:
         story = Story()
