@@ -13,6 +13,7 @@ import signal
 import sys
 import tempfile
 import threading
+import traceback
 from collections.abc import Coroutine, Mapping
 from typing import Any, NoReturn
 
@@ -143,7 +144,7 @@ def settle(resolved: ResolvedOptions, env: Mapping[str, str]) -> None:
 
 
 def main(dialect: str = "") -> None:
-    """Entry point. Every expected error ends with one message and its exit status, never with a traceback.
+    """Entry point. Every expected error ends with one message and its exit status; only a bug shows a traceback.
 
     ``dialect``: the default of ``--dialect``; empty: ``auto``.
     """
@@ -162,6 +163,10 @@ def main(dialect: str = "") -> None:
     except EdlError as error:
         click.echo(f"edl: error: {error}", err=True)
         sys.exit(int(error.exit_code))
+    except Exception:  # noqa: BLE001 - top of the program: 1, Python's own status, means that a worker failed
+        traceback.print_exc()
+        click.echo("edl: error: this is a bug in edl. Please report it, with the lines above", err=True)
+        sys.exit(int(ExitCode.INTERNAL))
     finally:
         close_console()
 

@@ -155,10 +155,14 @@ def _launch_settings(resolved: ResolvedOptions, sizes: Sizes, invocation: Invoca
 
 def _cannot_grow(store: StoreSettings, nodes: NodeRange, scheduler: SchedulerChoice | None, standalone: bool) -> str:
     """A remark for a job whose range of nodes allows growth although no other node can find its store; empty if it can
-    grow. A scheduler passes the store's address to the nodes that it starts."""
+    grow. Only launchers on this host can reach a private store. Raises ``SettingError`` with Slurm, whose jobs would end
+    without it, and be submitted again."""
     private = store.backend is Backend.EMBEDDED and not store.endpoints and not standalone
-    if not private or nodes.highest == 1 or scheduler is not None:
+    if not private or nodes.highest == 1 or (scheduler is not None and scheduler.kind == "process"):
         return ""
+    if scheduler is not None and scheduler.kind == "slurm":
+        advice = "Give --rdzv-endpoint=HOST:PORT"
+        raise SettingError("--scheduler", scheduler.text, "its jobs could not reach this host's private store", advice)
     return (
         f"--nnodes={nodes}: no other node can join, because the store is private to this launcher. "
         "To add nodes, give all launchers the same --rdzv-endpoint=HOST:PORT"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
+import traceback
 from pathlib import Path
 
 import click
@@ -44,6 +45,9 @@ def main() -> None:
         sys.exit(int(ExitCode.INTERRUPTED))
     except EdlError as error:
         _refuse(folder, type(error).__name__, str(error), int(error.exit_code))
+    except Exception:  # noqa: BLE001 - top of the program: 1, Python's own status, means that a worker failed
+        traceback.print_exc()
+        sys.exit(int(ExitCode.INTERNAL))
     finally:
         close_console()
 

@@ -47,7 +47,7 @@ def inside_worker(env: Mapping[str, str]) -> bool:
     return "EDL_ROUND" in env or "EDL_AGENT" in env
 
 
-EXPORTED = ("EDL_NODE_ID", "EDL_GLOBAL_BATCH", "EDL_LOCAL_BATCH", "EDL_LOGICAL_RANKS")
+EXPORTED = ("EDL_NODE_ID", "EDL_GLOBAL_BATCH", "EDL_LOCAL_BATCH", "EDL_LOGICAL_RANKS", "EDL_REPLICA_SIZE")
 """Variables that edl sets in workers and that have the names of option variables."""
 
 

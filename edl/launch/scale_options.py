@@ -138,7 +138,8 @@ def node_index(options: Mapping[str, Any], wanted: SchedulerChoice | None, envir
     found = [environment[name] for name in INDEX_VARIABLES if environment.get(name, "").isdecimal()]
     if not found and wanted is not None and KINDS[wanted.kind].ordinal:
         pod = environment.get("POD_NAME") or environment.get("HOSTNAME", "")
-        stem = re.escape(wanted.target.rpartition("/")[2])  # with hostNetwork this is the host's name
+        job = wanted.target.rpartition("/")[2] or wanted.conf.get("paddlejob", "")
+        stem = re.escape(job) if job else ".+"  # with hostNetwork the pod is called like the host
         found = re.findall(rf"^{stem}-(?:.+-)?(\d+)$", pod)
     return int(found[0]) if found and int(found[0]) <= MOST_INDEX else -1
 
@@ -170,20 +171,22 @@ def launcher_again(
     """
     left_out = {"--node-id", "--node-index", "--node-rank", "--rank", "--standalone", "--http-port", *fixed}
     if elsewhere:
-        left_out |= {"--local-addr", "--host", "--http-host"}
+        left_out |= {"--local-addr", "--host", "--http-host", "--host-id", "--rack"}
     if endpoints:
         left_out |= {"--rdzv-backend", "--rdzv-endpoint", "--master", "--elastic-server"}
     kept: list[str] = []
+    serves = False
     rest = list(arguments)
     while rest and rest[0].startswith("-") and rest[0] != "--":
         name, equals, _ = rest[0].partition("=")
         width = 2 if takes_value.get(name, False) and not equals else 1
         taken, rest = rest[:width], rest[width:]
+        serves = serves or name == "--http-port"
         kept += [] if name in left_out else taken
     added = [f"{name}={value}" for name, value in fixed.items()]
     if endpoints:
         added += ["--rdzv-backend=etcd", f"--rdzv-endpoint={','.join(endpoints)}"]
-    if any(argument.partition("=")[0] == "--http-port" for argument in arguments):
+    if serves:
         added.append("--http-port=0")  # this launcher uses the given port
     return (python, "-m", "edl.launch", *kept, *added, *rest)
 

@@ -25,12 +25,17 @@ from edl.watched_master import WatchedMaster
 Companions = Callable[[WatchedMaster], Sequence[Coroutine[Any, Any, None]]]
 
 _THIS_NODE_ALONE = (
-    *("EDL_NODE_ID", "EDL_NODE_INDEX", "EDL_STANDALONE", "EDL_HTTP_PORT", "PET_STANDALONE"),
+    *("EDL_NODE_ID", "EDL_NODE_INDEX", "EDL_STANDALONE", "PET_STANDALONE"),
     *row_of("rank").variables,
 )
 """Option variables that apply to this node only and are not passed to other launchers."""
-_THIS_HOST_ALONE = ("EDL_LOCAL_ADDR", "EDL_HTTP_HOST", "PET_LOCAL_ADDR", *row_of("host").variables)
+_THIS_HOST_ALONE = (
+    *("EDL_LOCAL_ADDR", "EDL_HTTP_HOST", "EDL_HOST_ID", "EDL_RACK", "PET_LOCAL_ADDR"),
+    *row_of("host").variables,
+)
 """Option variables that are not passed to launchers on other hosts."""
+_ANY_PORT = {"EDL_HTTP_PORT": "0"}
+"""This launcher uses the given port."""
 _ANY_RANK = {"EDL_NODE_RANK": "-1"}
 """Makes a new launcher take any free rank, whatever this node's ``PET_*`` and cluster environment say."""
 
@@ -69,7 +74,11 @@ def scheduler_deps(
         clock=SystemClock(),
         log=log,
         launcher=launcher_again(sys.executable, settings.arguments, value_options(), named, fixed, elsewhere=elsewhere),
-        environment={name: value for name, value in environment().items() if name not in left_out} | _ANY_RANK,
+        environment={
+            **{name: value for name, value in environment().items() if name not in left_out},
+            **_ANY_RANK,
+            **(_ANY_PORT if environment().get("EDL_HTTP_PORT") else {}),
+        },
         runtime_folder=runtime_folder() / f"{spec.job}.nodes",
         log_folder=logs,
         shutdown_s=spec.timeouts.shutdown_s,

@@ -22,7 +22,7 @@ from edl.adapters.etcd_disk import roomy_parent
 from edl.adapters.etcd_server import EtcdMember
 from edl.adapters.leftovers import disown, own, sweep
 from edl.adapters.runtime_folder import runtime_folder, socket_folder
-from edl.errors import StoreRefused, StoreUnavailable
+from edl.errors import SettingError, StoreRefused, StoreUnavailable
 from edl.launch.addresses import etcd_store, store_identity
 from edl.launch.settings import Backend, LaunchSettings, StoreSettings
 from edl.ports import Store
@@ -138,7 +138,11 @@ def data_folder(wanted: StoreSettings, job: JobId) -> Path:
         own(private)
         return private
     folder = Path(wanted.data_dir) if wanted.data_dir else runtime_folder() / job
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        what = f"cannot create it: {error.strerror}"
+        raise SettingError("--rdzv-conf data_dir", folder, what, "Name a folder that can be written to") from error
     return folder
 
 

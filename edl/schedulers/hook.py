@@ -47,7 +47,7 @@ def make(deps: SchedulerDeps) -> ExecScheduler | DiscoveryScheduler:
     wanted = deps.wanted
     program = Program(
         tuple(_words(wanted)),
-        {**deps.environment, "EDL_JOB_ID": deps.job, "EDL_NODE_ID": deps.node},
+        {**deps.environment, "EDL_JOB_ID": deps.job, "EDL_MASTER_NODE": deps.node},
         seconds(wanted.conf, "timeout", TIMEOUT_S, LEAST["timeout"]),
     )
     if wanted.kind == "exec":

@@ -89,6 +89,8 @@ class ProcessScheduler:
         self._deps = deps
         self._start = start
         self._failed = ""
+        self._told: set[tuple[int, str]] = set()
+        """Pid and start of the launchers that were sent SIGTERM. A second one would cut short what they still write."""
         self.name = f"processes on {socket.gethostname()}"
 
     async def current(self) -> SchedulerSize:
@@ -114,13 +116,13 @@ class ProcessScheduler:
         yet_to_come = [one for one in self._started() if one.pid not in registered and one.node not in names]
         surplus = self._size().nodes - nodes
         for one in [one for one in self._started() if one.node in names]:
-            self._deps.log(
-                f"{one.node} has not left within {BY_THEMSELVES_S:g} s: sending SIGTERM to its launcher (pid {one.pid})"
-            )
-            one.send(signal.SIGTERM)
+            if self._tell(one):
+                self._deps.log(
+                    f"{one.node} has not left within {BY_THEMSELVES_S:g} s: sent SIGTERM to its launcher (pid {one.pid})"
+                )
             surplus -= 1
         for one in sorted(yet_to_come, key=lambda one: -one.index)[: max(0, surplus)]:
-            one.send(signal.SIGTERM)
+            self._tell(one)
 
     async def watch(self) -> AsyncIterator[Observation]:
         """Yields the size whenever a launcher starts or ends."""
@@ -134,6 +136,15 @@ class ProcessScheduler:
 
     async def close(self) -> None:
         """Does nothing: launchers keep running."""
+
+    def _tell(self, one: Started) -> bool:
+        """Send SIGTERM; False if that was done before, or is too early."""
+        key = (one.pid, one.since)
+        if key in self._told or one.starting:
+            return False
+        self._told.add(key)
+        one.send(signal.SIGTERM)
+        return True
 
     # --- processes -------------------------------------------------------------------------------------------------
 

@@ -169,7 +169,7 @@ class Slurm:
     async def _submit(self, reason: str) -> int:
         options = [f"--job-name={self._job_name}", "--parsable", f"--comment={MARK}{reason}", *self._options]
         if self._script:
-            said = await self._call("sbatch", *options, self._script)
+            said = await self._call("sbatch", "--no-requeue", *options, self._script)
         else:
             ours = ["--no-requeue", "--nodes=1", "--ntasks=1", self._output()]
             said = await self._call("sbatch", *ours, *options, written=self._own_script())

@@ -395,6 +395,40 @@ class TestProcess:
         run(one.release(setup.nodes(), 0, ""))
         run(eventually(lambda: not setup.nodes(), "the launcher is gone"))
 
+    def test_one_that_is_slow_to_leave_gets_no_second_sigterm(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A second one would cut short what it still writes."""
+        monkeypatch.setattr(process, "BY_THEMSELVES_S", 0.05)
+        counts = (
+            "import pathlib, signal\n"
+            f"at = pathlib.Path({str(tmp_path / 'signals')!r})\n"
+            "signal.signal(signal.SIGTERM, lambda *_: at.open('a').write('x'))\n"
+            "at.touch()\n"
+            "while True: signal.pause()\n"
+        )
+        made = deps(tmp_path, SchedulerChoice("process"), launcher=(sys.executable, "-c", counts))
+        signals = tmp_path / "signals"
+
+        async def body() -> None:
+            scheduler = process.make(made)
+            await scheduler.request(1, "")
+            await eventually(signals.exists, "the launcher runs")
+            ((pid, node),) = [
+                (told["pid"], told["node"])
+                for told in (json.loads(path.read_text()) for path in made.runtime_folder.glob("*.json"))
+            ]
+            try:
+                for _ in range(3):
+                    await scheduler.release([node], 0, "")
+                await eventually(lambda: signals.read_text() == "x", "it got the signal")
+                await scheduler.release([node], 0, "")
+            finally:
+                os.kill(pid, signal.SIGKILL)
+            assert signals.read_text() == "x"
+
+        run(body())
+
     def test_its_watch_tells_of_a_launcher_that_dies(self, tmp_path: Path) -> None:
         setup = ProcessSetup(tmp_path)
 
@@ -463,13 +497,14 @@ class TestExec:
 
     def test_how_it_is_called(self, tmp_path: Path) -> None:
         one = script(
-            tmp_path, f'for word; do echo "$word"; done >> {tmp_path}/calls; echo $EDL_JOB_ID >> {tmp_path}/calls'
+            tmp_path, f'for word; do echo "$word"; done >> {tmp_path}/calls; echo $EDL_JOB_ID$EDL_NODE_ID >> {tmp_path}/calls; '
+            f'echo "of $EDL_MASTER_NODE" >> {tmp_path}/calls'
         )
         run(one.request(3, "the job wants 3 nodes"))
         run(one.release(["n1", "n2"], 1, "1 is enough"))
         assert (tmp_path / "calls").read_text().splitlines() == [
-            *("request", "3", "the job wants 3 nodes", "job"),
-            *("release", "1", "1 is enough", "n1", "n2", "job"),
+            *("request", "3", "the job wants 3 nodes", "job", "of here"),
+            *("release", "1", "1 is enough", "n1", "n2", "job", "of here"),
         ]
 
     @pytest.mark.parametrize(("status", "retry"), [(1, True), (75, True), (64, False), (77, False), (127, False)])

@@ -328,6 +328,22 @@ class TestRefusals:
         assert shown.startswith("edl: error: --nnodes=3:2")
         assert shown.count("\n") == 1
 
+    def test_a_bug_has_its_own_status_and_is_shown(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """Python's own, 1, would mean that a worker failed, after which Kubernetes may end the whole job."""
+
+        def fails(*_: object) -> None:
+            raise AssertionError("never so")
+
+        monkeypatch.setattr(program, "settle", fails)
+        monkeypatch.setattr(sys, "argv", ["edl-run", "train.py"])
+        with pytest.raises(SystemExit) as ended:
+            program.main()
+        assert ended.value.code == ExitCode.INTERNAL
+        shown = capsys.readouterr().err
+        assert "AssertionError: never so" in shown and "this is a bug in edl" in shown
+
 
 class TestSlots:
     @pytest.mark.parametrize(

@@ -94,6 +94,7 @@ class TestRefused:
             (("--scheduler=process", "--scale-owner=external"), "only master is possible"),
             (("--scheduler=discovery:sh", "--scale-owner=master"), "only external is possible"),
             (("--scheduler=process", "--scale-owner=me"), "only master is possible"),
+            (("--scheduler=slurm",), "its jobs could not reach this host's private store"),
             (("--scale-owner=master",), "has no effect without --scheduler"),
             (("--scheduler-conf=poll=1",), "has no effect without --scheduler"),
             (("--scheduler=process", "--scheduler-conf=poll=1"), "--scheduler=process has no key 'poll'. Known: none"),
@@ -134,6 +135,9 @@ class TestNodeIndex:
         assert self.index(self.SET, HOSTNAME="train") == -1
         assert self.index(SchedulerChoice("process"), HOSTNAME="train-3") == -1
         assert self.index(SchedulerChoice("paddlejob", "train"), HOSTNAME="train-worker-2") == 2
+        assert self.index(SchedulerChoice("paddlecloud"), HOSTNAME="train-worker-2") == 2
+        named = SchedulerChoice("paddlecloud", conf={"paddlejob": "train"})
+        assert (self.index(named, HOSTNAME="train-worker-2"), self.index(named, HOSTNAME="gpu-12")) == (2, -1)
 
     def test_a_hosts_number_is_not_a_pods(self) -> None:
         """With hostNetwork a container is called like its host."""
@@ -167,7 +171,8 @@ class TestAnotherLauncher:
         )
 
     def test_the_addresses_of_this_host_are_none_on_another(self) -> None:
-        given = ("--nnodes=1:4", "--local-addr=10.0.0.1", "--http-host", "10.0.0.1", "train.py")
+        given = ("--nnodes=1:4", "--local-addr=10.0.0.1", "--http-host", "10.0.0.1", "--host-id=h1", "train.py")
+        given = (*given[:-1], "--rack", "r1", "train.py")
         told = {"--rdzv-id": "job"}
         here = launcher_again("python", given, value_options(), (), told)
         assert "--local-addr=10.0.0.1" in here
@@ -213,6 +218,19 @@ class TestAnotherLauncher:
     def test_a_port_that_is_in_use_is_not_asked_for_again(self) -> None:
         assert "--http-port=0 train.py" in self.again("--http-port=8080", "train.py")
         assert "--http-port" not in self.again("train.py")
+        assert "--http-port=0" not in self.again("train.py", "--http-port=9000"), "it is the script's"
+
+    def test_variables_of_this_node_are_not_passed_on(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name, value in (("HTTP_PORT", "8080"), ("HOST_ID", "h1"), ("RACK", "r1"), ("NODE_ID", "a")):
+            monkeypatch.setenv(f"EDL_{name}", value)
+
+        def passed(kind: str) -> dict[str, str]:
+            deps = scaling.scheduler_deps(read("train.py"), SchedulerChoice(kind), cast(Store, None), (), print)
+            names = ("EDL_HTTP_PORT", "EDL_HOST_ID", "EDL_RACK", "EDL_NODE_ID")
+            return {name: deps.environment[name] for name in names if name in deps.environment}
+
+        assert passed("process") == {"EDL_HTTP_PORT": "0", "EDL_HOST_ID": "h1", "EDL_RACK": "r1"}
+        assert passed("slurm") == {"EDL_HTTP_PORT": "0"}, "a Master there serves HTTP, too"
 
     def test_more_options_go_before_the_script(self) -> None:
         line = with_options(("python", "-m", "edl.launch", "--a", "train.py", "-b"), "--node-id=n")

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from edl.launch.store_opening import even_members
+from edl.errors import SettingError
+from edl.launch.settings import Backend, StoreSettings
+from edl.launch.store_opening import data_folder, even_members
+from edl.types import JobId
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 5, 7])
@@ -23,3 +28,10 @@ def test_an_odd_number_of_members_needs_no_word(count: int) -> None:
 def test_an_even_number_of_members_survives_no_more_than_one_less(count: int, words: tuple[str, ...]) -> None:
     for word in words:
         assert word in even_members(count)
+
+
+def test_a_data_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    wanted = StoreSettings(Backend.EMBEDDED, ("h:1",), data_dir=str(tmp_path / "file" / "data"))
+    with pytest.raises(SettingError, match="--rdzv-conf data_dir=.*cannot create it: Not a directory"):
+        data_folder(wanted, JobId("job"))

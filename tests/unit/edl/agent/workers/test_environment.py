@@ -62,7 +62,9 @@ def told(
 
 
 def test_a_launcher_in_a_worker_does_not_take_what_it_was_told_for_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    told_all = told("a", 0) | ahead_environment({}, SPEC, NodeId("a"), (0,), 0, PATHS, WorkerGroupDeps(0))
+    spec = dataclasses.replace(SPEC, replicas=Replicas(2, 1))
+    told_all = told("a", 0) | ahead_environment({}, spec, NodeId("a"), (0,), 0, PATHS, WorkerGroupDeps(0))
+    assert "EDL_REPLICA_SIZE" in told_all
     read = {
         f"EDL_{option.name.upper()}"
         for option in program.run.params
