@@ -142,7 +142,7 @@ def test_the_spare_goes_on_from_its_copy(etcd: OutsideEtcd, tmp_path: Path, fram
         seen = running.wait_world(1)
         running.start("b")
         running.nodes["a"].says("node b is ready with 1 slot, its workers wait")
-        running.wait_status(lambda status: status["copies"] >= 2, "a commit is on both nodes")
+        running.wait_status(lambda status: status["holders"] >= 2, "a commit is on both nodes")
         running.wait_steps(20)
         running.kill("a")
         del running.nodes["a"]
