@@ -155,8 +155,8 @@ def _launch_settings(resolved: ResolvedOptions, sizes: Sizes, invocation: Invoca
 
 def _cannot_grow(store: StoreSettings, nodes: NodeRange, scheduler: SchedulerChoice | None, standalone: bool) -> str:
     """A remark for a job whose range of nodes allows growth although no other node can find its store; empty if it can
-    grow. Only launchers on this host can reach a private store. Raises ``SettingError`` with Slurm, whose jobs would end
-    without it, and be submitted again."""
+    grow. Only launchers on this host can reach a private store. Raises ``SettingError`` with Slurm, whose jobs would
+    end without it, and be submitted again."""
     private = store.backend is Backend.EMBEDDED and not store.endpoints and not standalone
     if not private or nodes.highest == 1 or (scheduler is not None and scheduler.kind == "process"):
         return ""

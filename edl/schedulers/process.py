@@ -90,7 +90,7 @@ class ProcessScheduler:
         self._start = start
         self._failed = ""
         self._told: set[tuple[int, str]] = set()
-        """Pid and start of the launchers that were sent SIGTERM. A second one would cut short what they still write."""
+        """Pid and start of the launchers that were sent SIGTERM. A second one would cut short what they write."""
         self.name = f"processes on {socket.gethostname()}"
 
     async def current(self) -> SchedulerSize:
@@ -117,9 +117,8 @@ class ProcessScheduler:
         surplus = self._size().nodes - nodes
         for one in [one for one in self._started() if one.node in names]:
             if self._tell(one):
-                self._deps.log(
-                    f"{one.node} has not left within {BY_THEMSELVES_S:g} s: sent SIGTERM to its launcher (pid {one.pid})"
-                )
+                late = f"{one.node} has not left within {BY_THEMSELVES_S:g} s"
+                self._deps.log(f"{late}: sent SIGTERM to its launcher (pid {one.pid})")
             surplus -= 1
         for one in sorted(yet_to_come, key=lambda one: -one.index)[: max(0, surplus)]:
             self._tell(one)

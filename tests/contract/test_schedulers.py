@@ -497,8 +497,9 @@ class TestExec:
 
     def test_how_it_is_called(self, tmp_path: Path) -> None:
         one = script(
-            tmp_path, f'for word; do echo "$word"; done >> {tmp_path}/calls; echo $EDL_JOB_ID$EDL_NODE_ID >> {tmp_path}/calls; '
-            f'echo "of $EDL_MASTER_NODE" >> {tmp_path}/calls'
+            tmp_path,
+            f'for word; do echo "$word"; done >> {tmp_path}/calls; echo $EDL_JOB_ID$EDL_NODE_ID >> {tmp_path}/calls; '
+            f'echo "of $EDL_MASTER_NODE" >> {tmp_path}/calls',
         )
         run(one.request(3, "the job wants 3 nodes"))
         run(one.release(["n1", "n2"], 1, "1 is enough"))

@@ -171,8 +171,10 @@ class TestAnotherLauncher:
         )
 
     def test_the_addresses_of_this_host_are_none_on_another(self) -> None:
-        given = ("--nnodes=1:4", "--local-addr=10.0.0.1", "--http-host", "10.0.0.1", "--host-id=h1", "train.py")
-        given = (*given[:-1], "--rack", "r1", "train.py")
+        given = (
+            *("--nnodes=1:4", "--local-addr=10.0.0.1", "--http-host", "10.0.0.1", "--host-id=h1", "--rack", "r1"),
+            "train.py",
+        )
         told = {"--rdzv-id": "job"}
         here = launcher_again("python", given, value_options(), (), told)
         assert "--local-addr=10.0.0.1" in here

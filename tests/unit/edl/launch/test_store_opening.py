@@ -33,5 +33,5 @@ def test_an_even_number_of_members_survives_no_more_than_one_less(count: int, wo
 def test_a_data_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     wanted = StoreSettings(Backend.EMBEDDED, ("h:1",), data_dir=str(tmp_path / "file" / "data"))
-    with pytest.raises(SettingError, match="--rdzv-conf data_dir=.*cannot create it: Not a directory"):
+    with pytest.raises(SettingError, match=r"--rdzv-conf data_dir=.*cannot create it: Not a directory"):
         data_folder(wanted, JobId("job"))

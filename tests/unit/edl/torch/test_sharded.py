@@ -131,17 +131,23 @@ def test_other_objects_may_hold_sharded_tensors(tmp_path: Path) -> None:
             load_local_parts("average", Average(torch.ones(3)), parts, own)
 
 
+def total(model: Model) -> Any:
+    return torch.stack([one.full_tensor().sum() for one in model.parameters()]).sum()  # type: ignore[attr-defined]
+
+
 def test_what_an_interrupted_step_left_does_not_survive_a_restore_from_parts(tmp_path: Path) -> None:
     with playing(0, 1):
         model, scaler = Model(one_dimension, trained=True), torch.amp.GradScaler("cpu")
         objects = {"model": model, "scaler": scaler}
-        _, folder = write(ARRAYS, tmp_path, [({name: capture(name, obj, objects) for name, obj in objects.items()}, {})])
+        _, folder = write(
+            ARRAYS, tmp_path, [({name: capture(name, obj, objects) for name, obj in objects.items()}, {})]
+        )
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        scaler.scale(sum(one.sum() for one in model.parameters()).full_tensor()).backward()
+        scaler.scale(total(model)).backward()
         scaler.unscale_(optimizer)  # and the step does not follow
         State(sharded=True, model=model, scaler=scaler)._restore_sharded(str(folder))
         assert all(one.grad is None for one in model.parameters())
-        scaler.scale(sum(one.sum() for one in model.parameters()).full_tensor()).backward()
+        scaler.scale(total(model)).backward()
         scaler.unscale_(optimizer)
 
 

@@ -41,7 +41,7 @@ def scaled(**fields: object) -> JobStatus:
         (scaled(waiting="1 node"), {"Available", "Progressing"}, ("Progressing", "Waiting")),
         (changed(boundary="switch"), {"Available", "Progressing"}, ("Progressing", "AtBoundary")),
         (scaled(desired=4, asked=4), {"Available", "Degraded"}, ("Degraded", "FewerNodes")),
-            (scaled(desired=4), {"Available"}, ("Degraded", "AllNodes")),  # as many as there are
+        (scaled(desired=4), {"Available"}, ("Degraded", "AllNodes")),  # as many as there are
         (changed(flaws=("a shard",)), {"Available", "Degraded"}, ("Degraded", "Incomplete")),
         (changed(phase="forming", world_size=0), {"Progressing", "Degraded"}, ("Available", "NoWorld")),
         (changed(kill="kim"), {"Available", "Stopping"}, ("Stopping", "Asked")),
