@@ -73,7 +73,7 @@ def plan(
 
 def still_bad(status: JobStatus, added: Collection[str]) -> list[str]:
     """Those of the added names whose device or host the job still keeps out. Of one that it uses again a later defect
-    is news."""
+    is to be added again."""
     bad = {
         name
         for host, devices in _places(status)

@@ -89,7 +89,7 @@ class ProcessScheduler:
         self._deps = deps
         self._start = start
         self._failed = ""
-        self._told: set[tuple[int, str]] = set()
+        self._signalled: set[tuple[int, str]] = set()
         """Pid and start of the launchers that were sent SIGTERM. A second one would cut short what they write."""
         self.name = f"processes on {socket.gethostname()}"
 
@@ -139,9 +139,9 @@ class ProcessScheduler:
     def _tell(self, one: Started) -> bool:
         """Send SIGTERM; False if that was done before, or is too early."""
         key = (one.pid, one.since)
-        if key in self._told or one.starting:
+        if key in self._signalled or one.starting:
             return False
-        self._told.add(key)
+        self._signalled.add(key)
         one.send(signal.SIGTERM)
         return True
 
