@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import ipaddress
 import os
 import socket
 from collections.abc import Sequence
@@ -75,6 +76,21 @@ def _check_may_connect(endpoint: str) -> None:
     if closed:
         what = f"belongs to another user: user {os.geteuid()} may not connect to it"
         raise SettingError("--rdzv-endpoint", endpoint, what, "Only the user who started a job on one node can use it")
+
+
+def only_here(host: str, endpoint: str) -> str:
+    """What is wrong with a name of this host that other nodes are to use: it means a loopback address here, as many an
+    ``/etc/hosts`` has it, so nothing listens where they connect to. Empty: nothing. ``endpoint``: of the store."""
+    found = {str(info[4][0]).partition("%")[0] for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+    if host in found or not all(ipaddress.ip_address(one).is_loopback for one in found):
+        return ""
+    outward = address_towards(endpoint)
+    if ipaddress.ip_address(outward.partition("%")[0]).is_loopback:
+        return ""
+    return (
+        f"--local-addr={host} is {', '.join(sorted(found))} on this host, where other nodes cannot reach it. They see it "
+        f"at {outward}: give that address, or correct /etc/hosts"
+    )
 
 
 def address_towards(endpoint: str) -> str:
