@@ -87,9 +87,10 @@ def only_here(host: str, endpoint: str) -> str:
     outward = address_towards(endpoint)
     if ipaddress.ip_address(outward.partition("%")[0]).is_loopback:
         return ""
+    here = ", ".join(sorted(found))
     return (
-        f"--local-addr={host} is {', '.join(sorted(found))} on this host, where other nodes cannot reach it. They see it "
-        f"at {outward}: give that address, or correct /etc/hosts"
+        f"--local-addr={host} is {here} on this host, where other nodes cannot reach it. They see it at {outward}: give "
+        "that address, or correct /etc/hosts"
     )
 
 
