@@ -89,8 +89,8 @@ def only_here(host: str, endpoint: str) -> str:
         return ""
     here = ", ".join(sorted(found))
     return (
-        f"--local-addr={host} is {here} on this host, where other nodes cannot reach it. They see it at {outward}: give "
-        "that address, or correct /etc/hosts"
+        f"--local-addr={host} is {here} on this host, where other nodes cannot reach it. They see it at {outward}: "
+        "give that address, or correct /etc/hosts"
     )
 
 
