@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +18,7 @@ from data_service.loader.trainers import TrainerDataSets
 from data_service.loader.worker_context import RankAssignment
 from edl.adapters.system_threads import SystemThreads
 from edl.errors import DataError, SettingError
-from edl.wire.records import World
-from tests.support.data_fixture import LIMIT_S, ArrayData, Bench, BenchContext, Board, drawn, on_threads, write_ipc
+from tests.support.data_fixture import LIMIT_S, ArrayData, Bench, BenchContext, drawn, on_threads, write_ipc
 
 RECORDS = 600
 
@@ -562,41 +559,3 @@ def test_an_epoch_goes_on_when_the_new_master_lacks_acknowledgements(
     data = make(bench, files)
     seen = [one for batch in data for one in ids(batch)]
     assert set(seen) == {*range(RECORDS)} and len(seen) > RECORDS and data.epoch == 1
-
-
-class SurvivingBench(Bench):
-    """A node whose first slot is lost, from the second world on."""
-
-    def world(self) -> World:
-        world = super().world()
-        if self.round < 2:
-            return world
-        return replace(world, members=(replace(world.members[0], places=(1,)),))
-
-    def attached(self) -> list[Board]:
-        return self.boards[1:2] if self.round > 1 else super().attached()
-
-
-def test_patterns_are_looked_at_again_when_the_first_worker_is_lost(tmp_path: Path) -> None:
-    write_ipc(tmp_path / "0.arrow", 0, RECORDS)
-    bench = SurvivingBench()
-    bench.begin(2)
-    lost, second = (make(bench, str(tmp_path / "*.arrow"), slot, rescan=0.01) for slot in range(2))
-    steps = iter(second)
-    seen = [ids(next(iter(lost))), ids(next(steps))]
-    lost._detach()
-    change(bench, 1)
-    assert second.rank == 0
-    write_ipc(tmp_path / "more.writing", RECORDS, 10)
-    (tmp_path / "more.writing").rename(tmp_path / "more.arrow")
-    wait_until(lambda: any("1 file, 1 shard, 10 records added" in note for note in bench.notes))
-    seen += [ids(batch) for batch in steps]
-    second.close()
-    assert {one for batch in seen for one in batch} == set(range(RECORDS + 10))
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < end_s
-        threading.Event().wait(0.01)
