@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -11,6 +12,7 @@ import click
 from edl.errors import EdlError, SettingError
 
 F = TypeVar("F", bound=Callable[..., Any])
+AT_LEAST_1 = click.IntRange(min=1)
 
 
 @click.group(name="data_service")
@@ -33,9 +35,15 @@ def _input_options(function: F) -> F:
         click.option(
             "--storage", multiple=True, metavar="NAME=VALUE", help="Option for fsspec, if the files are URLs."
         ),
-        click.option("--shard-records", default=65536, show_default=True, help="Most records per shard."),
         click.option(
-            "--shard-mb", default=16, show_default=True, help="Approximate size of shards in line formats, in MiB."
+            "--shard-records", type=AT_LEAST_1, default=65536, show_default=True, help="Most records per shard."
+        ),
+        click.option(
+            "--shard-mb",
+            type=AT_LEAST_1,
+            default=16,
+            show_default=True,
+            help="Approximate size of shards in line formats, in MiB.",
         ),
         click.option(
             "--format", "kind", help="ipc, parquet, csv, jsonl, text or user. Default: derived from the file names."
@@ -105,9 +113,15 @@ def scan_command(
     "--fill", multiple=True, metavar="COLUMN=VALUE", help="Value that replaces nulls. Globs are allowed: I*=0."
 )
 @click.option("--compression", default="none", show_default=True, help="none (fastest, memory-mapped), lz4 or zstd.")
-@click.option("--file-mb", default=256, show_default=True, help="Approximate input per output file, in MiB.")
+@click.option(
+    "--file-mb",
+    type=AT_LEAST_1,
+    default=256,
+    show_default=True,
+    help="Approximate input per output file, in MiB.",
+)
 @click.option("--seed", type=int, help="Shuffle the records within each file.")
-@click.option("--workers", default=1, show_default=True, help="Number of processes.")
+@click.option("--workers", type=AT_LEAST_1, default=1, show_default=True, help="Number of processes.")
 def convert_command(
     patterns: tuple[str, ...],
     output: str,
@@ -180,6 +194,12 @@ def main() -> None:
     except EdlError as error:
         click.echo(f"data_service: error: {error}", err=True)
         sys.exit(int(error.exit_code))
+    except BrokenPipeError:  # whoever reads the output has seen enough, such as head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is left to be flushed at the exit
+        sys.exit(1)
+    except OSError as error:
+        click.echo(f"data_service: error: {error}", err=True)
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -108,8 +108,8 @@ def convert(
     """Write all records of the inputs (see ``scan``) as Arrow IPC files into a local folder, or continue doing so.
 
     ``workers``: number of processes; each holds a batch in memory, or a whole output file if records are shuffled.
-    Raises ``DataError`` for unreadable inputs, and for a folder that contains anything but this conversion;
-    ``SettingError`` for invalid options.
+    Raises ``DataError`` for unreadable inputs, for a folder that cannot be written to, and for one that contains
+    anything but this conversion; ``SettingError`` for invalid options.
     """
     recipe = recipe or Recipe()
     if "://" in output:
@@ -131,7 +131,8 @@ def convert(
         os.makedirs(job.output, exist_ok=True)
     except OSError as error:
         raise SettingError("OUTPUT", output, f"cannot be created ({error})") from None
-    _refuse_foreign(job.output)
+    with _writing(job.output):
+        _refuse_foreign(job.output)
     with _locked(job.output):
         return _run(job, manifest, workers, progress or (lambda now: None))
 
@@ -172,16 +173,41 @@ def _guessed(ref: ShardRef) -> int:
 # --- the folder ------------------------------------------------------------------------------------------------------
 
 
+def _unwritable(folder: str, error: OSError) -> str:
+    return f"cannot write to {folder}: {error}"
+
+
+@contextlib.contextmanager
+def _writing(folder: str) -> Iterator[None]:
+    """Raise ``DataError`` for what the system refuses in this folder."""
+    try:
+        yield
+    except OSError as error:
+        advice = "Make it writable, and free some space; the same command continues"
+        raise DataError(f"{_unwritable(folder, error)}. {advice}") from error
+
+
 @contextlib.contextmanager
 def _locked(folder: str) -> Iterator[None]:
-    with open(os.path.join(folder, LOCK), "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise DataError(
-                f"{folder}: another conversion is writing to this folder. Wait for it, or stop it"
-            ) from None
+    with contextlib.ExitStack() as held:
+        with _writing(folder):
+            lock = held.enter_context(open(os.path.join(folder, LOCK), "w"))
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise DataError(
+                    f"{folder}: another conversion is writing to this folder. Wait for it, or stop it"
+                ) from None
         yield
+
+
+def _prepare(job: ConversionJob, manifest: Manifest) -> dict[str, Written]:
+    """Claim the folder, remove unfinished files and return the finished ones."""
+    _claim(job, manifest)
+    for name in os.listdir(job.output):
+        if name.endswith(UNFINISHED):
+            os.unlink(os.path.join(job.output, name))
+    return _finished(job)
 
 
 def _claim(job: ConversionJob, manifest: Manifest) -> None:
@@ -280,7 +306,7 @@ def _note(job: ConversionJob, task: ConversionTask, written: Written) -> None:
         "size_bytes": written.size_bytes,
         "inputs": [[first.file, first.begin], [last.file, last.end]],
     }
-    with open(os.path.join(job.output, DONE), "a", encoding="utf-8") as file:
+    with _writing(job.output), open(os.path.join(job.output, DONE), "a", encoding="utf-8") as file:
         file.write("\n" if file.tell() else "")  # the last line may be incomplete
         file.write(json.dumps(note) + "\n")
         file.flush()
@@ -301,12 +327,9 @@ def _sync(folder: str) -> None:
 def _run(
     job: ConversionJob, manifest: Manifest, workers: int, progress: Callable[[ConversionProgress], None]
 ) -> Converted:
-    _claim(job, manifest)
-    for name in os.listdir(job.output):
-        if name.endswith(UNFINISHED):
-            os.unlink(os.path.join(job.output, name))
+    with _writing(job.output):
+        done = _prepare(job, manifest)
     tasks = tasks_of(manifest, job.recipe.file_bytes)
-    done = _finished(job)
     sizes = {task.output: task.size_bytes for task in tasks}
     found = len(done)
 
@@ -392,7 +415,7 @@ class ConversionWorker:
         except EdlError as error:
             return Written(task.output, error=str(error))
         except OSError as error:
-            return Written(task.output, error=f"cannot write to {self._job.output}: {error}")
+            return Written(task.output, error=_unwritable(self._job.output, error))
         except pa.ArrowException as error:
             return Written(task.output, error=f"{task.refs[0].file} and following: {error}")
 

@@ -63,7 +63,7 @@ class Recipe:
     def __post_init__(self) -> None:
         if self.compression not in COMPRESSIONS:
             raise SettingError("--compression", self.compression, f"must be one of {', '.join(COMPRESSIONS)}")
-        for name, value in (("--shard-records", self.shard_records), ("--file-bytes", self.file_bytes)):
+        for name, value in (("shard_records", self.shard_records), ("file_bytes", self.file_bytes)):
             if value < 1:
                 raise SettingError(name, value, "must be at least 1")
 

@@ -29,6 +29,10 @@ SUFFIXES: Mapping[str, str] = {
 PACKED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
 """Compression by suffix, after that of a line format: such a file is read as a whole because it cannot be split."""
 
+DELIMITERS = {"tab": "\t", "\\t": "\t", "semicolon": ";"}
+"""Delimiters of CSV that have names, for command lines in which they cannot be written."""
+_YES, _NO = ("yes", "true", "on", "1"), ("no", "false", "off", "0")
+
 ReadFunction = Callable[[str, int, int], Any]
 """``(file, begin, end)`` to a ``pyarrow.Table``, a list of dicts, or a dict of arrays or lists."""
 ShardsFunction = Callable[[str], Iterable[tuple[int, int, int]]]
@@ -75,7 +79,12 @@ class FormatOptions:
 
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> FormatOptions:
-        """Create from names and values, of JSON types or as text: ``types=a:float32,b:int64``, ``names=a,b``,
+        """Create from names and values as in ``parsed``. Raises ``SettingError``."""
+        return cls(**cls.parsed(plain))
+
+    @classmethod
+    def parsed(cls, plain: Mapping[str, Any]) -> dict[str, Any]:
+        """The values of some options by name, from JSON types or text: ``types=a:float32,b:int64``, ``names=a,b``,
         ``header=false``.
 
         Raises ``SettingError`` for unknown names and invalid values.
@@ -84,17 +93,18 @@ class FormatOptions:
         for name in plain:
             if name not in known:
                 raise SettingError(name, plain[name], f"no such option; available are {', '.join(sorted(known))}")
-        return cls(**{name: _parsed(name, value) for name, value in plain.items()})
+        return {name: _parsed(name, value) for name, value in plain.items()}
+
+    def given(self) -> dict[str, Any]:
+        """The options that differ from the defaults, by name."""
+        usual = FormatOptions()
+        found = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {name: value for name, value in found.items() if value != getattr(usual, name)}
 
     def plain(self) -> dict[str, Any]:
         """The options that differ from the defaults, for JSON. Raises ``SettingError`` for a function that is not given
         by name."""
-        usual = FormatOptions()
-        differing = {
-            one.name: getattr(self, one.name)
-            for one in fields(self)
-            if getattr(self, one.name) != getattr(usual, one.name)
-        }
+        differing = self.given()
         for name, value in differing.items():
             if callable(value):
                 advice = f'Set it as text: {name}="package.module:{getattr(value, "__name__", "function")}"'
@@ -123,6 +133,13 @@ def packing_of(file: str) -> str:
     return next((codec for suffix, codec in PACKED.items() if file.lower().endswith(suffix)), "")
 
 
+def truth(name: str, value: str) -> bool:
+    """A setting that is on or off, from text. Raises ``SettingError``."""
+    if value.lower() not in (*_YES, *_NO):
+        raise SettingError(name, value, "must be yes or no")
+    return value.lower() in _YES
+
+
 def _parsed(name: str, value: Any) -> Any:
     if name == "names":
         return tuple(value.split(",") if isinstance(value, str) else value)
@@ -135,15 +152,13 @@ def _parsed(name: str, value: Any) -> Any:
                 raise SettingError(name, value, "must be COLUMN:TYPE[,…]", "For example types=price:float32")
             return {column.strip(): kind.strip() for column, _, kind in pairs}
         case "header" | "quoted_newlines":
-            if value.lower() not in ("true", "false", "1", "0"):
-                raise SettingError(name, value, "must be true or false")
-            return value.lower() in ("true", "1")
+            return truth(name, value)
         case "open_files":
             if not value.isdecimal():
                 raise SettingError(name, value, "must be a number")
             return int(value)
         case "delimiter":
-            return {"tab": "\t", "\\t": "\t"}.get(value, value)
+            return DELIMITERS.get(value, value)
         case _:
             return value
 

@@ -14,9 +14,20 @@ from data_service.formats.file_reader import UNREACHED, FileReader, FileSplit, O
 from data_service.formats.lines import column_types
 from data_service.formats.options import FormatOptions
 from data_service.manifest import ShardRef
-from edl.errors import DataError, DataFunctionError, SettingError, UnreachableData
+from edl.errors import DataError, DataFunctionError, EdlError, SettingError, UnreachableData
 
 ADVICE = "Fix the function; for damaged data let it raise edl.errors.DataError, and the shard is skipped"
+
+
+def function_error(error: Exception, what: str, advice: str = ADVICE) -> EdlError:
+    """The error to raise because a function of the user, named by ``what``, has raised ``error``. Data that are damaged
+    or out of reach are no defect of the function."""
+    text = f"{what} failed: {type(error).__name__}: {short(error)}"
+    if is_out_of_reach(error):
+        return UnreachableData(f"{text}. {UNREACHED}")
+    if isinstance(error, OSError):  # readers of images and Arrow report damaged content this way
+        return DataError(text)
+    return DataFunctionError(f"{text}. {advice}")
 
 
 class UserReader(FileReader[str]):
@@ -43,12 +54,7 @@ class UserReader(FileReader[str]):
             raise
         except Exception as error:
             name = getattr(self._function, "__name__", "the read function")
-            text = f"{where}: {name} failed: {type(error).__name__}: {short(error)}"
-            if is_out_of_reach(error):
-                raise UnreachableData(f"{text}. {UNREACHED}") from error
-            if isinstance(error, OSError):  # readers of images and Arrow report damaged content this way
-                raise DataError(text) from error
-            raise DataFunctionError(f"{text}. {ADVICE}") from error
+            raise function_error(error, f"{where}: {name}") from error
         if not table.num_columns and not table.num_rows:
             return self._first[1].empty_table() if self._first is not None else table
         if ref.records >= 0 and table.num_rows != ref.records:
@@ -96,4 +102,4 @@ class UserReader(FileReader[str]):
             raise
         except Exception as error:
             name = getattr(self._shards, "__name__", "the shards function")
-            raise DataFunctionError(f"{file}: {name} failed: {type(error).__name__}: {short(error)}") from error
+            raise function_error(error, f"{file}: {name}", "Fix the function") from error

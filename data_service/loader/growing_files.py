@@ -104,9 +104,10 @@ class GrowingFiles:
         client.on_message = receive
 
     def rescan_periodically(self, place: RankAssignment, client: LeaseClient, source: DataSource) -> None:
-        """Rank 0: rescan the patterns in the background if the source asks for it."""
-        if source.rescan_s and place.rank == 0:
-            self._on_thread(place, client, lambda check: self._rescan(client, source, check))
+        """Rank 0: rescan the patterns in the background if the source asks for it. A worker that outlives rounds may
+        become rank 0 later, so its thread runs at any rank."""
+        if source.rescan_s and (place.rank == 0 or self._context.where() is not None):
+            self._on_thread(place, client, lambda check: self._rescan(place, client, source, check))
 
     # --- growing -----------------------------------------------------------------------------------------------------
 
@@ -139,9 +140,10 @@ class GrowingFiles:
     def _execute(self, client: LeaseClient, source: DataSource, order: AddFiles, check: Check) -> None:
         self.client.ordered(client, source, order, self._position.copy, check)
 
-    def _rescan(self, client: LeaseClient, source: DataSource, check: Check) -> None:
+    def _rescan(self, place: RankAssignment, client: LeaseClient, source: DataSource, check: Check) -> None:
         while not client.ended.wait(source.rescan_s):
-            self.client.look_again(client, source, self._position.copy(), check)
+            if (self._context.where() or (place.round, place.rank))[1] == 0:
+                self.client.look_again(client, source, self._position.copy(), check)
 
     def _on_thread(self, place: RankAssignment, client: LeaseClient, work: Callable[[Check], None]) -> None:
         def check() -> None:

@@ -93,7 +93,7 @@ class Loader(IndependentLoader):
         *,
         batch_size: int,
         format: str | None = None,
-        columns: Sequence[str] | None = None,
+        columns: str | Sequence[str] | None = None,
         shuffle: bool | None = None,
         seed: int | None = None,
         tail: str | None = None,
@@ -120,16 +120,16 @@ class Loader(IndependentLoader):
         super().__init__(checked_name(name), config, context)
         self._conversion = BatchConversion(transform, fill, pad)
         self._settings = DataSettings(
-            files=(files,) if isinstance(files, str) else None if files is None else tuple(files),
+            files=_names(files),
             format=format,
-            columns=None if columns is None else tuple(columns),
+            columns=_names(columns),
             shuffle=shuffle,
             seed=seed,
             tail=tail,
             shard_records=shard_records,
             shard_bytes=shard_bytes,
             storage_options=storage_options,
-            options=options if options is None or isinstance(options, FormatOptions) else FormatOptions.of(options),
+            options=options.given() if isinstance(options, FormatOptions) else FormatOptions.parsed(options or {}),
             remote=remote,
             decode=decode,
             rescan=None if rescan is None else str(rescan),
@@ -176,8 +176,8 @@ class Loader(IndependentLoader):
         written, or has changed since it was listed; ``SettingError`` for another ``when``.
         """
         place, client = self._connect()
-        names = (files,) if isinstance(files, str) else tuple(files)
-        return self._files.add(client, self._settle().source, names, when, lambda: self._context.check(place.round))
+        names, source = _names(files) or (), self._settle().source
+        return self._files.add(client, source, names, when, lambda: self._context.check(place.round))
 
     @property
     def epoch(self) -> int:
@@ -556,3 +556,8 @@ class Loader(IndependentLoader):
     def _finish(self, columns: Columns) -> Any:
         """Convert a micro-batch to what the script gets. Called on the reading thread."""
         return self._conversion.finish(columns, self._tensor)
+
+
+def _names(given: str | Sequence[str] | None) -> tuple[str, ...] | None:
+    """A name, or several, as a tuple."""
+    return (given,) if isinstance(given, str) else None if given is None else tuple(given)

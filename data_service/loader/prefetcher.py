@@ -401,14 +401,15 @@ class Prefetcher:
     def _not_read(self, error: Exception, ref: ShardRef, leased: int, upto: int) -> None:
         """Handle an unreadable shard: return the leased one (the same, or the home of a replayed push) with its
         progress. The Master counts attempts and finally skips it. Raises errors that are not due to the data."""
+        reason = str(error)
+        if ref.file not in reason:  # from a function of the user
+            reason = f"{ref.file}, shard {ref.index}: {reason}"
         if isinstance(error, UnsupportedData):
-            text = str(error)
-            raise UnsupportedData(text if ref.file in text else f"{ref.file}, shard {ref.index}: {text}") from error
+            raise UnsupportedData(reason) from error
         if isinstance(error, EdlError) and not isinstance(error, DataError):
             raise error
         if self._ended():
             return  # interrupted; the next prefetcher keeps the lease
-        reason = str(error) if isinstance(error, EdlError) else f"{ref.file}, shard {ref.index}: {error}"
         if leased != ref.index:
             reason = f"cannot replay a push of shard {leased}: {reason}"
         self.troubles.append(reason)

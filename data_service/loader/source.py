@@ -10,11 +10,12 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from data_service.formats import FormatReader, open_reader
-from data_service.formats.options import FormatOptions
-from data_service.loader.window import Tail
-from data_service.manifest import TYPELESS, USER_FORMAT, Manifest
+from data_service.formats.options import FormatOptions, truth
+from data_service.loader.window import Tail, tail_named
+from data_service.manifest import FORMATS, TYPELESS, USER_FORMAT, Manifest
 from data_service.protocol.file_list_messages import NEXT_EPOCH, NOW
 from data_service.protocol.messages import DataSetOptions
+from data_service.remote import POLICIES
 from edl.errors import SettingError
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ SHARD_BYTES = 16 << 20
 _LOOK_S = 0.05
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 """Valid names of data sets."""
-_YES, _NO = ("yes", "true", "on", "1"), ("no", "false", "off", "0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,15 +154,16 @@ class DataSettings:
     shard_records: int | None = None
     shard_bytes: int | None = None
     storage_options: Mapping[str, Any] | None = None
-    options: FormatOptions | None = None
+    options: Mapping[str, Any] | None = None
+    """Options of the format, by name."""
     remote: str | None = None
     decode: str | None = None
     rescan: str | None = None
     when: str | None = None
 
     def settle(self, name: str, environment: Mapping[str, str]) -> DataSettings:
-        """Complete the settings by those of ``--data``, then by defaults. Raises ``SettingError`` for invalid values,
-        and if there are no files."""
+        """Complete the settings by those of ``--data``, then by defaults; the format's options one by one. Raises
+        ``SettingError`` for invalid values, and if there are no files."""
         launcher = declared(environment, name)
         defaults = {
             "shuffle": True,
@@ -170,7 +171,6 @@ class DataSettings:
             "tail": "pad",
             "shard_records": SHARD_RECORDS,
             "shard_bytes": SHARD_BYTES,
-            "options": FormatOptions(),
             "storage_options": {},
             "remote": "",
             "decode": "",
@@ -181,22 +181,34 @@ class DataSettings:
         for name_ in (one.name for one in fields(DataSettings)):
             candidates = (getattr(self, name_), launcher.get(name_), defaults.get(name_))
             found[name_] = next((value for value in candidates if value is not None), None)
+        found["options"] = {**launcher.get("options", {}), **(self.options or {})}
         if not found["files"]:
             known = ", ".join(names(environment)) or "none"
             advice = f"Pass files in the script, or start the job with --data {name}=PATTERN (currently named: {known})"
             raise SettingError("data set", name, "no files are given", advice)
+        settled = DataSettings(**found)
+        settled._check()
+        return settled
+
+    def _check(self) -> None:
+        """Raise ``SettingError`` for invalid values."""
         for size in ("shard_records", "shard_bytes"):
-            if found[size] < 1:
-                raise SettingError(size, found[size], "must be at least 1")
-        if not _is_rescan(found["rescan"]):
-            raise SettingError("rescan", found["rescan"], f"must be a number of seconds above 0, or {EPOCH}")
-        if found["when"] not in (NOW, NEXT_EPOCH):
-            raise SettingError("when", found["when"], f"must be {NOW} or {NEXT_EPOCH}")
-        return DataSettings(**found)
+            if getattr(self, size) < 1:
+                raise SettingError(size, getattr(self, size), "must be at least 1")
+        if self.format is not None and self.format not in FORMATS:
+            raise SettingError("format", self.format, f"no such format; available are {', '.join(FORMATS)}")
+        if self.remote and self.remote not in POLICIES:
+            raise SettingError("remote", self.remote, f"must be one of {', '.join(POLICIES)}")
+        if not _is_rescan(self.rescan or ""):
+            raise SettingError("rescan", self.rescan, f"must be a number of seconds above 0, or {EPOCH}")
+        if self.when not in (NOW, NEXT_EPOCH):
+            raise SettingError("when", self.when, f"must be {NOW} or {NEXT_EPOCH}")
+        tail_named(self.tail or "")
+        FormatOptions.of(self.options or {})
 
     def source(self, name: str) -> DataSource:
         """The source of the data set with this name; for settings that ``settle`` has completed."""
-        assert self.files and self.shard_records and self.shard_bytes and self.options  # noqa: S101
+        assert self.files and self.shard_records and self.shard_bytes  # noqa: S101
         return DataSource(
             name,
             self.files,
@@ -205,7 +217,7 @@ class DataSettings:
             self.shard_records,
             self.shard_bytes,
             self.storage_options or {},
-            self.options,
+            FormatOptions.of(self.options or {}),
             self.remote or "",
             self.decode or "",
             self.rescan or "",
@@ -275,7 +287,7 @@ def loader_arguments(name: str, items: Mapping[str, Any]) -> dict[str, Any]:
     ``SettingError``."""
     found: dict[str, Any] = {}
     options: dict[str, Any] = {}
-    kinds = {one.name: one.type for one in fields(FormatOptions)}
+    kinds = [one.name for one in fields(FormatOptions)]
     for key, value in items.items():
         match key:
             case "files":
@@ -285,11 +297,14 @@ def loader_arguments(name: str, items: Mapping[str, Any]) -> dict[str, Any]:
             case "format" | "tail" | "remote" | "decode" | "rescan" | "when":
                 found[key] = value
             case "shuffle":
-                found[key] = _truth(key, value)
+                found[key] = truth(f"--data {key}", value)
+            case "delimiter" if not value:
+                advice = "Write delimiter=semicolon, because ';' ends a setting of --data"
+                raise SettingError(f"--data {name}", "delimiter=", "is empty", advice)
             case "seed" | "shard_records" | "shard_bytes":
                 found[key] = _number(key, value)
             case _ if key in kinds:
-                options[key] = _as_kind(key, value, str(kinds[key]))
+                options[key] = value
             case _:
                 ours = "format columns shuffle seed tail shard_records shard_bytes remote decode rescan when"
                 known = [*ours.split(), *kinds]
@@ -297,7 +312,7 @@ def loader_arguments(name: str, items: Mapping[str, Any]) -> dict[str, Any]:
                     f"--data {name}", f"{key}={value}", f"no such setting; available are {', '.join(known)}"
                 )
     if options:
-        found["options"] = FormatOptions.of(options)
+        found["options"] = FormatOptions.parsed(options)
     return found
 
 
@@ -307,25 +322,6 @@ def names(environment: Mapping[str, str]) -> Sequence[str]:
         return sorted(json.loads(environment.get(VARIABLE) or "{}"))
     except (ValueError, TypeError):
         return ()
-
-
-def _as_kind(key: str, value: str, kind: str) -> Any:
-    if kind == "bool":
-        return _truth(key, value)
-    if kind == "int":
-        return _number(key, value)
-    if kind.startswith("tuple"):
-        return value.split(",")
-    if kind.startswith("Mapping"):
-        pairs = [part.partition(":") for part in value.split(",")]
-        return {column: type_name for column, _, type_name in pairs}
-    return value
-
-
-def _truth(key: str, value: str) -> bool:
-    if value.lower() not in (*_YES, *_NO):
-        raise SettingError(f"--data {key}", value, "must be yes or no")
-    return value.lower() in _YES
 
 
 def _number(key: str, value: str) -> int:

@@ -12,11 +12,12 @@ from typing import Any, Protocol
 from data_service.leases.machine import LeaseMachine
 from data_service.protocol import messages
 from edl.adapters.clock import SystemClock
-from edl.errors import ProtocolError
-from edl.master.service import Caller, Effect, Event, ReportFlaw, Said, TellWorker, WorldBegan
+from edl.errors import ProtocolError, UnreachableData
+from edl.master.service import AddToHistory, Caller, Effect, Event, Fail, Said, TellWorker, WorldBegan
 from edl.types import Incarnation, NodeId, Rank, Round
 from edl.wire.records import Member, World
 from edl.worker.link import Link
+from edl.worker.session import note
 
 _CLOCK = SystemClock()
 SERVICE = "data"
@@ -111,6 +112,8 @@ class LocalTransport(Dispatcher):
 
     def __init__(self) -> None:
         super().__init__()
+        self.failed = ""
+        """Why the machine would end the job; empty while it would not."""
         self._machine = LeaseMachine()
         self._lock = threading.Lock()
         self._machine.load({}, _CLOCK.now_s())
@@ -121,6 +124,12 @@ class LocalTransport(Dispatcher):
         """Pass a message to the machine. Its answers are dispatched before this returns."""
         self._step(Said(Caller(LOCAL_NODE, 0), Round(number), text))
 
+    def check(self) -> None:
+        """Raise ``UnreachableData`` if the machine would end the job. The training thread calls it, because any thread
+        may have sent the message that was the last straw."""
+        if self.failed:
+            raise UnreachableData(self.failed)
+
     def _step(self, event: Event) -> None:
         with self._lock:
             effects = self._machine.step(event, _CLOCK.now_s())
@@ -128,7 +137,12 @@ class LocalTransport(Dispatcher):
             self._do(effect)
 
     def _do(self, effect: Effect) -> None:
-        if isinstance(effect, TellWorker):
-            self.hear(effect.body)
-        elif isinstance(effect, ReportFlaw) and effect.text:
-            sys.stderr.write(f"edl: {effect.text}\n")
+        match effect:
+            case TellWorker():
+                self.hear(effect.body)
+            case AddToHistory(text):  # also of skipped shards, so that no ``ReportFlaw`` has to repeat it
+                note(text)
+            case Fail(text):
+                self.failed = self.failed or text
+            case _:
+                pass  # nothing outlives this process, and no other worker's deadline can expire

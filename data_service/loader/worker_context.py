@@ -38,7 +38,8 @@ class WorkerContext(Protocol):
         ...
 
     def check(self, number: int) -> None:
-        """Raise ``RoundOver`` if this round is over: it unwinds the training."""
+        """Raise ``RoundOver`` if this round is over: it unwinds the training. Without a launcher raise
+        ``UnreachableData`` where a job would end."""
         ...
 
     def over(self, number: int) -> bool:
@@ -114,12 +115,14 @@ class SessionContext:
         session = sessions.current()
         if session.link is not None and session.training and session.link.broken(number):
             raise RoundOver(session.link.why_over)
+        if self._local is not None:
+            self._local.check()
 
     def over(self, number: int) -> bool:
         """See ``WorkerContext``. A planned change ends a round without breaking it."""
         session = sessions.current()
         if session.link is None:
-            return False
+            return self._local is not None and bool(self._local.failed)
         return session.seat is None or session.seat.round != number or session.link.broken(number)
 
     def exchange(self, data: bytes) -> list[bytes]:
@@ -171,7 +174,7 @@ class IndependentContext:
     def __init__(self, inner: SessionContext | None = None) -> None:
         """``inner``: the context used inside ``run``."""
         self._inner = inner
-        self._transport: MasterTransport | None = None
+        self._local: LocalTransport | None = None
 
     def where(self) -> tuple[int, int] | None:
         """The current round and rank outside ``run``; None inside."""
@@ -192,20 +195,22 @@ class IndependentContext:
         link = trainer.attach().link
         if link is not None:
             return transport_over(link)
-        if self._transport is None:
-            self._transport = LocalTransport()
-        return self._transport
+        if self._local is None:
+            self._local = LocalTransport()
+        return self._local
 
     def check(self, number: int) -> None:
-        """Raise ``RoundOver`` if the round is over; only inside ``run``."""
+        """Raise ``RoundOver`` if the round is over; only inside ``run``. See ``WorkerContext``."""
         inner = self._stepping()
         if inner:
             inner.check(number)
+        elif self._local is not None:
+            self._local.check()
 
     def over(self, number: int) -> bool:
-        """True if this round is over; outside ``run`` never."""
+        """True if this round is over; outside ``run`` only if a job would end."""
         inner = self._stepping()
-        return inner.over(number) if inner else False
+        return inner.over(number) if inner else self._local is not None and bool(self._local.failed)
 
     def exchange(self, data: bytes) -> list[bytes]:
         """See ``WorkerContext``. An independent worker has no peers."""
@@ -233,7 +238,7 @@ class IndependentContext:
 
     def restart_leases(self) -> bool:
         """Restart the lease machine of a script without a launcher."""
-        self._transport = None
+        self._local = None
         return self._inner.restart_leases() if self._inner is not None else sessions.current().link is None
 
     def independent(self) -> WorkerContext:

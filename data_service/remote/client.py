@@ -24,6 +24,7 @@ import pyarrow.flight as fl
 from data_service.formats import FormatReader
 from data_service.formats.options import FormatOptions
 from data_service.manifest import ShardRef
+from data_service.remote import POLICIES
 from data_service.remote.flight import RefusalKind, Ticket, batches_of, function_named
 from data_service.remote.tls import client_arguments
 from edl.errors import DataError, SettingError, UnreachableData, UsageError
@@ -45,7 +46,6 @@ MOST_UNEXPECTED_ERRORS = 3
 MOST_PASSES = 64
 AHEAD = 4
 """Shards fetched at once, from as many readers as are available."""
-POLICIES = ("prefer", "only")
 
 _log = logging.getLogger(__name__)
 

@@ -23,10 +23,11 @@ import pyarrow.flight as fl
 
 from data_service.formats import FormatReader, open_reader
 from data_service.formats.options import FormatOptions
+from data_service.formats.user import function_error
 from data_service.manifest import ShardRef
 from data_service.remote.tls import server_arguments
 from edl.arithmetic.permutation import Permutation
-from edl.errors import DataError, DataFunctionError, EdlError, PortInUse, UnreachableData, UsageError
+from edl.errors import DataError, EdlError, PortInUse, UnreachableData, UsageError
 from edl.wire.address import address
 
 BATCH_BYTES = 1 << 20
@@ -136,8 +137,9 @@ def batches_of(
 ) -> Iterator[pa.RecordBatch]:
     """A shard's records from number ``upto`` on in batches; a single empty batch if none are left.
 
-    Readers and trainers both use this function, so it does not matter where a shard is read. Raises
-    ``DataFunctionError`` if ``decode`` fails, and ``UsageError`` if it does not return a batch with as many rows.
+    Readers and trainers both use this function, so it does not matter where a shard is read. Raises ``DataError`` if
+    ``decode`` finds damaged data or cannot reach them, ``DataFunctionError`` if it fails otherwise, and ``UsageError``
+    if it does not return a batch with as many rows.
     """
     total = table.num_rows
     rows = rows or max(1, total * BATCH_BYTES // max(1, table.nbytes))
@@ -168,11 +170,10 @@ def _one_batch(table: pa.Table) -> pa.RecordBatch:
 def _decoded(batch: pa.RecordBatch, decode: Decode, name: str) -> pa.RecordBatch:
     try:
         made = decode(batch)
-    except EdlError:
+    except (EdlError, MemoryError):
         raise
     except Exception as error:
-        advice = "Fix the function; for damaged data let it raise edl.errors.DataError, and the shard is skipped"
-        raise DataFunctionError(f"decode={name} failed: {type(error).__name__}: {error}. {advice}") from error
+        raise function_error(error, f"decode={name}") from error
     if isinstance(made, pa.Table):
         made = _one_batch(made)
     if not isinstance(made, pa.RecordBatch):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from data_service.loader.source import NAME, loader_arguments
+from data_service.loader.source import NAME, DataSettings, loader_arguments
 from edl.errors import SettingError
 from edl.job_records import DataFiles
 
@@ -32,7 +32,7 @@ def data_sets(texts: Sequence[str]) -> tuple[DataFiles, ...]:
             settings[key] = value
         sets[name] = DataFiles(name, tuple(files), settings)
     for name, one in sets.items():
-        loader_arguments(name, {"files": one.patterns, **one.settings})
+        DataSettings(**loader_arguments(name, {"files": one.patterns, **one.settings})).settle(name, {})
     return tuple(sets.values())
 
 

@@ -27,6 +27,7 @@ from ps.client.core import DEADLINE_S, ClientOptions, Core
 from ps.client.dedup import DistinctKeys
 from ps.client.geo import Geo
 from ps.client.master_session import FixedMasterSession, Line, LiveMasterSession
+from ps.client.member_count import MemberCount
 from ps.client.pool import ConnectionPool
 from ps.client.push_intents import Records
 from ps.client.read import RowReader
@@ -132,6 +133,10 @@ class PsClient:
     def members(self) -> tuple[messages.TrainerMember, ...]:
         """The trainers of the membership epoch, as last received here."""
         return self._session.joined.members
+
+    def watch_members(self) -> MemberCount:
+        """Count members from now on, or from this trainer's next ``begin`` or ``rest`` on; until the next call."""
+        return self._session.watch_members()
 
     @property
     def training(self) -> Training:

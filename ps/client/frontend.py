@@ -267,9 +267,10 @@ class PsContext:
     def begin(self, trainers: int) -> None:
         """Implements the module function ``begin``."""
         client = self.client
+        seen = client.watch_members()
         self._count(client)
         if sessions.current().link is not None or self._join is not _join:
-            self._wait(client, lambda: len(client.members) >= trainers, f"{trainers} trainers to join")
+            self._wait(client, lambda: seen.most >= trainers, f"{trainers} trainers to join")
 
     def _wait(self, client: ClientProtocol, come: Callable[[], bool], what: str) -> None:
         waited_s = 0.0
@@ -279,7 +280,7 @@ class PsContext:
             waited_s += LOOK_S
             if waited_s >= SAY_S:
                 waited_s = 0.0
-                sessions.note(f"waiting for {what}; {len(client.members)} trainers are members now")
+                sessions.note(f"waiting for {what}; members now: {len(client.members)}")
 
     @contextlib.contextmanager
     def no_insert(self) -> Iterator[None]:
@@ -295,11 +296,14 @@ class PsContext:
         client = self._client
         if self._late is not None:
             self._late.acknowledge()
-        if client is not None and not self._resting:
+        if client is None:
+            return
+        seen = client.watch_members()
+        if not self._resting:
             self._resting = True
             client.rest()
-        if client is not None and wait_for_all:
-            self._wait(client, lambda: not client.members, "the other trainers to rest")
+        if wait_for_all:
+            self._wait(client, lambda: not seen.fewest, "the other trainers to rest")
 
     def leave(self) -> None:
         """Implements the module function ``leave``."""

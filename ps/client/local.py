@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from edl.errors import PsError, SettingError
 from edl.job_records import Mode, Training
 from ps.client.dedup import DistinctKeys, unite
+from ps.client.member_count import MemberCount
 from ps.client.push_intents import Records
 from ps.rows import TablePush, TrainerPush
 from ps.spec import BUCKETS, TableSpec
@@ -45,6 +46,10 @@ class LocalClient:
     def members(self) -> Sequence[object]:
         """Always empty: there is no membership."""
         return ()
+
+    def watch_members(self) -> MemberCount:
+        """Counts none."""
+        return MemberCount()
 
     def begin(self) -> None:
         """Does nothing: there are no other trainers."""

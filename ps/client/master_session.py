@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from edl.adapters.clock import SystemClock
 from edl.errors import PsError
+from ps.client.member_count import MemberCount
 from ps.client.routing import RoutingTable
 from ps.errors import RolledBack
 from ps.protocol import messages
@@ -95,6 +96,10 @@ class MasterSession(Protocol):
         """Report a pserver that cannot be reached."""
         ...
 
+    def watch_members(self) -> MemberCount:
+        """Count members from now on, until the next call."""
+        ...
+
 
 class LiveMasterSession:
     """``MasterSession`` of a trainer in a job. Thread-safe."""
@@ -108,6 +113,7 @@ class LiveMasterSession:
         self._changed = threading.Condition(threading.RLock())
         self._listeners: list[Listener] = []
         self._joined: messages.Joined | None = None
+        self._seen = MemberCount()
         self._route: RoutingTable | None = None
         self._token = 0
         self._begun = False
@@ -178,6 +184,13 @@ class LiveMasterSession:
                 self._listeners.remove(listener)
 
         return end
+
+    def watch_members(self) -> MemberCount:
+        """Count members from now on, as ``MasterSession`` requires."""
+        with self._changed:
+            joined = self.joined
+            self._seen = MemberCount(joined.number, joined.members)
+            return self._seen
 
     # --- messages ----------------------------------------------------------------------------------------------------
 
@@ -405,6 +418,7 @@ class LiveMasterSession:
         joined = self._joined
         if message.epoch >= joined.epoch:
             joined = replace(joined, epoch=message.epoch, members=message.members)
+            self._seen.take(joined.members)
         if message.placement.version > joined.placement.version:
             joined = replace(joined, placement=message.placement)
             self._route = RoutingTable(message.placement)
@@ -424,6 +438,7 @@ class LiveMasterSession:
         if message.since == joined.epoch:
             members = members_after(joined.members, message.came, message.went)
             self._joined = replace(joined, epoch=message.epoch, members=members)
+            self._seen.take(members)
         else:
             self._missed = True
 
@@ -464,3 +479,7 @@ class FixedMasterSession:
 
     def suspect(self, server: int, why: str) -> None:
         """Does nothing: there is no Master to report to."""
+
+    def watch_members(self) -> MemberCount:
+        """The members, which never change."""
+        return MemberCount(self.number, self.joined.members)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from edl.job_records import Training
 from ps.client.dedup import DistinctKeys
+from ps.client.member_count import MemberCount
 from ps.client.push_intents import Records
 from ps.spec import TableSpec
 
@@ -57,6 +58,10 @@ class ClientProtocol(Protocol):
     @property
     def members(self) -> Sequence[object]:
         """The trainers of the membership epoch."""
+        ...
+
+    def watch_members(self) -> MemberCount:
+        """Count members from now on, or from the next ``begin`` or ``rest`` on; until the next call."""
         ...
 
     def begin(self) -> None:

@@ -510,6 +510,9 @@ def test_options_as_texts() -> None:
     )
     assert FormatOptions.of(json.loads(json.dumps(options.plain()))) == options
     assert FormatOptions().plain() == {}
+    assert FormatOptions.of({"types": "at:time:int64", "header": "no", "delimiter": "semicolon"}) == FormatOptions(
+        types={"at:time": "int64"}, header=False, delimiter=";"
+    )
     for wrong in ({"nonsense": 1}, {"header": "maybe"}, {"types": "a"}, {"open_files": "0"}, {"delimiter": "ab"}):
         with pytest.raises(SettingError, match=next(iter(wrong))):
             FormatOptions.of(wrong)

@@ -252,6 +252,20 @@ def test_an_unexpected_file_at_the_end_is_reported(tmp_path: Path) -> None:
         convert(source, str(out), PACKED, progress=meanwhile)
 
 
+@pytest.mark.parametrize("name", ["_lock", "_convert.json.tmp", "_done.jsonl"])
+def test_a_folder_that_cannot_be_written_to_is_named(tmp_path: Path, name: str) -> None:
+    source, out = inputs(tmp_path / "in"), tmp_path / "out"
+    if name == "_done.jsonl":  # a folder with records is refused if it has no plan
+        convert(source, str(out), PACKED)
+        (out / name).unlink()
+        next(out.glob("*.arrow")).unlink()
+    (out / name).mkdir(parents=True)  # neither can it be written by root
+    with pytest.raises(DataError, match=rf"cannot write to {out}: .*{name}.*; the same command continues"):
+        convert(source, str(out), PACKED)
+    (out / name).rmdir()
+    convert(source, str(out), PACKED)
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_damaged_input_is_reported_and_the_rest_is_kept(tmp_path: Path, workers: int) -> None:
     source, out = inputs(tmp_path / "in"), tmp_path / "out"
@@ -419,6 +433,8 @@ def test_the_command_line(tmp_path: Path) -> None:
         (["scan", "/nowhere"], "no such file or folder"),
         (["convert", "/nowhere", "/tmp/x", "--option", "colour=red"], "no such option"),
         (["scan", "/nowhere", "-o", "types"], "must be NAME=VALUE"),
+        (["convert", "/nowhere", "/tmp/x", "--file-mb=0"], "'--file-mb': 0 is not in the range"),
+        (["scan", "/nowhere", "--shard-mb=0"], "'--shard-mb': 0 is not in the range"),
     ],
 )
 def test_errors_of_the_command_line_are_one_line(arguments: list[str], text: str) -> None:

@@ -6,6 +6,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,16 @@ import pytest
 from data_service import scan as scanning
 from data_service.file_list import files_of
 from data_service.filesystems import FoundFile
+from data_service.loader import trainers
+from data_service.loader.trainers import TrainerDataSets
 from data_service.protocol import add_request
 from data_service.protocol.add_request import AddRequest
 from data_service.protocol.messages import Done, Opened
 from edl.errors import DataError, SettingError
 from edl.master.service import Answered, Ordered
-from tests.support.data_fixture import LIMIT_S, ArrayData, Bench, Training, drawn, on_threads, write_ipc
+from edl.wire.records import World
+from tests.support.data_fixture import LIMIT_S, ArrayData, Bench, Board, Training, drawn, on_threads, write_ipc
+from tests.unit.data_service.loader.test_independent import IndependentBenchData
 
 FIRST, MORE, EACH = 400, 10, 20
 """Records at first; files that are added, and records of each."""
@@ -260,6 +265,44 @@ def wait(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < end
         threading.Event().wait(0.01)
+
+
+class SurvivingBench(Bench):
+    """A node whose first slot is lost, from the second world on."""
+
+    def world(self) -> World:
+        world = super().world()
+        if self.round < 2:
+            return world
+        return replace(world, members=(replace(world.members[0], places=(1,)),))
+
+    def attached(self) -> list[Board]:
+        return self.boards[1:2] if self.round > 1 else super().attached()
+
+
+def test_patterns_are_looked_at_again_when_the_first_worker_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainers, "trainers", TrainerDataSets())
+    write_ipc(tmp_path / "0.arrow", 0, FIRST)
+    bench = SurvivingBench()
+    bench.begin(2)
+    files = str(tmp_path / "*.arrow")
+    lost, second = (
+        IndependentBenchData(bench, slot, "d", files, batch_size=8, shard_records=25, rescan=0.01) for slot in range(2)
+    )
+    steps = iter(second)
+    seen = [*next(iter(lost))["id"], *next(steps)["id"]]
+    lost._detach()
+    bench.begin(1)
+    bench.reattach()
+    assert second.rank == 0
+    write_ipc(tmp_path / "more.writing", FIRST, 10)
+    (tmp_path / "more.writing").rename(tmp_path / "more.arrow")
+    wait(lambda: any("1 file, 1 shard, 10 records added" in note for note in bench.notes))
+    seen += [one for batch in steps for one in batch["id"]]
+    second.close()
+    assert set(map(int, seen)) == set(range(FIRST + 10))
 
 
 def test_nothing_is_looked_for_before_the_first_list_is_there(

@@ -30,7 +30,8 @@ class IndependentBenchContext(BenchContext):
         return self
 
     def where(self) -> tuple[int, int]:
-        return self.bench.round, self.slot
+        places = self.bench.world().members[0].used
+        return self.bench.round, places.index(self.slot) if self.slot in places else self.slot
 
     def place(self) -> RankAssignment:
         return RankAssignment(*self.where(), self.bench.size)

@@ -521,6 +521,22 @@ def test_what_the_launcher_says_of_the_data(bench: Bench, files: str) -> None:
         ids(ArrayData(bench, 0, "d", batch_size=5, environment=wrong))
 
 
+@pytest.mark.parametrize("given", [{"types": "b:float32"}, FormatOptions(types={"b": "float32"})])
+def test_options_of_script_and_launcher_are_combined(bench: Bench, tmp_path: Path, given: Any) -> None:
+    bench.begin(1)
+    (tmp_path / "a.csv").write_text("1;2\n")
+    options = {"header": "no", "names": "a:b,b", "delimiter": "semicolon", "types": "a:b:int8"}
+    environment = {VARIABLE: json.dumps({name: {"files": [str(tmp_path)], **options} for name in "de"})}
+    (batch,) = ArrayData(bench, 0, "d", batch_size=1, environment=environment)
+    assert batch["a:b"].dtype == np.int8 and batch["b"].dtype == np.int64
+    (batch,) = ArrayData(bench, 0, "e", batch_size=1, environment=environment, options=given)
+    assert batch["b"].dtype == np.float32
+
+
+def test_one_column_by_its_name(bench: Bench, files: str) -> None:
+    assert list(next(iter(alone(bench, files, columns="id")))) == ["id"]
+
+
 @pytest.mark.parametrize(
     "options", [{"batch_size": 0}, {"prefetch": 0}, {"tail": "cut"}, {"mode": "other"}, {"shuffle_shards": 0}]
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import threading
 from collections.abc import Iterator
@@ -25,7 +26,7 @@ from data_service.remote.client import Pool, RemoteReader
 from data_service.remote.flight import ReaderServer, Ticket, batches_of
 from data_service.scan import scan
 from edl.arithmetic.permutation import Permutation
-from edl.errors import DataError, DataFunctionError, SettingError, UsageError
+from edl.errors import DataError, DataFunctionError, SettingError, UnreachableData, UsageError
 
 SECRET = "of this reader"
 RECORDS = 1000
@@ -33,7 +34,7 @@ LONG = 50_000
 FORMATS = ("ipc", "parquet", "csv", "jsonl", "text")
 HERE = __name__ if __name__.startswith("tests") else "tests.unit.data_service.remote.test_flight"
 
-NAMES = ("counted", "doubled", "fewer", "failing", "odd", "absent", "SECRET")
+NAMES = ("counted", "doubled", "fewer", "failing", "truncated", "disconnected", "odd", "absent", "SECRET")
 FUNCTIONS = (*(f"{HERE}:{name}" for name in NAMES), "no.such.module:f")
 """Those that the readers here were started with."""
 
@@ -57,6 +58,14 @@ def fewer(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 def failing(batch: pa.RecordBatch) -> pa.RecordBatch:
     raise ValueError("seven is not allowed")
+
+
+def truncated(batch: pa.RecordBatch) -> pa.RecordBatch:
+    raise OSError("image file is truncated")
+
+
+def disconnected(batch: pa.RecordBatch) -> pa.RecordBatch:
+    raise OSError(errno.ENETUNREACH, "no route")
 
 
 def odd(file: str, begin: int, end: int) -> pa.Table:
@@ -284,6 +293,22 @@ def test_a_function_that_fails_on_a_record_is_reported_as_with_local_reading(tmp
     with pytest.raises(DataFunctionError) as alone:
         list(batches_of(here.read(ref), None, 0, 0, failing, name))
     assert str(alone.value) in str(there.value)
+
+
+@pytest.mark.parametrize("local", [True, False])
+@pytest.mark.parametrize(
+    ("function", "error", "text"),
+    [("truncated", DataError, "image file is truncated"), ("disconnected", UnreachableData, "no route.*mounts")],
+)
+def test_damaged_data_that_a_function_finds_are_no_defect_of_it(
+    tmp_path: Path, function: str, error: type[DataError], text: str, local: bool
+) -> None:
+    ref, here = ipc_shard(tmp_path)
+    name = f"{HERE}:{function}"
+    options: dict[str, Any] = {"local": here, "policy": "prefer"} if local else {}
+    with serving() as (pool, _), pytest.raises(DataError, match=f"decode={name} failed: OSError.*{text}") as there:
+        remote_reader(pool, decode=name, **options).read(ref)
+    assert type(there.value) is error
 
 
 # --- errors ----------------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from ps.client import frontend  # noqa: E402
 from ps.client.frontend import InitOptions, PsContext  # noqa: E402
 from ps.client.layer_arguments import integer_keys  # noqa: E402
 from ps.client.local import LocalClient  # noqa: E402
+from ps.client.member_count import MemberCount  # noqa: E402
 from ps.optimizers import SGD, Adam, Zeros  # noqa: E402
 from ps.spec import Damaged, Optimizer, TableSpec  # noqa: E402
 
@@ -154,8 +155,16 @@ def test_a_trainer_counts_from_its_first_pull_for_training_on(part: PsContext, s
 
 
 def test_begin_and_rest_together(said: list[str]) -> None:
-    """Those who wait look at who takes part; the others come and go meanwhile."""
+    """Those who wait look at how many have taken part; the others come and go meanwhile."""
     counts = iter([1, 2, 3, 1, 1, 0])
+
+    class Seen:
+        @property
+        def most(self) -> int:
+            said.append("look")
+            return next(counts)
+
+        fewest = most
 
     class Remote:
         tables: Mapping[str, TableSpec] = {}
@@ -165,10 +174,8 @@ def test_begin_and_rest_together(said: list[str]) -> None:
         def fence(self, trainer: int) -> tuple[int, str]:
             return -1, ""
 
-        @property
-        def members(self) -> Sequence[object]:
-            said.append("look")
-            return range(next(counts))
+        def watch_members(self) -> Seen:
+            return Seen()
 
         def on_checkpoint(self, **_: object) -> None: ...
 
@@ -365,9 +372,14 @@ def test_a_trainer_that_waits_for_others_to_begin_stops_with_them(said: list[str
     class Late(Recorder):
         """Others come after it has looked twice."""
 
-        @property
-        def members(self) -> range:
-            return range(said.count("boundary"))
+        def boundary(self) -> None:
+            super().boundary()
+            seen.most += 1
+
+        def watch_members(self) -> MemberCount:
+            return seen
+
+    seen = MemberCount()
 
     PsContext(lambda plan, specs: Late(specs, said)).begin(2)
     assert said == ["begin", "boundary", "boundary"]

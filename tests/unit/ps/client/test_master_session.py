@@ -16,6 +16,7 @@ from edl.exit_codes import START_OVER
 from edl.job_records import Mode, Training
 from ps.client import checkpoint_stop, master_session
 from ps.client.client import PsClient
+from ps.client.member_count import MemberCount
 from ps.errors import RolledBack
 from ps.net.caller import FrameReply
 from ps.protocol import messages
@@ -461,3 +462,35 @@ def test_an_unreadable_message_is_ignored(bench: Bench, master: Master, capsys: 
     master.tell(messages.RequestRefused("word", "what do you mean?"))
     assert "what do you mean?" in capsys.readouterr().err
     assert Optimizer().lr and client.pull("plain", KEYS).shape == (100, 4)
+
+
+# --- how many there have been ---
+
+
+def test_members_that_come_and_go_between_two_looks_have_been_there(bench: Bench, master: Master) -> None:
+    """So that trainers which wait for each other, one to begin and one to rest, cannot miss each other."""
+    other, third = messages.TrainerMember(6, "b/0", 0), messages.TrainerMember(7, "c/0", 0)
+    client = bench.joined(master, name="a/0")
+    master.tell(messages.MembersChanged(0, 1, 2, (other, third), ()))
+    seen = client.watch_members()
+    assert (seen.fewest, seen.most) == (2, 2)
+    own = messages.TrainerMember(client.number, "a/0", 0)
+    master.tell(messages.MembersChanged(0, 2, 3, (own,), (7,)))
+    assert (seen.fewest, seen.most) == (2, 2), "it counts with those that train together with it"
+    master.tell(messages.MembersChanged(0, 3, 4, (third,), ()))
+    master.tell(messages.MembersChanged(0, 4, 5, (), (6, 7)))
+    assert len(client.members) == 1 and (seen.fewest, seen.most) == (1, 3)
+    master.tell(messages.MembersChanged(0, 5, 6, (other,), (client.number,)))
+    assert (seen.fewest, seen.most) == (1, 1)
+    master.tell(messages.MembersChanged(0, 6, 7, (), (6,)))
+    master.tell(messages.PlacementUpdate(0, bench.placement(), 8, (other, own)))
+    assert len(client.members) == 2 and (seen.fewest, seen.most) == (2, 2)
+    assert client.watch_members() is not seen
+
+
+@pytest.mark.parametrize("numbers", [(1, 0), (0, 1)])
+def test_the_fewest_and_the_most_of_a_membership(numbers: tuple[int, int]) -> None:
+    members = [tuple(messages.TrainerMember(n + 6, "b/0", 0) for n in range(count)) for count in numbers]
+    count = MemberCount(5, members[0])
+    count.take(members[1])
+    assert (count.fewest, count.most) == (0, 1)

@@ -39,7 +39,23 @@ def test_bad_input_is_named(text: str) -> None:
     assert "NAME=PATTERN" in str(caught.value)
 
 
-@pytest.mark.parametrize(("text", "named"), [("shuffle=maybe", "maybe"), ("seed=x", "x"), ("nonsense=3", "nonsense=3")])
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("shuffle=maybe", "maybe"),
+        ("seed=x", "x"),
+        ("nonsense=3", "nonsense=3"),
+        ("tail=foo", "tail=foo"),
+        ("rescan=x", "rescan=x"),
+        ("when=x", "when=x"),
+        ("format=x", "format=x"),
+        ("remote=x", "remote=x"),
+        ("shard_records=0", "shard_records=0"),
+        ("types=price", "types=price"),
+        ("names=a,b", "header=False"),
+        ("delimiter=;", "delimiter=semicolon"),
+    ],
+)
 def test_what_the_workers_would_refuse_is_refused_at_once(text: str, named: str) -> None:
     with pytest.raises(SettingError) as caught:
         data_sets((f"train=x;{text}",))
