@@ -21,6 +21,7 @@ from edl.wire.scale_requests import Cordon, Drain, DrainMode, Resize, ScaleReque
 
 if TYPE_CHECKING:
     from edl.cli.find import JobClient
+    from edl.cli.polling import Finder
     from edl.cli.requests import Goal
     from edl.wire.scale_requests import Granted
 
