@@ -66,7 +66,7 @@ class JobEnd:
             self.entry = self._following.result()
         return self.entry
 
-    def told_by(self, error: Exception) -> str:
+    def ending_of(self, error: Exception) -> str:
         """How the job has ended, if this failure of a look shows that it has; otherwise empty."""
         if isinstance(error, NoMaster) and error.outcome is not None:
             return str(error)

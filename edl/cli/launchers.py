@@ -56,7 +56,7 @@ class Launchers:
             self._failures = 0
         except (UsageError, StoreError, grpc.aio.AioRpcError) as error:
             self._failures += 1
-            if self._end.told_by(error):
+            if self._end.ending_of(error):
                 return True
             if self._failures >= MOST_FAILURES:
                 raise

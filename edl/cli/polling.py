@@ -63,7 +63,7 @@ async def readings(
         except (UsageError, StoreError, grpc.aio.AioRpcError) as error:
             if not found:
                 raise
-            ending = job_end.told_by(error)
+            ending = job_end.ending_of(error)
             if ending:
                 yield StatusReading(None, ending, over=True)
                 return

@@ -93,7 +93,7 @@ def simulate(preset: str | None, recommend: bool, plot: Path | None, as_json: bo
     from edl.simulate import advice, report
     from edl.simulate.accounts import account
 
-    if plot is not None and not plot.parent.is_dir():  # told before the simulation
+    if plot is not None and not plot.parent.is_dir():  # before the simulation, which may take long
         raise _not_written(plot, os.strerror(errno.ENOENT))
     scenario = _scenario(**given)
     history = scenario.run()
