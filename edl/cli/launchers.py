@@ -10,12 +10,12 @@ import grpc.aio
 
 from edl.adapters.transport import NodeClient
 from edl.cli.find import NoAnswer, Where
+from edl.cli.job_end import JobEnd
 from edl.cli.output_text import nodes_to_ask
-from edl.cli.polling import Finder, ending_of
+from edl.cli.polling import Finder
 from edl.errors import StoreError, UsageError
 from edl.wire.node_requests import OutputLines, OutputRequest, StacksRequest
 from edl.wire.records import NodeInfo
-from edl.wire.status import JobStatus
 
 Show = Callable[[str, OutputLines], None]
 """Prints the lines of a node."""
@@ -32,14 +32,15 @@ class Launchers:
         self._ranks = ranks
         self._clients: dict[NodeInfo, NodeClient] = {}
         self._next: dict[NodeInfo, int] = {}
-        self._status: JobStatus | None = None
+        self._end = JobEnd(self._finder.connect)
         self._failures = 0
 
     async def find(self) -> None:
         """Look up the nodes and their addresses. Raises ``EdlError``: there is no Master, no such node or rank, or
         there are too many nodes."""
         async with self._finder.connect() as client:
-            self._status = status = await client.status()
+            status = await client.status()
+            self._end.see(status)
             found = nodes_to_ask(client.launchers, status, self._nodes, self._ranks)
             known = self._clients
             self._clients = {info: known[info] if info in known else client.launcher(info) for info in found}
@@ -55,11 +56,15 @@ class Launchers:
             self._failures = 0
         except (UsageError, StoreError, grpc.aio.AioRpcError) as error:
             self._failures += 1
-            if self._status is not None and ending_of(error, self._status):
+            if self._end.ending_of(error):
                 return True
             if self._failures >= MOST_FAILURES:
                 raise
         return False
+
+    async def rest(self, seconds: float) -> bool:
+        """Pause, at most until the job has ended; returns whether it has."""
+        return await self._end.rest(asyncio.sleep(seconds)) is not None
 
     async def show_output(self, lines: int, show: Show, *, required: bool = False) -> None:
         """Show the lines that were not shown before, at first the last ``lines`` of each worker. ``required``: raise
@@ -98,5 +103,6 @@ class Launchers:
 
     async def aclose(self) -> None:
         """Close all connections."""
+        await self._end.aclose()
         for client in self._clients.values():
             await client.close()

@@ -89,8 +89,10 @@ async def _logs(where: Where, selection: Selection, lines: int, follow: bool) ->
         await launchers.show_output(lines, selection.show, required=True)
         while follow:
             for _ in range(POLLS):
-                await asyncio.sleep(POLL_S)
+                over = await launchers.rest(POLL_S)
                 await launchers.show_output(lines, selection.show)
+                if over:
+                    break
             if await launchers.find_again():
                 return
 

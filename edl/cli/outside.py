@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import json
 import socket
@@ -16,6 +15,7 @@ import grpc.aio
 from edl.adapters.clock import SystemClock, wall_clock_s
 from edl.adapters.system_threads import SYSTEM_THREADS
 from edl.cli.find import NoMaster, Where
+from edl.cli.job_end import JobEnd
 from edl.cli.polling import Finder
 from edl.errors import NotificationError, StoreError, UsageError
 from edl.exit_codes import ExitCode
@@ -74,8 +74,7 @@ class Outside:
         as_json: bool,
     ) -> None:
         self._finder = Finder(where)
-        self._newest = 0
-        """Number of the newest entry of the history, as of the last look."""
+        self._end = JobEnd(self._finder.connect)
         self._limits = limits
         self._json = as_json
         deps = DeliveryDeps(SystemClock(), SYSTEM_THREADS, wall_clock_s, lambda text: click.echo(text, err=True))
@@ -94,16 +93,19 @@ class Outside:
             status = await self._watch(once=once)
             await asyncio.gather(*(one.drain(DRAIN_S) for one in self._deliveries))
         finally:
+            await self._end.aclose()
             for task in tasks:
                 await end(task)
         return status
 
     async def _watch(self, *, once: bool) -> int:
         memory, raised = outside.OutsideMemory(), raising.Raised()
-        while True:
+        while self._end.entry is None:
             seen = await self._look()
             if isinstance(seen, Finish):
                 return self._ended(seen)
+            if self._end.entry is not None:
+                break
             memory, readings = outside.look(memory, seen, self._limits.limit_s, self._limits.grace_s)
             before, raised = raised, raising.update(raised, readings, seen.at_s, on=False)
             self._report(before, raised)
@@ -116,29 +118,8 @@ class Outside:
             if once:
                 await asyncio.sleep(AGAIN_S)
                 continue
-            last = await self._rest(self._limits.every_s)
-            if last is not None:
-                return self._ended(await self._outcome(last))
-
-    async def _rest(self, seconds: float) -> HistoryEntry | None:
-        """Pause between two looks; ends with the job, and returns the entry about that. Its launchers, often its store,
-        and soon its outcome as well, are gone at the next look."""
-        following = asyncio.ensure_future(self._end_of_job())
-        try:
-            await asyncio.wait({following}, timeout=seconds)
-            return following.result() if following.done() else None
-        finally:
-            await end(following)
-
-    async def _end_of_job(self) -> HistoryEntry:
-        """The entry about the end of the job. Waits for ever if the Master does not answer."""
-        with contextlib.suppress(StoreError, UsageError, grpc.aio.AioRpcError):
-            async with self._finder.connect() as client:
-                async for entry in client.events(self._newest, follow=True):
-                    if entry.kind == Kind.JOB_ENDED.value:
-                        return entry
-        never: asyncio.Future[HistoryEntry] = asyncio.get_running_loop().create_future()
-        return await never
+            await self._end.rest(asyncio.sleep(self._limits.every_s))
+        return self._ended(await self._outcome(self._end.entry))
 
     async def _outcome(self, last: HistoryEntry) -> Finish:
         """How the job has ended: as it says itself, or else as the last entry of its history says."""
@@ -173,7 +154,7 @@ class Outside:
     async def _ask(self) -> outside.OutsideSnapshot:
         async with self._finder.connect() as client:
             status = await client.status()
-        self._newest = status.history[-1].number if status.history else 0
+        self._end.see(status)
         self._sender = Sender(status.job, self._sender.run, self._sender.node)
         return outside.snapshot_of(status, self._clock.now_s())
 

@@ -10,7 +10,8 @@ from typing import Protocol
 
 import grpc.aio
 
-from edl.cli.find import JobClient, NoMaster, Where, located, master_of
+from edl.cli.find import JobClient, Where, located, master_of
+from edl.cli.job_end import JobEnd
 from edl.errors import EdlError, StoreError, UsageError
 from edl.wire.status import JobStatus
 
@@ -41,38 +42,34 @@ class StatusReading:
     """Whether the job has ended, so that polling ends."""
 
 
-async def readings(connect: Connect, pause: Callable[[], Awaitable[None]]) -> AsyncGenerator[StatusReading, None]:
+async def readings(
+    connect: Connect, pause: Callable[[], Awaitable[None]], job_end: JobEnd
+) -> AsyncGenerator[StatusReading, None]:
     """Poll until the job has ended. ``pause``: sleeps between two polls.
 
     Raises ``EdlError`` if the first poll fails. Later failures are readings, because a job may be without a Master for
     some seconds.
     """
-    last: JobStatus | None = None
+    found = False
     while True:
         try:
             async with connect() as client:
                 while True:
-                    last = await client.status()
-                    yield StatusReading(last)
-                    await pause()
+                    status = await client.status()
+                    found = True
+                    job_end.see(status)
+                    yield StatusReading(status)
+                    await job_end.rest(pause())
         except (UsageError, StoreError, grpc.aio.AioRpcError) as error:
-            if last is None:
+            if not found:
                 raise
-            ending = ending_of(error, last)
+            ending = job_end.ending_of(error)
             if ending:
                 yield StatusReading(None, ending, over=True)
                 return
             why = str(error) if isinstance(error, EdlError) else "it does not answer"
             yield StatusReading(None, f"{LOOKING}: {why}")
-        await pause()
-
-
-def ending_of(error: Exception, last: JobStatus) -> str:
-    """How the job ended, if this error or the last status shows that it did; otherwise empty."""
-    if isinstance(error, NoMaster) and error.outcome is not None:
-        return str(error)
-    # A private store ends with its launcher, so nothing else remains of such a job.
-    return f"job {last.job} has ended: {last.reason}" if last.phase == "ended" else ""
+        await job_end.rest(pause())
 
 
 class Finder:

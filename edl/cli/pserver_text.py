@@ -10,8 +10,6 @@ from edl.wire.status import JobStatus, ServiceView
 
 SERVICE = "ps"
 SERVERS = ("PSERVER", "BUCKETS", "COPIES", "ROWS", "MEMORY", "PULLS", "PUSHES", "COPIES BEHIND")
-_KEYS = "servers/"
-"""Pservers are named after their keys in the store."""
 _MARK = "owned_buckets"
 """A count that only single pservers have."""
 
@@ -30,7 +28,7 @@ def summary_lines(items: Sequence[ServiceView]) -> list[str]:
 def server_rows(items: Sequence[ServiceView]) -> list[list[str]]:
     """The rows of the table ``SERVERS``. A pserver that has not reported its load has ``-``."""
     found = ((one.name, counts_of(one)) for one in items)
-    return [_row(name.removeprefix(_KEYS), counts) for name, counts in found if _MARK in counts]
+    return [_row(name, counts) for name, counts in found if _MARK in counts]
 
 
 def _row(name: str, counts: Mapping[str, float]) -> list[str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -91,6 +93,8 @@ def simulate(preset: str | None, recommend: bool, plot: Path | None, as_json: bo
     from edl.simulate import advice, report
     from edl.simulate.accounts import account
 
+    if plot is not None and not plot.parent.is_dir():  # before the simulation, which may take long
+        raise _not_written(plot, os.strerror(errno.ENOENT))
     scenario = _scenario(**given)
     history = scenario.run()
     result = report.document(scenario, history, account(history, scenario.saving))
@@ -221,11 +225,18 @@ def _plain(one: SettingAdvice) -> dict[str, Any]:
 def _draw(path: Path, found: SettingAdvice) -> None:
     from edl.simulate.loglog import draw
 
-    points = [(one.value, 1 - one.of_cluster) for one in found.tried if one.of_cluster < 1]
+    points = [(one.value, 1 - one.of_cluster) for one in found.tried if one.value and one.of_cluster < 1]
     if not points:
-        raise SettingError("--plot", path, f"there is nothing to draw: {found.why}", "Set --checkpoint-blocks")
+        raise SettingError("--plot", path, f"there is nothing to draw: {found.why}", found.to_vary)
     picture = draw({"lost": points}, "checkpoint interval, s", "share of the cluster's slot time lost")
-    path.write_text(picture, encoding="utf-8")
+    try:
+        path.write_text(picture, encoding="utf-8")
+    except OSError as error:
+        raise _not_written(path, error.strerror or str(error)) from error
+
+
+def _not_written(path: Path, why: str) -> SettingError:
+    return SettingError("--plot", path, f"cannot be written: {why}", "Name a file in a folder that exists")
 
 
 def _published(preset: str, as_json: bool) -> None:

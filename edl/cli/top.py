@@ -44,13 +44,17 @@ def top(as_json: bool, interval: float, once: bool, **where: str) -> None:
 
 
 async def _top(where: Where, as_json: bool, interval_s: float, once: bool) -> None:
+    from edl.cli.job_end import JobEnd
     from edl.cli.polling import Finder, readings
 
     async def pause() -> None:
         await asyncio.sleep(interval_s)
 
-    source = readings(Finder(where).connect, pause)
-    async with contextlib.aclosing(source):
+    connect = Finder(where).connect
+    async with (
+        contextlib.aclosing(JobEnd(connect)) as job_end,
+        contextlib.aclosing(readings(connect, pause, job_end)) as source,
+    ):
         if as_json:
             await _print_json(source, once)
         elif once or not sys.stdout.isatty():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping
@@ -36,12 +37,15 @@ class TriedSetting:
 
 @dataclass(frozen=True, slots=True)
 class SettingAdvice:
-    """The best of several values. ``why``: what else is to be known."""
+    """The best of several values."""
 
     setting: str
     best: float
     tried: tuple[TriedSetting, ...]
     why: str
+    """What else is to be known."""
+    to_vary: str = ""
+    """What to change so that several values are compared, if none were."""
 
 
 def young_s(blocks_s: float, between_s: float) -> float:
@@ -59,13 +63,14 @@ def between_loads_s(history: SimulatedHistory) -> float:
 def interval(history: SimulatedHistory, saving: SavingRules) -> SettingAdvice:
     """The interval between checkpoints. All are judged by one history, which does not depend on it."""
     between_s = between_loads_s(history)
-    if math.isinf(between_s) or not saving.checkpoint_s:
+    if math.isinf(between_s):
         why = "no checkpoint was read: it only limits what is lost if copies in memory are, so any interval does"
-        return SettingAdvice("--checkpoint-every", saving.checkpoint_s, (), why)
+        to_vary = "Simulate faults that cost a load, as with --no-memory"
+        return SettingAdvice("--checkpoint-every", saving.checkpoint_s, (), why, to_vary)
     if not saving.blocks_s:
         shortest_s = max(saving.step_s, saving.write_s)
         why = "checkpoints do not block training: one after the other, as fast as they can be written"
-        return SettingAdvice("--checkpoint-every", shortest_s, (), why)
+        return SettingAdvice("--checkpoint-every", shortest_s, (), why, "Set --checkpoint-blocks")
     middle_s = young_s(saving.blocks_s, between_s)
     values = [max(saving.step_s, middle_s * one) for one in AROUND]
     tried = tuple(
@@ -78,8 +83,11 @@ def interval(history: SimulatedHistory, saving: SavingRules) -> SettingAdvice:
 
 def spares(scenario: SimulatedScenario, known: Known = NOTHING_KNOWN) -> SettingAdvice:
     """The number of spares, which cost their own slots."""
-    values = sorted({*SPARES, scenario.spares})
-    tried = _simulated(((float(value), scenario.with_spares(value)) for value in values), known)
+    found = []
+    for value in sorted({*SPARES, scenario.spares}):
+        with contextlib.suppress(SettingError):  # the recorded faults or the racks need more nodes
+            found.append((float(value), scenario.with_spares(value)))
+    tried = _simulated(found, known)
     return SettingAdvice("--spares", _best(tried).value, tried, "a spare that idles counts as slot time that is lost")
 
 

@@ -218,14 +218,15 @@ class Fleet:
             node.holdings = ()
         if world is None or not self.job.memory:
             return
-        version, shards = Version(world.era, self.commit), self.job.state_nodes or len(world.members)
+        size = len(world.members)
+        version, shards = Version(world.era, self.commit), min(self.job.state_nodes or size, size)
         held: dict[NodeId, dict[int, Holding]] = {}
         for position, member in enumerate(world.members):
             shard = position % shards
             holding = Holding(version, shard, shards)
             entry = before.nodes.get(member.node)
             holders = (member.node, entry.copy_holder if entry is not None else "")
-            for holder in holders if shards > 1 or len(world.members) == 1 else holders[:1]:
+            for holder in holders if shards > 1 or size == 1 else holders[:1]:
                 if holder:
                     held.setdefault(NodeId(holder), {})[shard] = holding
         for name, parts in held.items():

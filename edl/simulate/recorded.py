@@ -25,7 +25,7 @@ class FaultFileError(UsageError):
 def read(path: Path, cluster: ClusterShape) -> list[TimedFault]:
     """The faults of a file, in order of time. ``.csv``: comma-separated; anything else: JSON lines."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise FaultFileError(f"--trace={path}: cannot be read: {error}. Give a CSV or JSON-lines file") from None
     rows = _csv_rows(path, text) if path.suffix.lower() == ".csv" else _json_rows(path, text)

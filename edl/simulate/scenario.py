@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from edl.errors import SettingError
 from edl.simulate.accounts import SavingRules
-from edl.simulate.faults import FaultProcess, TimedFault, draw
+from edl.simulate.faults import FaultProcess, TimedFault, check, draw
 from edl.simulate.history import SimulatedHistory
 from edl.simulate.shape import ClusterShape, JobShape, PhaseTimes
 from edl.simulate.virtual import simulate
@@ -37,6 +37,7 @@ class SimulatedScenario:
             raise SettingError("--price", f"{self.price:g}", "must be 0 or more")
         if self.job.maximum > self.cluster.nodes:
             raise SettingError("--nodes", self.cluster.nodes, f"the job has up to {self.job.maximum} nodes")
+        check(self.recorded, self.cluster)
 
     @property
     def spares(self) -> int:
@@ -44,7 +45,8 @@ class SimulatedScenario:
         return self.cluster.nodes - self.job.maximum
 
     def with_spares(self, spares: int) -> SimulatedScenario:
-        """The same job on a cluster with another number of spares; the faults of the other nodes stay."""
+        """The same job on a cluster with another number of spares; the faults of the other nodes stay. Raises
+        ``SettingError`` if recorded faults, or the shape of the cluster, need more nodes."""
         cluster = dataclasses.replace(self.cluster, nodes=self.job.maximum + spares)
         return dataclasses.replace(self, cluster=cluster)
 

@@ -73,7 +73,7 @@ def _remember(memory: OutsideMemory, seen: OutsideSnapshot) -> OutsideMemory:
     if seen.silent:
         begins_s = seen.at_s if memory.silent_since_s is None else memory.silent_since_s
         return replace(memory, silent_since_s=begins_s)
-    running = seen.phase in ("running", "suspended", "ended")
+    running = seen.phase in ("running", "suspended")
     moved = seen.phase != "running" or memory.moved_s is None or seen.progress != memory.progress
     stopped_s = seen.at_s if memory.stopped_since_s is None else memory.stopped_since_s
     return OutsideMemory(

@@ -126,7 +126,7 @@ class CheckpointCoordinator:
         if message.number != self.top or message.phase != self.phase or server not in self._servers:
             return
         if message.failed:
-            self.give_up(turn, f"{self._state.servers[server].name}: {message.failed}", lasting=message.lasting)
+            self.give_up(turn, f"{self._state.servers[server].label}: {message.failed}", lasting=message.lasting)
         elif self.phase == COMPLETE:
             self._completed(turn, message.report)
         else:
@@ -260,7 +260,7 @@ class CheckpointCoordinator:
         if self.phase == NAME:
             return "the data positions were not named in time"
         late = [
-            one.name
+            one.label
             for one in state.servers.values()
             if one.number in self._servers and one.number not in self._reports
         ]

@@ -28,12 +28,14 @@ from ps.coordinator.state import (
     LR,
     PEOPLE,
     PLACEMENT,
+    PREFIX,
     SERVERS,
     TABLES,
     CoordinatorLimits,
     PlacementState,
     PlacementTurn,
     Pserver,
+    label_of,
 )
 from ps.coordinator.trainers import TrainerRegistry
 from ps.protocol import messages
@@ -43,8 +45,6 @@ from ps.spec import BUCKETS
 PIECES = (PLACEMENT, SERVERS, PEOPLE, TABLES, CHECKPOINT, LR)
 _CAN_WAIT = ('{"word":"Synced"', '{"word":"Took"')
 """Messages after which no process waits for new orders."""
-PREFIX = "servers/"
-"""Prefix of the keys under which pservers register, below the service's name."""
 
 
 class PlacementMachine:
@@ -131,7 +131,7 @@ class PlacementMachine:
             try:
                 self.trainers.lost(turn, messages.decode(body).trainer)
             except ProtocolError as error:
-                turn.note(f"pserver {name}: {error}")
+                turn.note(f"pserver {label_of(name)}: {error}")
             return
         before = len(self.state.grid.touched)
         self.servers.heard(turn, name, body)

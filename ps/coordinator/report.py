@@ -68,7 +68,7 @@ def waiting(state: PlacementState) -> str:
 
 def _server(one: Pserver, owned: int, copied: int) -> Progress:
     counts: dict[str, float] = {"number": one.number, "owned_buckets": owned, "copied_buckets": copied}
-    parts = [f"{one.name}: {owned} buckets, {copied} copies"]
+    parts = [f"{one.label}: {owned} buckets, {copied} copies"]
     load = one.load
     if load is not None:
         counts |= {"rows": load.rows, "rows_bytes": load.bytes, "most_bytes": load.most_bytes, "lag_s": load.lag_s}
@@ -82,7 +82,7 @@ def _server(one: Pserver, owned: int, copied: int) -> Progress:
         parts.append("leaving")
     if not one.greeted:
         parts.append("not connected")
-    return Progress(one.name, ", ".join(parts), counts)
+    return Progress(one.label, ", ".join(parts), counts)
 
 
 def _trainers(state: PlacementState) -> Progress:

@@ -8,7 +8,18 @@ from typing import Any, Protocol
 from edl.errors import ProtocolError
 from ps.coordinator.checkpoints import CheckpointCoordinator
 from ps.coordinator.placement import Planner
-from ps.coordinator.state import LR, PEOPLE, PLACEMENT, SERVERS, TABLES, PlacementState, PlacementTurn, Pserver, listed
+from ps.coordinator.state import (
+    LR,
+    PEOPLE,
+    PLACEMENT,
+    SERVERS,
+    TABLES,
+    PlacementState,
+    PlacementTurn,
+    Pserver,
+    label_of,
+    listed,
+)
 from ps.protocol import messages
 from ps.protocol.messages import NO_PSERVER, RESTORE
 from ps.spec import TableSpec
@@ -91,7 +102,7 @@ class PserverRegistry:
             turn.change(SERVERS)
         if draining != server.draining:
             server.draining = draining
-            turn.note(f"pserver {name} {'leaves' if draining else 'stays'}")
+            turn.note(f"pserver {server.label} {'leaves' if draining else 'stays'}")
             turn.change(SERVERS)
 
     def key_gone(self, turn: PlacementTurn, name: str) -> None:
@@ -123,7 +134,7 @@ class PserverRegistry:
         try:
             message = messages.decode(body)
         except ProtocolError as error:
-            turn.note(f"pserver {name}: {error}")
+            turn.note(f"pserver {label_of(name)}: {error}")
             return
         server = self._state.named(name)
         if isinstance(message, messages.PserverHello):
@@ -196,10 +207,10 @@ class PserverRegistry:
         held = server.number in state.grid.holders()
         lost = state.grid.bury(server.number)
         if held or not server.draining:
-            turn.note(f"pserver {server.name} (number {server.number}) is lost: {why}")
+            turn.note(f"pserver {server.label} (number {server.number}) is lost: {why}")
         if lost and state.opened:
             count = f"{len(lost)} of {state.grid.buckets} buckets"
-            self._roll_back(turn, f"pserver {server.name} was the only holder of {count}")
+            self._roll_back(turn, f"pserver {server.label} was the only holder of {count}")
         elif lost:
             giver = RESTORE if state.found else NO_PSERVER
             sites = state.sites()
@@ -208,7 +219,7 @@ class PserverRegistry:
             else:
                 self._start_over()
             turn.change(PLACEMENT)
-        self._checkpoints.server_gone(turn, server.number, server.name)
+        self._checkpoints.server_gone(turn, server.number, server.label)
 
     def _bury_silent(self, turn: PlacementTurn) -> None:
         """Remove unreachable pservers if others hold all their data. Otherwise wait: the key tells whether the process
@@ -308,9 +319,9 @@ class PserverRegistry:
         checkpoint = self.order(server.number)
         if not failed or checkpoint is None or checkpoint.phase != "restore" or checkpoint.number != message.number:
             return
-        turn.note(f"checkpoint {checkpoint.run} cannot be restored by {server.name}: {failed}")
+        turn.note(f"checkpoint {checkpoint.run} cannot be restored by {server.label}: {failed}")
         if message.lasting:
-            self.failed = f"checkpoint {checkpoint.run} cannot be restored by pserver {server.name}: {failed}"
+            self.failed = f"checkpoint {checkpoint.run} cannot be restored by pserver {server.label}: {failed}"
             return
         state.found = state.found[1:]
         state.history += 1
@@ -318,7 +329,7 @@ class PserverRegistry:
             self._place(turn)
         else:
             self.failed = (
-                f"no checkpoint could be restored; the last attempt was {checkpoint.run} on {server.name}: {failed}"
+                f"no checkpoint could be restored; the last attempt was {checkpoint.run} on {server.label}: {failed}"
             )
 
     # --- consequences ------------------------------------------------------------------------------------------------
@@ -399,7 +410,7 @@ class PserverRegistry:
             self._heat = {bucket: keys / 2 for bucket, keys in heat.items() if keys >= 2}
         planner = Planner(state.grid, state.sites(), state.copies, state.motion(), lagging=state.lagging)
         planner.run(heat)
-        leaving = [one.name for one in state.servers.values() if one.draining]
+        leaving = [one.label for one in state.servers.values() if one.draining]
         stuck = listed(leaving) if leaving and not planner.active else ""
         if stuck != self._stuck:
             self._stuck = stuck

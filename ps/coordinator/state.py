@@ -42,6 +42,15 @@ class CoordinatorLimits:
     """Seconds between looks at hot buckets."""
 
 
+PREFIX = "servers/"
+"""Prefix of the keys under which pservers register, below the service's name."""
+
+
+def label_of(key: str) -> str:
+    """What people call the pserver with this key."""
+    return key.removeprefix(PREFIX)
+
+
 @dataclass(slots=True)
 class Pserver:
     """A pserver that is alive as far as known."""
@@ -62,9 +71,14 @@ class Pserver:
     load: messages.PserverLoad | None = None
     followed: int = 0
 
+    @property
+    def label(self) -> str:
+        """As people call it."""
+        return label_of(self.name)
+
     def public(self) -> messages.PserverAddress:
         """As it appears in placement maps."""
-        return messages.PserverAddress(self.number, self.name, self.host, self.port, self.path, self.machine)
+        return messages.PserverAddress(self.number, self.label, self.host, self.port, self.path, self.machine)
 
 
 class PlacementTurn:

@@ -125,7 +125,7 @@ class TrainerRegistry:
             case messages.Suspect(server, why):
                 one = self._state.servers.get(server)
                 if one is not None:
-                    turn.note(f"trainer {trainer.name} cannot reach pserver {one.name}: {why}")
+                    turn.note(f"trainer {trainer.name} cannot reach pserver {one.label}: {why}")
                 turn.send(trainer.caller, self.placement_update())
             case messages.SetLr(_, hold):
                 self._set_lr(turn, trainer, hold)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 import re
@@ -18,6 +19,8 @@ from edl.master.goodput.slot_use import SlotUse
 from edl.web.settings import HttpLimits
 from edl.web.status_feed import change_of
 from edl.wire import json_messages
+from edl.wire.health import HealthView
+from edl.wire.records import Settings
 from tests.support import dashboard_jobs as jobs
 from tests.support.browser import Tab, browsing, chromium
 from tests.support.web_fixture import Setup, play
@@ -94,6 +97,36 @@ def test_the_pace_is_that_of_edl_top() -> None:
             node_text.step_text(one) for one in (0.0, 0.0812, 1.25)
         ]
         assert texts[-2:] == ["100 s", "1,235 s"]
+
+    modules(scenario)
+
+
+def test_prescribed_settings() -> None:
+    async def scenario(run: Callable[..., Awaitable[Any]]) -> None:
+        given = [
+            plain(Settings(3, global_batch=4096, factor=2.0)),
+            plain(Settings(4, factor=0.5)),
+            plain(Settings(5, factor=0.0)),
+        ]
+        assert await run("status.js", "given.map(m.settingsText)", given) == [
+            "number 3: batch 4,096, learning rate × 2",
+            "number 4: learning rate × 0.5",
+            "number 5",
+        ]
+
+    modules(scenario)
+
+
+def test_a_check_of_the_nodes_is_no_problem() -> None:
+    async def scenario(run: Callable[..., Awaitable[Any]]) -> None:
+        health = (
+            HealthView("a", "h", "checking", "", excluded=True),
+            HealthView("b", "h", "due", "", excluded=True),
+            HealthView("c", "h", "faulty", "no memory", excluded=False),
+        )
+        status = plain(dataclasses.replace(jobs.training(many=3).status(), health=health))
+        texts = await run("views/problems.js", "m.problemsOf(given).map(one => one.text)", status)
+        assert [text for text in texts if text.startswith(("checking", "due", "faulty"))] == ["due", "faulty: no memory"]
 
     modules(scenario)
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from edl.master import events as ev
-from edl.master.goodput.slot_use import NO_COST, TRAINING, SlotUse, use_of
+from edl.master.goodput.slot_use import NO_COST, TRAINING, SlotUse, taking_part, use_of
 from edl.master.goodput.training_clock import NO_TRAINING, TrainingClock
 from edl.master.state import MasterState, NodeEntry, Phase
 from edl.master.turn import MasterTurn
@@ -30,6 +30,9 @@ class Stint:
 
     incarnation: Incarnation
     slots: int
+    """Slots that take part, and have this use."""
+    idle: int
+    """The other slots of the node."""
     use: SlotUse
     since_ns: int
     silent_ns: int | None = None
@@ -82,6 +85,7 @@ class SlotTimes:
         found = {use: self.spent.get(use, 0) for use in SlotUse}
         for stint in self.stints.values():
             found[stint.use] += (self.at_ns - stint.since_ns) * stint.slots
+            found[SlotUse.IDLE] += (self.at_ns - stint.since_ns) * stint.idle
         return found
 
 
@@ -210,8 +214,10 @@ class _Book:
     def _follow(self, node: NodeId, entry: NodeEntry) -> None:
         stint = self.stints.get(node)
         use = use_of(self.state, entry, planned=self.times.planned)
+        slots = taking_part(self.state, entry)
+        idle = entry.info.slots - slots
         if stint is None:
-            self.stints[node] = Stint(entry.info.incarnation, entry.info.slots, use, self.now_ns)
+            self.stints[node] = Stint(entry.info.incarnation, slots, idle, use, self.now_ns)
             return
         if not entry.attached:  # what it does is not known until it attaches, or is lost
             if stint.silent_ns is None:
@@ -230,10 +236,10 @@ class _Book:
             took_ns = self.now_ns - stint.since_ns
             shares = {SlotUse.COMMIT: paced.commit_share, SlotUse.DATA_WAIT: paced.data_share}
             self._close(node, stint, {one: round(share * took_ns) for one, share in shares.items()})
-        elif use is not stint.use:
+        elif use is not stint.use or slots != stint.slots:
             self._close(node, stint, {})
-        if self.stints[node].use is not use:
-            self.stints[node] = dataclasses.replace(self.stints[node], use=use)
+        if use is not stint.use or slots != stint.slots:  # a new stint begins now
+            self.stints[node] = dataclasses.replace(self.stints[node], use=use, slots=slots, idle=idle)
 
     def _was_starting(self, stint: Stint) -> bool:
         """Whether what counted as training was the start of a script, as the first report of training now shows."""
@@ -260,6 +266,7 @@ class _Book:
             self._add(use, taken_ns * stint.slots)
             left_ns -= taken_ns
         self._add(stint.use, left_ns * stint.slots)
+        self._add(SlotUse.IDLE, (self.now_ns - stint.since_ns) * stint.idle)
         self.stints[node] = dataclasses.replace(stint, since_ns=self.now_ns)
 
     def begin_world(self) -> tuple[SlotTimes, Cost | None]:

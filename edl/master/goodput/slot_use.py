@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 
+from edl.master.policies.slots import places
 from edl.master.state import MasterState, NodeEntry, NodeStatus, Phase
 
 
@@ -29,7 +30,7 @@ class SlotUse(enum.Enum):
     HANG = "hang"
     """Workers made no training, until the hang was noticed."""
     IDLE = "idle"
-    """A spare or cordoned node, a suspended job, a node whose workers are done before the others'."""
+    """A spare or cordoned node, a dropped slot, a suspended job, a node whose workers are done before the others'."""
     LOST = "lost"
     """A node was silent before it was removed as lost."""
 
@@ -64,3 +65,12 @@ def use_of(state: MasterState, entry: NodeEntry, *, planned: bool) -> SlotUse:
         return SlotUse.IDLE
     found = _ANYWHERE.get(entry.status) or (_OUTSIDE.get(entry.status) if running else None)
     return found or (SlotUse.RESIZE if planned else SlotUse.RENDEZVOUS)
+
+
+def taking_part(state: MasterState, entry: NodeEntry) -> int:
+    """Number of slots of a node that have a place in the world that runs, or else in the next one. The others are
+    idle, because they have been dropped or would not make a whole replica."""
+    record = state.record
+    world = record.world if record.phase is Phase.RUNNING and entry.status is NodeStatus.RUNNING else None
+    member = world.member(entry.info.node) if world is not None else None
+    return member.slots if member is not None else len(places(record.dropped, entry.info, state.spec.replicas))

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from edl.master.goodput.slot_times import NS, SlotTimes, Stint, WorldChange
-from edl.master.goodput.slot_use import SlotUse, use_of
+from edl.master.goodput.slot_use import SlotUse, taking_part, use_of
 from edl.master.goodput.training_clock import TrainingClock
 from edl.master.state import MasterState, NodeEntry, NodeStatus
 
@@ -49,6 +49,7 @@ def stored(times: SlotTimes, wall_s: float) -> StoredSlotTimes:
     slots: dict[SlotUse, int] = {}
     for stint in times.stints.values():
         slots[stint.use] = slots.get(stint.use, 0) + stint.slots
+        slots[SlotUse.IDLE] = slots.get(SlotUse.IDLE, 0) + stint.idle
     change = times.change
     return StoredSlotTimes(
         wall_s=wall_s,
@@ -100,7 +101,8 @@ def _stint(found: StoredSlotTimes, state: MasterState, entry: NodeEntry, now_ns:
     use = use_of(state, entry, planned=found.planned)
     if entry.status is NodeStatus.RUNNING and found.trains:
         use = SlotUse.USEFUL
-    return Stint(entry.info.incarnation, entry.info.slots, use, now_ns)
+    slots = taking_part(state, entry)
+    return Stint(entry.info.incarnation, slots, entry.info.slots - slots, use, now_ns)
 
 
 def _pairs(amounts: Mapping[SlotUse, int]) -> Pairs:

@@ -1,4 +1,5 @@
 // The status of the job, as edl status --json prints it, and what follows from it. Pure.
+import { count, digits } from "./format.js";
 
 const SLOW = 1.1;
 const OUTSIDE = 1e6;
@@ -84,6 +85,14 @@ export function statesOf(nodes) {
   const found = new Map();
   for (const node of nodes) found.set(stateOf(node), (found.get(stateOf(node)) ?? 0) + 1);
   return [...found].sort((one, other) => other[1] - one[1]);
+}
+
+/** What is prescribed for batch and learning rate, as far as it is. */
+export function settingsText(settings) {
+  const parts = [];
+  if (settings.global_batch > 0) parts.push(`batch ${count(settings.global_batch)}`);
+  if (settings.factor > 0) parts.push(`learning rate × ${digits(settings.factor)}`);
+  return `number ${settings.number}${parts.length ? `: ${parts.join(", ")}` : ""}`;
 }
 
 /** The counts of a service's item by name. */

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from edl.types import NodeId
+from edl.wire.address import address
 from edl.wire.health import HealthPeer, LinkFinding
 from edl.wire.health_records import ProbeOrder
 from edl.wire.proof import CALLED, CALLER, NONCE_BYTES, PROOF_BYTES, draw, holds, prove
@@ -62,9 +63,12 @@ class Exchanges:
     def __init__(self, ordered: ProbeOrder) -> None:
         self._ordered = ordered
         self._order = ordered.order
-        self._listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        both = socket.has_dualstack_ipv6()  # the others may have an address of either family
+        self._listener = socket.socket(socket.AF_INET6 if both else socket.AF_INET, socket.SOCK_STREAM)
         try:
+            self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if both:
+                self._listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
             self._listener.bind(("", ordered.order.port))
             self._listener.listen(16)
         except OSError:
@@ -223,7 +227,7 @@ def _connected(peer: HealthPeer, until_s: float) -> socket.socket:
             last = error.strerror or str(error)
         waiting.wait(min(pause_s, left_s))
         pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-    raise ExchangeFailed(f"cannot connect to {peer.host}:{peer.port}: {last}")
+    raise ExchangeFailed(f"cannot connect to {address(peer.host, peer.port)}: {last}")
 
 
 def _left(connection: socket.socket, until_s: float) -> None:

@@ -13,7 +13,8 @@ export function problemsOf(status) {
   for (const text of status.warnings) found.push({ severity: "warning", what: "warning", text });
   for (const text of status.flaws) found.push({ severity: "warning", what: "incomplete", text });
   for (const one of status.health ?? []) {
-    if (one.excluded || one.state === "faulty") found.push({ severity: "warning", what: `health · ${one.node}`, text: `${one.state}: ${one.why}` });
+    const known = one.excluded && one.state !== "checking"; // a check is part of each start, and soon over
+    if (known || one.state === "faulty") found.push({ severity: "warning", what: `health · ${one.node}`, text: one.why ? `${one.state}: ${one.why}` : one.state });
   }
   for (const one of status.dropped) {
     const text = `slot ${one.slot} of ${one.node} takes no part since round ${one.round}: ${one.why}`;

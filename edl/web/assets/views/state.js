@@ -1,7 +1,8 @@
 // Checkpoint, commits, settings.
 import { checkpointOf } from "../checkpoint.js";
-import { count, counted, digits, duration } from "../format.js";
+import { count, counted, duration } from "../format.js";
 import { html } from "../html.js";
+import { settingsText } from "../status.js";
 import { Panel } from "./panel.js";
 
 export function State({ model }) {
@@ -15,7 +16,7 @@ export function State({ model }) {
     ["Newest commit", status.commit ? `${count(status.commit)}${saved.behind > 0 ? `, ${counted(saved.behind, "commit")} after the checkpoint` : ""}` : "none reported"],
     status.holders > 0 && ["Commits in memory", status.holders === 1 ? "on one node only" : `each on ${count(status.holders)} nodes or more`],
     status.restored.commit > 0 && ["World began from", `commit ${count(status.restored.commit)} of era ${status.restored.era}`],
-    settings?.number > 0 && ["Settings", `number ${settings.number}: batch ${count(settings.global_batch)}${settings.factor > 0 ? `, learning rate × ${digits(settings.factor)}` : ""}`],
+    settings?.number > 0 && ["Settings", settingsText(settings)],
     scale.need_s > 0 && ["To leave, a node needs", duration(scale.need_s)],
     scale.owner && ["Size decided by", scale.owner],
     scale.by && ["Last request", `${scale.by}${scale.reason ? `: ${scale.reason}` : ""}`],

@@ -10,6 +10,7 @@ import pytest
 
 from edl.adapters.transport import MasterServer, NodeClient
 from edl.agent.workers.recent_output import RecentOutput
+from edl.cli import output
 from edl.cli.find import NoAnswer, NoMaster, Where
 from edl.cli.launchers import MOST_FAILURES, Launchers
 from edl.errors import UsageError
@@ -17,7 +18,7 @@ from edl.types import Incarnation, NodeId
 from edl.wire.messages import Finish
 from edl.wire.node_requests import OptionValue, OptionValues, OutputLine, OutputLines, OutputRequest, StacksRequest
 from edl.wire.records import NodeInfo
-from edl.wire.status import JobStatus, NodeView
+from edl.wire.status import HistoryEntry, JobStatus, Kind, NodeView
 
 TOKEN = "right"
 
@@ -66,6 +67,12 @@ class Job:
     async def status(self) -> JobStatus:
         nodes = tuple(NodeView(name, "h", 1, "running", True, at, at) for at, name in enumerate("ab"))
         return JobStatus("job", "running", 1, 2, "", "1:2", "elastic", 0, 3, "a", nodes, (), ())
+
+    async def events(self, after: int, follow: bool) -> AsyncIterator[HistoryEntry]:
+        """The job ends at once, and its private store with it."""
+        self.nodes[1].write("the last line")
+        self.problem = NoMaster("no such store")
+        yield HistoryEntry(after + 1, 1.0, Kind.JOB_ENDED.value, "done")
 
     @contextlib.asynccontextmanager
     async def master_of(self, where: Where) -> AsyncIterator[Job]:
@@ -177,6 +184,18 @@ def test_output_is_followed_without_a_master(monkeypatch: pytest.MonkeyPatch) ->
             await launchers.find_again()
         job.problem = NoMaster("the job has ended", Finish(0, "done"))
         assert await launchers.find_again()
+
+    play(monkeypatch, scenario)
+
+
+def test_following_ends_with_the_job(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(output, "POLL_S", 3600.0)
+
+    async def scenario(job: Job, launchers: Launchers) -> None:
+        job.nodes[0].write("line")
+        selection = output.Selection((), (), as_json=False, raw=False)
+        await asyncio.wait_for(output._logs(Where("job", ("here",)), selection, 9, follow=True), 60.0)
+        assert capsys.readouterr().out == "[0@a]: line\n[1@b]: the last line\n"
 
     play(monkeypatch, scenario)
 

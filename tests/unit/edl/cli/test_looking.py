@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 from click.testing import CliRunner, Result
 
-from edl.cli import confirm, find
+from edl.cli import confirm, find, polling
 from edl.cli.__main__ import edl
 from edl.types import Incarnation, NodeId
 from edl.wire.alarm import Alarm
@@ -33,7 +33,7 @@ MNIST = ServiceView(
 PSERVERS = (
     ServiceView("ps", "pservers", "2 pservers, all copies in sync", (Count("pservers", 2),)),
     ServiceView(
-        *("ps", "servers/ps-0", "servers/ps-0: 2048 buckets, 2048 copies"),
+        *("ps", "ps-0", "ps-0: 2048 buckets, 2048 copies"),
         (
             *(Count("number", 0), Count("owned_buckets", 2048), Count("copied_buckets", 2048), Count("rows", 1000)),
             *(Count("rows_bytes", 1 << 20), Count("most_bytes", 1 << 30), Count("pulls", 7), Count("lag_s", 0.25)),
@@ -93,6 +93,8 @@ def run(
         yield client
 
     monkeypatch.setattr(find, "master_of", found)
+    monkeypatch.setattr(polling, "master_of", found)
+    monkeypatch.setattr(polling, "located", lambda where: where)
     return client, CliRunner().invoke(edl, [*words, "--rdzv-id=train"], input=answer)
 
 
@@ -144,7 +146,7 @@ class TestPservers:
     def test_json(self, monkeypatch: pytest.MonkeyPatch) -> None:
         _, done = run(monkeypatch, ["ps", "--json"], services=(*PSERVERS, MNIST))
         names = [one["name"] for one in json.loads(done.stdout)["items"]]
-        assert names == ["pservers", "servers/ps-0", "ps-1", "trainers"]
+        assert names == ["pservers", "ps-0", "ps-1", "trainers"]
 
     def test_a_job_without_pservers(self, monkeypatch: pytest.MonkeyPatch) -> None:
         _, done = run(monkeypatch, ["ps"])

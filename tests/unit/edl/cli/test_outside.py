@@ -29,6 +29,7 @@ class FakeJob:
         self.end = HistoryEntry(8, 2.0, Kind.JOB_ENDED.value, "over", severity=severity)
         self.looked = asyncio.Event()
         self.over = False
+        self.phase = "running"
 
     @contextlib.asynccontextmanager
     async def connect(self) -> AsyncIterator[FakeJob]:
@@ -38,7 +39,7 @@ class FakeJob:
 
     async def status(self) -> JobStatus:
         self.looked.set()
-        return dataclasses.replace(STATUS, history=tuple(self.history))
+        return dataclasses.replace(STATUS, phase=self.phase, history=tuple(self.history))
 
     async def events(self, after: int, follow: bool) -> AsyncIterator[HistoryEntry]:
         assert (after, follow) == (7, True)
@@ -47,14 +48,29 @@ class FakeJob:
         yield self.end
 
 
-def watched(monkeypatch: pytest.MonkeyPatch, severity: str, left: NoMaster) -> int:
+class EndedJob(FakeJob):
+    """A job that has ended already: its Master answers once more."""
+
+    async def status(self) -> JobStatus:
+        self.history, self.phase, self.over = [*self.history, self.end], "ended", True
+        return await super().status()
+
+
+def watched(
+    monkeypatch: pytest.MonkeyPatch,
+    severity: str,
+    left: NoMaster,
+    job_type: type[FakeJob] = FakeJob,
+    *,
+    once: bool = False,
+) -> int:
     """The exit status of a watch that would look every ten minutes."""
 
     async def body() -> int:
-        job = FakeJob(severity, left)
+        job = job_type(severity, left)
         monkeypatch.setattr(outside, "Finder", lambda where: job)
         watch = Outside(Where("job"), OutsideLimits(600.0, 0.0, 600.0), (), None, as_json=False)
-        return await asyncio.wait_for(watch.run(once=False), LIMIT_S)
+        return await asyncio.wait_for(watch.run(once=once), LIMIT_S)
 
     return asyncio.run(body())
 
@@ -85,4 +101,18 @@ def test_a_job_whose_store_ends_with_it(
 ) -> None:
     monkeypatch.setattr(outside, "OUTCOME_S", 0.05)
     assert watched(monkeypatch, severity, NoMaster("no job here")) == code
+    assert capsys.readouterr().out == f"edl job job: {severity}: job-ended: over\n"
+
+
+@pytest.mark.parametrize("once", [False, True])
+@pytest.mark.parametrize(("severity", "code"), [("info", ExitCode.OK), ("critical", ExitCode.WORKER_FAILED)])
+def test_a_look_at_a_job_that_has_just_ended(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    severity: str,
+    code: ExitCode,
+    once: bool,
+) -> None:
+    monkeypatch.setattr(outside, "OUTCOME_S", 0.05)
+    assert watched(monkeypatch, severity, NoMaster("no job here"), EndedJob, once=once) == code
     assert capsys.readouterr().out == f"edl job job: {severity}: job-ended: over\n"

@@ -11,16 +11,34 @@ import grpc.aio
 import pytest
 
 from edl.cli.find import NoAnswer, NoMaster, Where
+from edl.cli.job_end import JobEnd
 from edl.cli.polling import Finder, StatusReading, readings
 from edl.errors import UsageError
 from edl.wire.messages import Finish
-from edl.wire.status import JobStatus
+from edl.wire.status import HistoryEntry, JobStatus, Kind
 
 GONE = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata())
 
 
 def job(phase: str = "running", number: int = 1) -> JobStatus:
     return JobStatus("job", phase, number, 2, "all is well", "1:2", "elastic", 0, 3, "a", (), (), ())
+
+
+class Events:
+    """A Master whose history continues with one entry, or with none."""
+
+    def __init__(self, entry: HistoryEntry | None) -> None:
+        self.entry = entry
+
+    @contextlib.asynccontextmanager
+    async def connect(self) -> AsyncIterator[Events]:
+        yield self
+
+    async def events(self, after: int, follow: bool) -> AsyncIterator[HistoryEntry]:
+        assert (after, follow) == (0, True)
+        if self.entry is not None:
+            yield self.entry
+        await asyncio.Event().wait()
 
 
 class Job:
@@ -47,9 +65,12 @@ class Job:
     async def pause(self) -> None:
         self.pauses += 1
 
-    async def seen(self, most: int) -> list[StatusReading]:
+    async def seen(self, most: int, end: HistoryEntry | None = None) -> list[StatusReading]:
         found: list[StatusReading] = []
-        async with contextlib.aclosing(readings(self.connect, self.pause)) as source:
+        async with (
+            contextlib.aclosing(JobEnd(Events(end).connect)) as job_end,
+            contextlib.aclosing(readings(self.connect, self.pause, job_end)) as source,
+        ):
             async for reading in source:
                 found.append(reading)
                 if len(found) == most:
@@ -85,6 +106,18 @@ def test_ends_with_the_job() -> None:
 def test_a_store_that_ends_with_its_job() -> None:
     found = asyncio.run(Job([job(), job("ended"), GONE]).seen(9))
     assert found[-1] == StatusReading(None, "job job has ended: all is well", over=True)
+
+
+def test_a_job_that_ends_between_two_polls() -> None:
+    """With a private store nothing is left at the next poll."""
+
+    class Slow(Job):
+        async def pause(self) -> None:
+            await asyncio.Event().wait()
+
+    end = HistoryEntry(1, 1.0, Kind.JOB_ENDED.value, "all workers are done")
+    found = asyncio.run(Slow([job(), GONE]).seen(9, end))
+    assert found[-1] == StatusReading(None, "job job has ended: all workers are done", over=True)
 
 
 def test_the_place_of_a_job_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:

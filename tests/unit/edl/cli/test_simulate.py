@@ -13,6 +13,7 @@ from edl.cli.__main__ import edl
 from edl.cli.simulate import PRESETS, parse_fault
 from edl.errors import SettingError
 from edl.simulate import published
+from edl.simulate.advice import AROUND
 from edl.simulate.faults import FaultProcess, FaultType
 
 SMALL = ("--nodes=4", "--spares=1", "--for=2d", "--fault=node:every=2d,lasts=1h")
@@ -46,6 +47,29 @@ def test_recommendations_and_the_plot(tmp_path: Path) -> None:
     found = told(*SMALL, *words)
     assert [one["setting"] for one in found["advice"]] == ["--checkpoint-every", "--spares", "--node-unit"]
     assert picture.read_text().startswith("<svg")
+
+
+@pytest.mark.parametrize(
+    ("words", "advice"),
+    [
+        (("--no-memory",), "Set --checkpoint-blocks"),
+        (("--checkpoint-blocks=30s",), "Simulate faults that cost a load, as with --no-memory"),
+    ],
+)
+def test_nothing_to_draw(tmp_path: Path, words: tuple[str, ...], advice: str) -> None:
+    failed = simulate(*SMALL, *words, f"--plot={tmp_path / 'interval.svg'}").exception
+    assert advice in str(failed)
+
+
+def test_a_plot_into_a_folder_that_does_not_exist(tmp_path: Path) -> None:
+    failed = simulate(*SMALL, f"--plot={tmp_path / 'none' / 'interval.svg'}").exception
+    assert isinstance(failed, SettingError) and "cannot be written: No such file or directory" in str(failed)
+
+
+def test_without_checkpoints_the_others_are_drawn(tmp_path: Path) -> None:
+    picture = tmp_path / "interval.svg"
+    told(*SMALL, "--no-memory", "--checkpoint-every=0s", "--checkpoint-blocks=30s", f"--plot={picture}")
+    assert picture.read_text().count("<circle") == len(AROUND) + 1
 
 
 def test_recorded_faults(tmp_path: Path) -> None:

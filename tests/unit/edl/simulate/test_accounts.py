@@ -12,7 +12,7 @@ from edl.master.goodput.slot_times import NS
 from edl.master.goodput.slot_use import SlotUse
 from edl.simulate import advice
 from edl.simulate.accounts import SavingRules, account
-from edl.simulate.faults import FaultProcess, FaultType, draw
+from edl.simulate.faults import FaultProcess, FaultType, TimedFault, draw
 from edl.simulate.history import RestoredFrom, SimulatedHistory, SlowWindow, TrainingSpell
 from edl.simulate.scenario import SimulatedScenario
 from edl.simulate.shape import ClusterShape, JobShape, PhaseTimes
@@ -140,6 +140,28 @@ def test_commits_in_memory_make_the_interval_free() -> None:
     found = advice.interval(history, SavingRules(blocks_s=10.0))
     assert not found.tried
     assert found.why.startswith("no checkpoint was read")
+
+
+def test_without_checkpoints_some_are_recommended() -> None:
+    job = JobShape(2, 2, memory=False)
+    scenario = SimulatedScenario(ClusterShape(3), job, (FaultProcess(FaultType.WORKER, 5_000.0),))
+    history = dataclasses.replace(scenario, horizon_s=50_000.0).run()
+    found = advice.interval(history, SavingRules(checkpoint_s=0.0, blocks_s=10.0))
+    assert found.tried[0].value == 0 < found.best
+    assert advice.interval(history, SavingRules(checkpoint_s=0.0)).best == 60.0
+
+
+def test_only_spares_with_which_the_scenario_is_possible_are_tried() -> None:
+    faults = (FaultProcess(FaultType.RACK, 400_000.0, lasts_s=100.0),)
+    recorded = (TimedFault(10.0, 6, FaultType.WORKER),)
+    scenario = SimulatedScenario(ClusterShape(8, rack_nodes=5), JobShape(4, 4), faults, recorded, horizon_s=5_000.0)
+    assert [one.value for one in advice.spares(scenario).tried] == [4.0, 8.0]
+    assert [one.value for one in advice.spares(dataclasses.replace(scenario, recorded=())).tried] == [
+        1.0,
+        2.0,
+        4.0,
+        8.0,
+    ]
 
 
 def test_spares_are_worth_their_price_while_nodes_are_under_repair() -> None:

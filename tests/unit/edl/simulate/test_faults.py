@@ -53,6 +53,12 @@ def test_bad_processes(wrong: dict[str, float]) -> None:
         FaultProcess(FaultType.NODE, **{"every_s": 1.0, **wrong})  # type: ignore[arg-type]
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_name(tmp_path: Path) -> None:
+    for name, text in (("a.csv", "at_s,kind\n1,worker\n"), ("a.jsonl", '{"at_s": 1, "kind": "worker"}\n')):
+        (tmp_path / name).write_text(text, encoding="utf-8-sig")
+        assert read(tmp_path / name, CLUSTER) == [TimedFault(1.0, 0, FaultType.WORKER)]
+
+
 def test_recorded_faults_in_both_forms(tmp_path: Path) -> None:
     table, lines = tmp_path / "faults.csv", tmp_path / "faults.jsonl"
     table.write_text("at_s, kind, unit, lasts_s\n90, rack, 1, 60\n5.5, node, 3,\n")

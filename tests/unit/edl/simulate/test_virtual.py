@@ -136,6 +136,14 @@ def test_copies_on_other_racks_survive_a_rack(known: bool, source: RestoredFrom)
     assert history.spells[1].restored is source
 
 
+def test_a_world_with_fewer_nodes_than_a_state_is_spread_over() -> None:
+    """Its nodes hold all parts between them: nothing is loaded from storage."""
+    faults = [TimedFault(1000.0 * (one + 1), one, FaultType.NODE, 1e6) for one in range(4)]
+    history = simulate(ClusterShape(8), JobShape(4, 8, state_nodes=8), PhaseTimes(), faults, 6000.0)
+    assert [spell.slots for spell in history.spells] == [8, 7, 6, 5, 4]
+    assert {spell.restored for spell in history.spells[1:]} == {RestoredFrom.MEMORY}
+
+
 def test_a_job_without_commits_in_memory_returns_to_its_checkpoint() -> None:
     fault = TimedFault(1000.0, 0, FaultType.WORKER)
     history = simulate(ClusterShape(2), JobShape(2, 2, memory=False), PhaseTimes(), (fault,), 3000.0)

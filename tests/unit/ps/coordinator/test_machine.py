@@ -84,7 +84,7 @@ def test_who_leaves_is_sent_away_when_it_has_nothing_any_more() -> None:
 def test_the_last_one_cannot_leave() -> None:
     one = cluster("p", training=Training(servers=(1, 2)))
     one.drain("p")
-    assert "servers/p cannot leave: there is no other pserver to take its buckets" in one.notes
+    assert "p cannot leave: there is no other pserver to take its buckets" in one.notes
     assert one.machine.state.grid.holders() == {1}
 
 
@@ -360,7 +360,7 @@ def test_a_checkpoint_is_abandoned_when_a_pserver_dies() -> None:
     one.kill("r")
     assert one.machine.checkpoints.phase == ""
     assert one.heard("a", messages.GoOn)
-    assert "servers/r was lost" in one.heard("a", messages.RequestRefused)[-1].text
+    assert "r was lost" in one.heard("a", messages.RequestRefused)[-1].text
 
 
 def test_buckets_keep_still_until_the_mark() -> None:
@@ -588,7 +588,7 @@ def test_the_report_shows_progress() -> None:
     one.say("p", messages.PserverLoad(1000, 2 << 20, 0, 0, 0, 0, 5, 0.3))
     texts = [progress.text for progress in one.machine.report()]
     assert texts[0] == "2 pservers, all copies in sync"
-    assert texts[1] == "servers/p: 4 buckets, 4 copies, 1,000 rows, 2 MiB, copies 0.3 s behind"
+    assert texts[1] == "p: 4 buckets, 4 copies, 1,000 rows, 2 MiB, copies 0.3 s behind"
     assert texts[3] == "1 trainers: a/0"
 
 

@@ -97,7 +97,7 @@ def test_who_does_not_come_back_is_dead() -> None:
     assert one.machine.state.history == 1
     one.pass_time(1.0)
     assert one.machine.state.history == 2 and set(one.machine.state.servers) == {2}
-    assert "pserver servers/p (number 1) is lost: its lease has ended" in one.notes
+    assert "pserver p (number 1) is lost: its lease has ended" in one.notes
 
 
 def test_it_comes_back_empty_and_what_it_says_of_trainers_is_old() -> None:

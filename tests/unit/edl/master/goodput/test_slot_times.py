@@ -15,7 +15,7 @@ from edl.master.state import MasterState, Phase
 from edl.types import Round
 from edl.wire.messages import Attach, Hanging, Pace, Ready, Underway, WorkersDone
 from edl.wire.records import Holding, Version
-from edl.wire.scale_requests import Suspend
+from edl.wire.scale_requests import Cordon, Suspend
 from tests.unit.edl.master.test_machine import info
 from tests.unit.edl.master.test_resizing import Resizable
 
@@ -209,6 +209,27 @@ def test_spares_and_suspended_jobs_are_idle() -> None:
     assert rule.spent()["idle"] - before == 200.0
 
 
+def without_a_slot() -> Accounted:
+    """A slot of a node is dropped while it trains, and the next world does not use it."""
+    rule = two_train()
+    rule.wait(10.0)
+    rule.submit(Cordon("a", True, "me", device="1"))
+    rule.boundary(9)
+    rule.stopped("ab", commit=9, age_s=0.1)
+    rule.train("ab")
+    return rule
+
+
+def test_a_slot_that_the_world_does_not_use_is_idle() -> None:
+    rule = without_a_slot()
+    before = rule.spent()
+    assert before["useful"] == 20.0
+    rule.wait(100.0)
+    after = rule.spent()
+    assert after["useful"] - before["useful"] == 150.0
+    assert after["idle"] - before.get("idle", 0.0) == 50.0
+
+
 def test_after_the_end_nothing_is_counted() -> None:
     rule = two_train()
     rule.wait(4.0)
@@ -254,7 +275,7 @@ def test_the_parts_of_random_histories_add_up(seed: int) -> None:
         number = rule.state.record.round
         commit += 1
         held = (Holding(Version(rule.state.record.era, commit)),)
-        steps: list[Callable[[], None]] = [
+        steps: list[Callable[[], object]] = [
             lambda: rule.say(
                 name, Ready(number, (9000 + ord(name), 1, 2), True, held, commit_age_s=rng.random()), life
             ),
@@ -266,8 +287,9 @@ def test_the_parts_of_random_histories_add_up(seed: int) -> None:
             lambda: rule.feed(ev.NodeDetached(info(name).node, info(name, life).incarnation)),
             lambda: rule.attach(name, number, number if rng.random() < 0.5 else 0, life=life),
             lambda: rule.feed(ev.NodeExpired(info(name).node, info(name, life).incarnation)),
+            lambda: rule.submit(Cordon(name, rng.random() < 0.5, "me", device=str(rng.randrange(SLOTS)))),
         ]
-        rng.choices(steps, weights=[8, 8, 4, 1, 1, 1, 1])[0]()
+        rng.choices(steps, weights=[8, 8, 4, 1, 1, 1, 1, 2])[0]()
 
     for _ in range(120):
         if rule.phase is Phase.ENDED:

@@ -11,7 +11,7 @@ from edl.master.machine import take_over
 from edl.types import Round
 from edl.wire import plain
 from edl.wire.messages import Attach
-from tests.unit.edl.master.goodput.test_slot_times import Accounted, two_train
+from tests.unit.edl.master.goodput.test_slot_times import Accounted, two_train, without_a_slot
 from tests.unit.edl.master.test_machine import info
 
 WALL_S = 1_800_000_000.0
@@ -81,6 +81,20 @@ def test_a_change_in_progress_is_priced_from_its_beginning() -> None:
     (cost,) = rule.costs
     assert cost.took_s == 4.0
     assert cost.amounts[SlotUse.REDONE] == 4 * NS // 2
+
+
+def test_a_slot_that_the_world_does_not_use_stays_idle() -> None:
+    rule = without_a_slot()
+    before = rule.spent()
+    rule.wait(10.0)
+    succeed(rule, "ab", gap_s=2.0)
+    rule.wait(1.0)
+    for name in "ab":
+        attach(rule, name)
+    rule.wait(7.0)
+    after = rule.spent()
+    assert after["useful"] - before["useful"] == 20.0 * 3 / 2
+    assert after["idle"] - before.get("idle", 0.0) == 20.0 / 2
 
 
 def test_a_wall_clock_that_was_set_back_gives_no_gap() -> None:

@@ -19,6 +19,17 @@ from edl.worker.probe.exchange import Exchanges, block_of
 LIMIT_S = 60.0
 
 
+def _has_ipv6() -> bool:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
+
+
+IPV6 = _has_ipv6()
+
+
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks that a test can compute quickly, larger than a socket's buffers."""
@@ -34,13 +45,11 @@ def order(node: str, peers: Sequence[HealthPeer] = (), *, stage: int = 1, shared
 class Group:
     """Probes of several nodes, each of which exchanges data with all others."""
 
-    def __init__(self, names: str, **orders: ProbeOrder) -> None:
+    def __init__(self, names: str, host: str = "127.0.0.1", **orders: ProbeOrder) -> None:
         self.names = names
         self.probes = {name: Exchanges(orders.get(name, order(name))) for name in names}
         for name, probe in self.probes.items():
-            peers = tuple(
-                HealthPeer(NodeId(other), "127.0.0.1", self.probes[other].port) for other in names if other != name
-            )
+            peers = tuple(HealthPeer(NodeId(other), host, self.probes[other].port) for other in names if other != name)
             probe._order = order(name, peers, stage=probe._order.stage).order
 
     def run(self, limit_s: float = LIMIT_S, without: str = "") -> dict[str, dict[str, LinkFinding]]:
@@ -68,6 +77,12 @@ def test_all_bytes_arrive(names: str) -> None:
         assert set(found[name]) == set(names) - {name}
         for link in found[name].values():
             assert link.error == "" and link.latency_s > 0 and link.bytes_per_s > 0
+
+
+@pytest.mark.skipif(not IPV6, reason="this host has no IPv6")
+def test_nodes_with_ipv6_addresses() -> None:
+    found = Group("ab", "::1").run()
+    assert found["a"]["b"].error == found["b"]["a"].error == ""
 
 
 def test_bytes_that_change_on_the_way_are_found_on_both_sides() -> None:
@@ -106,7 +121,7 @@ def test_a_refused_connection_is_retried_until_the_time_is_up() -> None:
         port = taken.getsockname()[1]
     probe = Exchanges(order("b", [HealthPeer(NodeId("a"), "127.0.0.1", port)]))
     (link,) = probe.run(time.monotonic() + 0.5)
-    assert "cannot connect to 127.0.0.1" in link.error or link.error == "it did not connect in time"
+    assert "cannot connect to 127.0.0.1:" in link.error or link.error == "it did not connect in time"
 
 
 @pytest.mark.parametrize(
