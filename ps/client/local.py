@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 
 from edl.errors import PsError, SettingError
 from edl.job_records import Mode, Training
+from ps.client.core import Tally
 from ps.client.dedup import DistinctKeys, unite
 from ps.client.member_count import MemberCount
 from ps.client.push_intents import Records
-from ps.rows import TablePush, TrainerPush
+from ps.rows import Rows, TablePush, TrainerPush
 from ps.spec import BUCKETS, TableSpec
 from ps.store.store import RowStore
 
@@ -29,7 +30,8 @@ class LocalClient:
         self.store = RowStore()
         self.training = Training(mode=Mode.ASYNC)
         self.restored = ""
-        self.step = self.number = 0
+        self.step = self.number = self.epoch = 0
+        self._tally = Tally()
         self._specs: dict[str, TableSpec] = {}
         self.tables: Mapping[str, TableSpec] = MappingProxyType(self._specs)
         self._factors: list[tuple[int, str, float]] = []
@@ -41,6 +43,11 @@ class LocalClient:
         """Define another table. Raises ``PsError`` if one of this name is defined differently."""
         self.store.define(spec)
         self._specs[spec.name] = spec
+
+    @property
+    def statistics(self) -> dict[str, int]:
+        """Counters since the start, by name; those about pservers stay 0."""
+        return self._tally.shown()
 
     @property
     def members(self) -> Sequence[object]:
@@ -68,6 +75,10 @@ class LocalClient:
 
     def pull(self, table: str, keys: Array, out: Array | None = None, *, insert: bool = True) -> NDArray[np.float32]:
         """Pull rows: float32 of shape ``(*keys.shape, dim)``, into ``out`` if given."""
+        self._tally.add(pulls=1, keys=keys.size, distinct=len(np.unique(keys)))
+        return self._rows(table, keys, out, insert=insert)
+
+    def _rows(self, table: str, keys: Array, out: Array | None = None, *, insert: bool) -> NDArray[np.float32]:
         shape = (*keys.shape, self._spec(table).dim)
         rows = np.empty(shape, np.float32) if out is None else out
         flat = np.ascontiguousarray(keys, np.int64).reshape(-1)
@@ -87,12 +98,22 @@ class LocalClient:
             united = unite(np.ascontiguousarray(keys, np.int64).reshape(-1), np.zeros(BUCKETS, np.int16), 1)
             rows = np.empty((len(united.keys), self._spec(table).dim), np.float32)
             self.store.pull(table, united.keys, rows, step=self.step, insert=insert, counts=united.counts)
+            self._tally.add(pulls=1, keys=keys.size, distinct=len(united.keys))
             found[table] = united, rows
         return found
 
     def read(self, table: str, keys: Array) -> NDArray[np.float32]:
         """Read rows without side effects; a key without a row yields its initial weights."""
         return self.pull(table, keys, insert=False)
+
+    def scan(self, table: str) -> Iterator[Rows]:
+        """Iterate over all rows with their state."""
+        self._spec(table)
+        everywhere = np.ones(BUCKETS, np.bool_)
+        for shard in self.store.tables[table].shard_tables:
+            slots = shard.within(everywhere)
+            if len(slots):
+                yield shard.gather(slots)
 
     def prefetch(self, table: str, keys: Array) -> None:
         """Does nothing: all rows are local."""
@@ -109,7 +130,8 @@ class LocalClient:
         ``PsError``."""
         parts = [TablePush(table, *self._flat(table, keys, values), op=op) for table, (keys, values) in grads.items()]
         self._seq += 1
-        self.store.push([TrainerPush(ME, self._seq, parts)], step=self.step, lr=self._lr())
+        pushed = self.store.push([TrainerPush(ME, self._seq, parts)], step=self.step, lr=self._lr())
+        self._tally.add(pushes=1, damaged=pushed.damaged)
         if op == "grad":
             self.step += 1
 
@@ -119,7 +141,8 @@ class LocalClient:
         """Push gradients, which ends the step, and return the updated rows of those of these tables that were pushed,
         ``(keys, dim)`` in the order of their keys."""
         self.push(grads, records=records)
-        return self.pull_many({table: grads[table][0].reshape(-1) for table in tables if table in grads}, insert=False)
+        back = {table: grads[table][0].reshape(-1) for table in tables if table in grads}
+        return {table: self._rows(table, keys, insert=False) for table, keys in back.items()}
 
     def begin_push(
         self, grads: Mapping[str, tuple[Array, Array]], tables: Sequence[str], *, records: Records | None = None
@@ -131,6 +154,13 @@ class LocalClient:
     def first(self, table: str, keys: Array, values: Array) -> None:
         """Set the weights of keys that have no row yet; existing rows are left alone."""
         self.push({table: (keys, values)}, op="first")
+
+    def assign(self, table: str, keys: Array, values: Array) -> None:
+        """Overwrite the weights of rows; the optimizer's state is kept."""
+        self.push({table: (keys, values)}, op="assign")
+
+    def flush(self) -> None:
+        """Does nothing: no push is on its way."""
 
     def set_lr(self, factor: float, table: str = "", step: int = 0) -> None:
         """Scale the LR of a table, or of all tables, by ``factor`` from ``step`` on (0: at once). Raises

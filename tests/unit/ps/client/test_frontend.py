@@ -362,6 +362,24 @@ def test_wrong_shapes_are_refused() -> None:
         local.save()
 
 
+def test_the_tables_of_a_plain_script_can_be_read_as_a_whole() -> None:
+    """``ps.client()`` has the same methods with and without a launcher."""
+    local = LocalClient([spec("t"), spec("u", 1)])
+    many = keys(*range(0, 5000, 5))
+    local.pull("t", np.concatenate((many, many[:10])))
+    local.push_and_pull({"t": (many, np.ones((1000, 2), np.float32))}, ["t"])
+    local.assign("t", keys(0), np.full((1, 2), 7, np.float32))
+    local.flush()
+    rows = list(local.scan("t"))
+    found = {key: one for part in rows for key, one in zip(part.keys.tolist(), part.weights.tolist(), strict=True)}
+    assert found == {key: [7, 7] if key == 0 else [-1, -1] for key in range(0, 5000, 5)}
+    assert list(local.scan("u")) == []
+    counts = local.statistics
+    assert (counts["pulls"], counts["keys"], counts["distinct"], counts["pushes"]) == (1, 1010, 1000, 2)
+    with pytest.raises(PsError, match="there is no table x"):
+        next(local.scan("x"))
+
+
 def test_keys_beyond_int64_are_refused_and_not_wrapped() -> None:
     assert integer_keys(np.array([1, 2**63 - 1], np.uint64)).tolist() == [1, 2**63 - 1]
     with pytest.raises(SettingError, match="9223372036854775808"):
