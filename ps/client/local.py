@@ -15,6 +15,7 @@ from ps.client.core import Tally
 from ps.client.dedup import DistinctKeys, unite
 from ps.client.member_count import MemberCount
 from ps.client.push_intents import Records
+from ps.hashing import SHARDS
 from ps.rows import Rows, TablePush, TrainerPush
 from ps.spec import BUCKETS, TableSpec
 from ps.store.store import RowStore
@@ -110,10 +111,11 @@ class LocalClient:
         """Iterate over all rows with their state."""
         self._spec(table)
         everywhere = np.ones(BUCKETS, np.bool_)
-        for shard in self.store.tables[table].shard_tables:
-            slots = shard.within(everywhere)
+        shards = self.store.tables[table].shard_tables
+        for shard in range(SHARDS):
+            slots = shards[shard].within(everywhere)
             if len(slots):
-                yield shard.gather(slots)
+                yield shards[shard].gather(slots)
 
     def prefetch(self, table: str, keys: Array) -> None:
         """Does nothing: all rows are local."""
