@@ -133,6 +133,13 @@ def packing_of(file: str) -> str:
     return next((codec for suffix, codec in PACKED.items() if file.lower().endswith(suffix)), "")
 
 
+def check_function_name(setting: str, given: str) -> None:
+    """Raise ``SettingError`` unless the text has the form ``package.module:function``. Imports nothing."""
+    module, colon, function = given.partition(":")
+    if not (colon and function.isidentifier() and all(part.isidentifier() for part in module.split("."))):
+        raise SettingError(setting, repr(given), "is not the name of a function", "Write package.module:function")
+
+
 def truth(name: str, value: str) -> bool:
     """A setting that is on or off, from text. Raises ``SettingError``."""
     if value.lower() not in (*_YES, *_NO):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from data_service.formats import FormatReader, open_reader
-from data_service.formats.options import FormatOptions, truth
+from data_service.formats.options import FormatOptions, check_function_name, truth
 from data_service.loader.window import Tail, tail_named
 from data_service.manifest import FORMATS, TYPELESS, USER_FORMAT, Manifest
 from data_service.protocol.file_list_messages import NEXT_EPOCH, NOW
@@ -203,8 +203,13 @@ class DataSettings:
             raise SettingError("rescan", self.rescan, f"must be a number of seconds above 0, or {EPOCH}")
         if self.when not in (NOW, NEXT_EPOCH):
             raise SettingError("when", self.when, f"must be {NOW} or {NEXT_EPOCH}")
+        if self.columns is not None and (not all(self.columns) or not 0 < len(self.columns) == len(set(self.columns))):
+            raise SettingError("columns", ",".join(self.columns), "must name at least one column, each only once")
         tail_named(self.tail or "")
-        FormatOptions.of(self.options or {})
+        options = FormatOptions.of(self.options or {})
+        for name, function in (("decode", self.decode), ("read", options.read), ("shards", options.shards)):
+            if function and isinstance(function, str):
+                check_function_name(name, function)
 
     def source(self, name: str) -> DataSource:
         """The source of the data set with this name; for settings that ``settle`` has completed."""

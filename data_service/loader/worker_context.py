@@ -6,6 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from data_service.loader.batching import StepSizes
 from data_service.loader.transport import LocalTransport, MasterTransport, transport_over
 from edl.arithmetic.hyper import StepPlan, step_plan
@@ -258,10 +261,10 @@ Convert = Callable[[Any], Any]
 def converted(batch: Any, convert: Convert) -> Any:
     """Replace every array in a batch by the framework's tensor, in any nesting of dicts, lists and tuples. Text and
     other objects become lists."""
-    if type(batch).__module__ == "numpy" and hasattr(batch, "dtype"):
+    if isinstance(batch, np.ndarray) and not isinstance(batch, np.ma.MaskedArray):
         if batch.dtype == object:
             return batch.tolist()
-        return batch if batch.dtype.kind in "MmUS" else convert(batch)
+        return batch if batch.dtype.kind in "MmUSV" else convert(_as_tensors_need(batch))
     if isinstance(batch, dict):
         return {name: converted(part, convert) for name, part in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
@@ -269,3 +272,11 @@ def converted(batch: Any, convert: Convert) -> Any:
     if isinstance(batch, (list, tuple)):
         return type(batch)(converted(part, convert) for part in batch)
     return batch
+
+
+def _as_tensors_need(array: NDArray[Any]) -> NDArray[Any]:
+    """The same values without what tensors cannot have: a foreign byte order, or memory read backwards, as in
+    ``image[:, ::-1]``."""
+    if not array.dtype.isnative:
+        return array.astype(array.dtype.newbyteorder("="))
+    return array.copy() if any(stride < 0 for stride in array.strides) else array

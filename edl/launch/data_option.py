@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from data_service.formats.options import check_function_name
 from data_service.loader.source import NAME, DataSettings, loader_arguments
 from edl.errors import SettingError
 from edl.job_records import DataFiles
@@ -41,11 +42,7 @@ def functions_from(listed: str, sets: Iterable[DataFiles]) -> tuple[str, ...]:
     that data sets name. Raises ``SettingError``."""
     names = [name.strip() for name in listed.split(",") if name.strip()]
     for name in names:
-        module, colon, function = name.partition(":")
-        if not (colon and function.isidentifier() and all(part.isidentifier() for part in module.split("."))):
-            raise SettingError(
-                "--reader-functions", repr(name), "is not the name of a function", "Write package.module:function"
-            )
+        check_function_name("--reader-functions", name)
     for one in sets:
         names += [one.settings[key] for key in ("decode", "read", "shards") if one.settings.get(key)]
     return tuple(dict.fromkeys(names))

@@ -112,7 +112,7 @@ def _store_address(environment: Mapping[str, str]) -> tuple[str, int] | None:
     ``MASTER_ADDR``."""
     endpoint = environment.get("PADDLE_MASTER") or environment.get("PADDLE_TRAINER_ENDPOINTS", "").split(",")[0]
     host, _, port = endpoint.rpartition(":")
-    return (host, int(port)) if host and port.isdigit() else None
+    return (host.strip("[]"), int(port)) if host and port.isdigit() else None
 
 
 @contextlib.contextmanager

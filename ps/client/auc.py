@@ -69,12 +69,12 @@ class Auc:
 
     def push(self, window: int = 0) -> None:
         """Add the counts since the last push to those of all trainers. Windows, such as hours or epochs, are counted
-        apart; 0 or more. Does not end a step."""
+        apart; 0 or more. Does not end a step. If it raises, the counts are kept for the next push."""
         keys, used = self._keys(window), np.flatnonzero(self._counts.any(axis=1))
         values = self._counts[used].astype(np.float32)
-        self._counts[:] = 0
         if len(used):
             part.client.push({self.table: (keys[used], values)}, op=RowOp.ADD)
+        self._counts[:] = 0
 
     def compute(self, window: int = 0) -> float:
         """The AUC of what all trainers have pushed for this window; NaN if one label does not occur."""

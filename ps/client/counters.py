@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,9 @@ class Counters:
     """
 
     def __init__(
-        self, name: str, columns: tuple[str, ...] = ("show", "click"), *, eviction: Eviction | None = None
+        self, name: str, columns: str | Sequence[str] = ("show", "click"), *, eviction: Eviction | None = None
     ) -> None:
+        columns = (columns,) if isinstance(columns, str) else tuple(columns)
         if not columns or len(set(columns)) < len(columns):
             raise SettingError("columns", columns, "must be one or more different names")
         self.table, self.columns = name, columns

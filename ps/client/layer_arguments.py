@@ -13,6 +13,10 @@ COMBINERS = (None, "sum", "mean")
 MODES = ("sum", "mean", "max")
 """How the rows of a bag become one."""
 
+UNKNOWN_TO_NUMPY = ("bfloat16", "float8")
+"""Parts of the names of types that NumPy lacks: torch refuses to convert them, and Paddle gives their bits as
+integers."""
+
 
 def checked_combiner(combiner: str | None) -> str | None:
     """Return ``combiner`` if it is valid. Raises ``SettingError``."""
@@ -57,7 +61,10 @@ def integer_keys(keys: NDArray[Any], table: str = "") -> NDArray[np.int64]:
 def plain_array(values: Any) -> NDArray[Any]:
     """The values of a number, an array, or a tensor of either framework on any device."""
     if hasattr(values, "detach"):
-        values = values.detach().cpu().numpy()
+        values = values.detach().cpu()
+        if any(kind in str(values.dtype) for kind in UNKNOWN_TO_NUMPY):
+            values = values.float()
+        values = values.numpy()
     return np.asarray(values)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -11,14 +11,16 @@ from numpy.typing import NDArray
 
 from edl.errors import PsError, SettingError
 from edl.job_records import Mode, Training
+from ps.client.arguments import as_keys, as_out, as_rows
+from ps.client.core import Tally
 from ps.client.dedup import DistinctKeys, unite
 from ps.client.member_count import MemberCount
 from ps.client.push_intents import Records
-from ps.rows import TablePush, TrainerPush
+from ps.hashing import SHARDS
+from ps.rows import Rows, TablePush, TrainerPush
 from ps.spec import BUCKETS, TableSpec
 from ps.store.store import RowStore
 
-Array = NDArray[Any]
 ME = 1
 
 
@@ -29,7 +31,8 @@ class LocalClient:
         self.store = RowStore()
         self.training = Training(mode=Mode.ASYNC)
         self.restored = ""
-        self.step = self.number = 0
+        self.step = self.number = self.epoch = 0
+        self._tally = Tally()
         self._specs: dict[str, TableSpec] = {}
         self.tables: Mapping[str, TableSpec] = MappingProxyType(self._specs)
         self._factors: list[tuple[int, str, float]] = []
@@ -41,6 +44,11 @@ class LocalClient:
         """Define another table. Raises ``PsError`` if one of this name is defined differently."""
         self.store.define(spec)
         self._specs[spec.name] = spec
+
+    @property
+    def statistics(self) -> dict[str, int]:
+        """Counters since the start, by name; those about pservers stay 0."""
+        return self._tally.shown()
 
     @property
     def members(self) -> Sequence[object]:
@@ -66,35 +74,52 @@ class LocalClient:
     def leave(self) -> None:
         """Does nothing: the parameters are lost with the process."""
 
-    def pull(self, table: str, keys: Array, out: Array | None = None, *, insert: bool = True) -> NDArray[np.float32]:
+    def pull(
+        self, table: str, keys: Any, out: NDArray[Any] | None = None, *, insert: bool = True
+    ) -> NDArray[np.float32]:
         """Pull rows: float32 of shape ``(*keys.shape, dim)``, into ``out`` if given."""
-        shape = (*keys.shape, self._spec(table).dim)
-        rows = np.empty(shape, np.float32) if out is None else out
-        flat = np.ascontiguousarray(keys, np.int64).reshape(-1)
-        self.store.pull(table, flat, rows.reshape(-1, shape[-1]), step=self.step, insert=insert)
+        spec, given = self._spec(table), as_keys(table, keys)
+        rows = as_out(spec, given.shape, out)
+        self._tally.add(pulls=1, keys=given.size, distinct=len(np.unique(given)))
+        self._fill(spec, given, rows, insert=insert)
         return rows
 
-    def pull_many(self, keys: Mapping[str, Array], *, insert: bool = True) -> dict[str, NDArray[np.float32]]:
+    def _fill(self, spec: TableSpec, keys: NDArray[np.int64], rows: NDArray[np.float32], *, insert: bool) -> None:
+        self.store.pull(spec.name, keys.reshape(-1), rows.reshape(-1, spec.dim), step=self.step, insert=insert)
+
+    def pull_many(self, keys: Mapping[str, Any], *, insert: bool = True) -> dict[str, NDArray[np.float32]]:
         """Pull rows of several tables."""
         return {table: self.pull(table, some, insert=insert) for table, some in keys.items()}
 
     def pull_distinct(
-        self, wanted: Mapping[str, Array], *, insert: bool = True
+        self, wanted: Mapping[str, Any], *, insert: bool = True
     ) -> dict[str, tuple[DistinctKeys, NDArray[np.float32]]]:
         """Pull the rows of the distinct keys of several tables."""
         found = {}
-        for table, keys in wanted.items():
-            united = unite(np.ascontiguousarray(keys, np.int64).reshape(-1), np.zeros(BUCKETS, np.int16), 1)
-            rows = np.empty((len(united.keys), self._spec(table).dim), np.float32)
+        for table, some in wanted.items():
+            spec, keys = self._spec(table), as_keys(table, some)
+            united = unite(keys.reshape(-1), np.zeros(BUCKETS, np.int16), 1)
+            rows = np.empty((len(united.keys), spec.dim), np.float32)
             self.store.pull(table, united.keys, rows, step=self.step, insert=insert, counts=united.counts)
+            self._tally.add(pulls=1, keys=keys.size, distinct=len(united.keys))
             found[table] = united, rows
         return found
 
-    def read(self, table: str, keys: Array) -> NDArray[np.float32]:
+    def read(self, table: str, keys: Any) -> NDArray[np.float32]:
         """Read rows without side effects; a key without a row yields its initial weights."""
         return self.pull(table, keys, insert=False)
 
-    def prefetch(self, table: str, keys: Array) -> None:
+    def scan(self, table: str) -> Iterator[Rows]:
+        """Iterate over all rows with their state."""
+        self._spec(table)
+        everywhere = np.ones(BUCKETS, np.bool_)
+        shards = self.store.tables[table].shard_tables
+        for shard in range(SHARDS):
+            slots = shards[shard].within(everywhere)
+            if len(slots):
+                yield shards[shard].gather(slots)
+
+    def prefetch(self, table: str, keys: Any) -> None:
         """Does nothing: all rows are local."""
 
     def fence(self, trainer: int) -> tuple[int, str]:
@@ -102,35 +127,50 @@ class LocalClient:
         return -1, ""
 
     def push(
-        self, grads: Mapping[str, tuple[Array, Array]], *, op: str = "grad", wait: bool = True,
+        self, grads: Mapping[str, tuple[Any, Any]], *, op: str = "grad", wait: bool = True,
         records: Records | None = None,
     ) -> None:  # fmt: skip
         """Apply, per table, one row for each key (``(*keys.shape, dim)``). ``op="grad"`` ends the step. Raises
         ``PsError``."""
-        parts = [TablePush(table, *self._flat(table, keys, values), op=op) for table, (keys, values) in grads.items()]
+        parts = [
+            TablePush(table, *self._flat(table, keys, values, op), op=op) for table, (keys, values) in grads.items()
+        ]
         self._seq += 1
-        self.store.push([TrainerPush(ME, self._seq, parts)], step=self.step, lr=self._lr())
+        pushed = self.store.push([TrainerPush(ME, self._seq, parts)], step=self.step, lr=self._lr())
+        self._tally.add(pushes=1, damaged=pushed.damaged)
         if op == "grad":
             self.step += 1
 
     def push_and_pull(
-        self, grads: Mapping[str, tuple[Array, Array]], tables: Sequence[str], *, records: Records | None = None
+        self, grads: Mapping[str, tuple[Any, Any]], tables: Sequence[str], *, records: Records | None = None
     ) -> dict[str, NDArray[np.float32]]:
         """Push gradients, which ends the step, and return the updated rows of those of these tables that were pushed,
         ``(keys, dim)`` in the order of their keys."""
         self.push(grads, records=records)
-        return self.pull_many({table: grads[table][0].reshape(-1) for table in tables if table in grads}, insert=False)
+        found = {}
+        for table in (one for one in tables if one in grads):
+            spec, keys = self._spec(table), as_keys(table, grads[table][0]).reshape(-1)
+            found[table] = np.empty((len(keys), spec.dim), np.float32)
+            self._fill(spec, keys, found[table], insert=False)
+        return found
 
     def begin_push(
-        self, grads: Mapping[str, tuple[Array, Array]], tables: Sequence[str], *, records: Records | None = None
+        self, grads: Mapping[str, tuple[Any, Any]], tables: Sequence[str], *, records: Records | None = None
     ) -> Callable[[], dict[str, NDArray[np.float32]]]:
         """``push_and_pull``, at once; the returned function gives its result."""
         rows = self.push_and_pull(grads, tables, records=records)
         return lambda: rows
 
-    def first(self, table: str, keys: Array, values: Array) -> None:
+    def first(self, table: str, keys: Any, values: Any) -> None:
         """Set the weights of keys that have no row yet; existing rows are left alone."""
         self.push({table: (keys, values)}, op="first")
+
+    def assign(self, table: str, keys: Any, values: Any) -> None:
+        """Overwrite the weights of rows; the optimizer's state is kept."""
+        self.push({table: (keys, values)}, op="assign")
+
+    def flush(self) -> None:
+        """Does nothing: no push is on its way."""
 
     def set_lr(self, factor: float, table: str = "", step: int = 0) -> None:
         """Scale the LR of a table, or of all tables, by ``factor`` from ``step`` on (0: at once). Raises
@@ -158,12 +198,6 @@ class LocalClient:
             raise PsError(f"there is no table {table}; the defined tables are: {', '.join(self._specs) or 'none'}")
         return self._specs[table]
 
-    def _flat(self, table: str, keys: Array, values: Array) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        spec = self._spec(table)
-        flat = np.ascontiguousarray(keys, np.int64).reshape(-1)
-        rows = np.ascontiguousarray(values, np.float32)
-        if rows.size != len(flat) * spec.dim:
-            raise PsError(
-                f"table {table}: {len(flat)} keys need {spec.dim} values each, not an array of {values.shape}"
-            )
-        return flat, rows.reshape(-1, spec.dim)
+    def _flat(self, table: str, keys: Any, values: Any, op: str) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        spec, given = self._spec(table), as_keys(table, keys)
+        return given.reshape(-1), as_rows(spec, given.shape, values, "gradients" if op == "grad" else "values")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,6 +12,7 @@ from edl.job_records import Training
 from ps.client.dedup import DistinctKeys
 from ps.client.member_count import MemberCount
 from ps.client.push_intents import Records
+from ps.rows import Rows as TableRows
 from ps.spec import TableSpec
 
 Array = NDArray[Any]
@@ -25,6 +26,11 @@ class ClientProtocol(Protocol):
     @property
     def tables(self) -> Mapping[str, TableSpec]:
         """The defined tables by name."""
+        ...
+
+    @property
+    def statistics(self) -> dict[str, int]:
+        """Counters since the start, by name."""
         ...
 
     @property
@@ -74,6 +80,14 @@ class ClientProtocol(Protocol):
 
     def pull(self, table: str, keys: Array, out: Array | None = None, *, insert: bool = True) -> Rows:
         """Pull rows for keys of any shape."""
+        ...
+
+    def read(self, table: str, keys: Array) -> Rows:
+        """Read rows without side effects."""
+        ...
+
+    def scan(self, table: str) -> Iterator[TableRows]:
+        """Iterate over all rows with their state."""
         ...
 
     def prefetch(self, table: str, keys: Array) -> None:

@@ -19,7 +19,7 @@ AT_ONCE = 1 << 16
 """Rows per push."""
 
 
-def warm_start(source: str | Path, tables: Sequence[str] = ()) -> dict[str, int]:
+def warm_start(source: str | Path, tables: str | Sequence[str] = ()) -> dict[str, int]:
     """Set the weights of tables to those of an export (``python -m ps export``); return the number of rows by table.
 
     ``tables``: only these; empty means all that the export and this script have in common, except those of ``Auc``.
@@ -33,7 +33,8 @@ def warm_start(source: str | Path, tables: Sequence[str] = ()) -> dict[str, int]
     if model.since:
         raise PsError(f"{source} has only the changes since {model.since}. Start from a complete export")
     # The other job's own mark does not say that this one has its weights.
-    wanted = list(tables) or sorted((model.tables.keys() & client.tables.keys()) - {MARK.name} - part.results)
+    common = (model.tables.keys() & client.tables.keys()) - {MARK.name} - part.results
+    wanted = [tables] if isinstance(tables, str) else list(tables) or sorted(common)
     for name in wanted:
         _check(name, model.tables.get(name), client.tables.get(name), str(source))
     if client.pull(MARK.name, np.zeros(1, np.int64), insert=False)[0, 0]:

@@ -120,6 +120,19 @@ def test_lists_become_tensors(tmp_path: Path) -> None:
     data.close()
 
 
+@pytest.mark.parametrize("name", [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("torch", "paddle")])
+def test_a_transform_may_return_any_array(tmp_path: Path, name: str) -> None:
+    framework: Any = pytest.importorskip(f"edl.{name}")
+    some = np.arange(6, dtype=np.float32).reshape(2, 3)
+    made = {"mirrored": some[:, ::-1], "foreign": some.astype(">f4"), "mean": some.mean(), "row": np.zeros(1, "i4,f4")}
+    path = write(tmp_path / "a.arrow", pa.table({"x": [1, 2]}), "ipc")
+    data = framework.Data("d", path, batch_size=2, transform=lambda batch: made)
+    (batch,) = data
+    assert batch["mirrored"].tolist() == some[:, ::-1].tolist() and batch["foreign"].tolist() == some.tolist()
+    assert batch["mean"] == 2.5 and batch["row"] is made["row"]
+    data.close()
+
+
 # --- kinds of errors -------------------------------------------------------------------------------------------------
 
 

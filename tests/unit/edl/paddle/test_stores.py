@@ -6,7 +6,10 @@ import socket
 import types
 from typing import Any
 
+import pytest
+
 from edl.paddle import stores
+from edl.wire.address import address
 
 ENVIRONMENT = {"PADDLE_CURRENT_ENDPOINT": "127.0.0.1:1"}
 
@@ -100,3 +103,12 @@ def test_adapting_twice_and_other_versions_of_paddle() -> None:
     empty = types.SimpleNamespace()
     stores.adapt(empty, ENVIRONMENT)
     assert vars(empty) == {}
+
+
+@pytest.mark.parametrize("host", ["::1", "10.0.0.1", "name"])
+def test_the_store_is_waited_for_at_its_address(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[tuple[str, int]] = []
+    monkeypatch.setattr(stores, "wait_until_open", waited.append)
+    made = types.SimpleNamespace(create_or_get_global_tcp_store=lambda: "the store")
+    stores.adapt(made, {"PADDLE_MASTER": address(host, 6170), "PADDLE_TRAINER_ID": "1"})
+    assert made.create_or_get_global_tcp_store() == "the store" and waited == [(host, 6170)]

@@ -8,10 +8,12 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from edl.errors import SettingError
+from edl.errors import PsError, SettingError
 from edl.worker import session as sessions
 from ps.client.auc import Auc, area, counted
 from ps.client.frontend import InitOptions, part
+from ps.client.layer_arguments import plain_array
+from tests.unit.ps.client.test_bags import FRAMEWORKS
 
 
 @pytest.fixture(autouse=True)
@@ -77,3 +79,27 @@ def test_what_cannot_be_counted_is_named() -> None:
         Auc("other", bins=1)
     with pytest.raises(SettingError, match="window=-1"):
         Auc().push(window=-1)
+
+
+def test_a_push_that_fails_loses_no_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    scores, labels = examples(1000)
+    auc = Auc(bins=64)
+    auc.update(scores, labels)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PsError("no pserver")
+
+    with monkeypatch.context() as patch, pytest.raises(PsError):
+        patch.setattr(part.client, "push", refuse)
+        auc.push()
+    auc.push()
+    assert auc.compute() == pytest.approx(area(counted(scores, labels, 64)), abs=1e-9)
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+@pytest.mark.parametrize("kind", ["float32", "float16", "bfloat16"])
+def test_scores_may_have_any_type_of_a_framework(name: str, kind: str) -> None:
+    framework = pytest.importorskip(name)
+    scores = framework.to_tensor([0.5, 0.25]) if name == "paddle" else framework.tensor([0.5, 0.25])
+    scores = scores.astype(kind) if name == "paddle" else scores.to(getattr(framework, kind))
+    assert plain_array(scores).tolist() == [0.5, 0.25]

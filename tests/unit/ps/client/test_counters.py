@@ -49,7 +49,7 @@ def test_bad_columns_and_shapes_are_named() -> None:
         counters.add([1, 2], seen=[1, 2, 3])
     with pytest.raises(SettingError, match="different names"):
         Counters("d", ("a", "a"))
-    assert np.isscalar(counters.columns[0])
+    assert np.isscalar(counters.columns[0]) and Counters("e", "seen").columns == ("seen",)
 
 
 @pytest.mark.parametrize("wire", ["f2", "bf16"])

@@ -356,10 +356,45 @@ def test_lr_by_table_and_step() -> None:
 
 def test_wrong_shapes_are_refused() -> None:
     local = LocalClient([spec("t")])
-    with pytest.raises(PsError, match="2 keys need 2 values each"):
+    with pytest.raises(PsError, match=r"gradients have shape \(1, 2\)"):
         local.push({"t": (keys(1, 2), np.ones((1, 2), np.float32))})
     with pytest.raises(PsError, match="checkpoints need a launcher"):
         local.save()
+
+
+@pytest.mark.parametrize("wrong", [[1.5], np.array([1 << 63], np.uint64), ["a"]])
+def test_a_plain_script_is_checked_as_one_with_a_launcher_is(wrong: Any) -> None:
+    local = LocalClient([spec("t")])
+    assert local.pull("t", [[1, 2]]).shape == (1, 2, 2) and local.pull_distinct({"t": [1, 1]})["t"][1].shape == (1, 2)
+    local.push({"t": ([1, 2], [[1.0, 1.0], [2.0, 2.0]])})
+    assert local.read("t", [2]).tolist() == [[-2, -2]]
+    for call in (
+        lambda: local.pull("t", wrong),
+        lambda: local.pull_distinct({"t": wrong}),
+        lambda: local.push({"t": (wrong, np.zeros((1, 2), np.float32))}),
+    ):
+        with pytest.raises(PsError, match="table t: key"):
+            call()
+    with pytest.raises(PsError, match="table t: gradients have shape"):
+        local.push({"t": ([1, 2], np.zeros((1, 4), np.float32))})
+
+
+def test_the_tables_of_a_plain_script_can_be_read_as_a_whole() -> None:
+    """``ps.client()`` has the same methods with and without a launcher."""
+    local = LocalClient([spec("t"), spec("u", 1)])
+    many = keys(*range(0, 5000, 5))
+    local.pull("t", np.concatenate((many, many[:10])))
+    local.push_and_pull({"t": (many, np.ones((1000, 2), np.float32))}, ["t"])
+    local.assign("t", keys(0), np.full((1, 2), 7, np.float32))
+    local.flush()
+    rows = list(local.scan("t"))
+    found = {key: one for part in rows for key, one in zip(part.keys.tolist(), part.weights.tolist(), strict=True)}
+    assert found == {key: [7, 7] if key == 0 else [-1, -1] for key in range(0, 5000, 5)}
+    assert list(local.scan("u")) == []
+    counts = local.statistics
+    assert (counts["pulls"], counts["keys"], counts["distinct"], counts["pushes"]) == (1, 1010, 1000, 2)
+    with pytest.raises(PsError, match="there is no table x"):
+        next(local.scan("x"))
 
 
 def test_keys_beyond_int64_are_refused_and_not_wrapped() -> None:

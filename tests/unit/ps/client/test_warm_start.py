@@ -129,7 +129,7 @@ def test_only_some_tables_and_what_does_not_fit(tmp_path: Path) -> None:
     with pytest.raises(PsError, match=r"table users: any rows of 4 here, any of 2 in .*out\. Leave it out of tables"):
         ps.warm_start(source)
     assert ps.client().pull("dense", np.zeros(1, np.int64), insert=False).any()
-    assert ps.warm_start(source, tables=["dense"]) == {"dense": 1}
+    assert ps.warm_start(source, tables="dense") == {"dense": 1}
     script()
     with pytest.raises(PsError, match=r"table words: the export .* has no such table"):
         ps.warm_start(source, tables=["words"])

@@ -53,6 +53,10 @@ def test_bad_input_is_named(text: str) -> None:
         ("shard_records=0", "shard_records=0"),
         ("types=price", "types=price"),
         ("names=a,b", "header=False"),
+        ("decode=mine", "decode='mine'"),
+        ("format=user;read=mine.read", "read='mine.read'"),
+        ("columns=a,,b", "columns=a,,b"),
+        ("columns=", "at least one column"),
         ("delimiter=;", "delimiter=semicolon"),
     ],
 )
