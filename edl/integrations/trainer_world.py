@@ -10,8 +10,9 @@ from accelerate.utils import extract_model_from_parallel
 from transformers.trainer_utils import enable_full_determinism, set_seed
 from transformers.utils import logging
 
+import edl.torch as edl
 from edl.integrations import fsdp2
-from edl.integrations.accelerate_world import forget_world
+from edl.integrations.accelerate_world import check_size, forget_world
 
 
 def is_sharded(args: Any) -> bool:
@@ -20,7 +21,8 @@ def is_sharded(args: Any) -> bool:
 
 
 def enter_world(trainer: Any) -> None:
-    """Give a trainer what belongs to this world: devices, ranks, and an ``Accelerator`` on the current group."""
+    """Give a trainer what belongs to this world: devices, ranks, and an ``Accelerator`` on the current group. Raises
+    ``StateError`` if Accelerate does not use that group."""
     args = trainer.args
     forget_world()
     vars(args).pop("_setup_devices", None)
@@ -34,6 +36,7 @@ def enter_world(trainer: Any) -> None:
     if handle is not None:
         handle.remove()
     trainer.create_accelerator_and_postprocess()
+    check_size(trainer.accelerator, edl.context().world_size, "TrainingArguments(use_cpu=True)")
     trainer.current_flos = 0
     vars(trainer).pop("_eval_dataloaders", None)
     logging.set_verbosity(args.get_process_log_level())

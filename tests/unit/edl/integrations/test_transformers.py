@@ -7,6 +7,7 @@ import io
 import sys
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ pytest.importorskip("accelerate")
 import torch
 from torch.utils.data import Dataset
 
+import edl.torch
 from edl.errors import StateError
 from edl.worker import session as sessions
 from edl.worker.state import BaseState
@@ -185,3 +187,15 @@ def _saved(value: Any) -> io.BytesIO:
 def test_what_cannot_be_continued_is_refused(trainers: Any, tmp_path: Path, options: dict[str, Any], text: str) -> None:
     with pytest.raises(StateError, match=f"EDLCallback cannot continue a Trainer with .*{text}"):
         bridge(trainers, trainer(tmp_path, **options))
+
+
+def test_workers_that_accelerate_takes_for_the_only_ones_are_refused(
+    trainers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without ``use_cpu`` where there is no GPU, each would train a model of its own."""
+    from edl.integrations.trainer_world import enter_world
+
+    made = trainer(tmp_path, use_cpu=False)
+    monkeypatch.setattr(edl.torch, "context", lambda: SimpleNamespace(world_size=2))
+    with pytest.raises(StateError, match=r"found 1 process\(es\) .* has 2 workers: .*\(use_cpu=True\)"):
+        enter_world(made)
