@@ -96,7 +96,7 @@ class EDLLoop:
             self._boundary.enter(self._progress.step)
             result = self._call(train)
             self._progress.finished = True
-            self.state.commit()
+            self._boundary.finish(self.state)
             return result
 
         result: Result = in_world(self.state)

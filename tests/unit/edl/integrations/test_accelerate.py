@@ -19,6 +19,7 @@ import edl.torch
 from edl.errors import StateError
 from edl.worker import session as sessions
 from edl.worker.state import BaseState
+from tests.support.saved_steps import saved_boundaries
 
 pytestmark = pytest.mark.torch
 MODULE = "edl.integrations.accelerate"
@@ -138,6 +139,13 @@ def test_another_loop_continues_from_what_was_kept(loops: Any, at: int, monkeypa
     second.loop.state.seen = kept["seen"]
     second.loop.run(second.train)
     assert second.result() == undisturbed.result()
+
+
+def test_with_save_every_the_end_is_saved(loops: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved = saved_boundaries(monkeypatch)
+    made = Training(loops, save_every=4)
+    made.loop.run(made.train)
+    assert [step for step, save in enumerate(saved, 1) if save] == [4, 8, 9]
 
 
 def test_a_loop_that_has_finished_trains_no_more(loops: Any) -> None:

@@ -22,6 +22,7 @@ import edl.torch
 from edl.errors import StateError
 from edl.worker import session as sessions
 from edl.worker.state import BaseState
+from tests.support.saved_steps import saved_boundaries
 
 pytestmark = pytest.mark.torch
 MODULE = "edl.integrations.transformers"
@@ -98,10 +99,10 @@ def test_wrong_arguments_are_refused(trainers: Any, name: str, value: int) -> No
         trainers.EDLCallback(**{name: value})
 
 
-def bridge(trainers: Any, made: Any) -> Any:
+def bridge(trainers: Any, made: Any, save_every: int = 0) -> Any:
     from transformers import Trainer
 
-    return trainers.TrainerBridge(made, Trainer.train, global_batch=0, copy_every=1, save_every=0)
+    return trainers.TrainerBridge(made, Trainer.train, global_batch=0, copy_every=1, save_every=save_every)
 
 
 def leave_group() -> None:
@@ -156,6 +157,13 @@ def test_another_trainer_continues_from_what_was_kept(
     assert output.global_step == 9
     assert output.training_loss == pytest.approx(uninterrupted[1], rel=1e-6)
     assert [log["step"] for log in second.state.log_history if "loss" in log] == list(range(1, 10))
+
+
+def test_with_save_every_the_end_is_saved(trainers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved = saved_boundaries(monkeypatch)
+    bridge(trainers, trainer(tmp_path), save_every=5).run(None, None)
+    leave_group()
+    assert [step for step, save in enumerate(saved, 1) if save] == [5, 9]
 
 
 def test_a_checkpoint_of_the_trainer_is_where_a_new_job_begins(
