@@ -6,6 +6,7 @@ import gc
 import os
 from typing import Any
 
+import torch
 from accelerate.utils import extract_model_from_parallel
 from transformers.trainer_utils import enable_full_determinism, set_seed
 from transformers.utils import logging
@@ -13,11 +14,22 @@ from transformers.utils import logging
 import edl.torch as edl
 from edl.integrations import fsdp2
 from edl.integrations.accelerate_world import check_size, forget_world
+from edl.torch.warm_up import device_of
 
 
 def is_sharded(args: Any) -> bool:
     """Whether these ``TrainingArguments``, or the variables of ``accelerate launch``, ask for FSDP."""
     return bool(args.fsdp) or os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
+
+
+def take_own_gpu(args: Any, local_rank: int) -> None:
+    """Before there is a world, ``TrainingArguments`` take the first GPU: all workers of a host would put their models
+    there. Give these the GPU that the worker will have."""
+    if args.device.type == "cuda":
+        device = torch.device("cuda", device_of(local_rank, torch.cuda.device_count()))
+        torch.cuda.set_device(device)
+        vars(args)["_setup_devices"] = device
+        args._n_gpu = 1  # else the trainer would use all of them for an evaluation
 
 
 def enter_world(trainer: Any) -> None:

@@ -197,6 +197,21 @@ def test_what_cannot_be_continued_is_refused(trainers: Any, tmp_path: Path, opti
         bridge(trainers, trainer(tmp_path, **options))
 
 
+@pytest.mark.parametrize(("gpus", "expected"), [(4, "cuda:2"), (1, "cuda:0")])
+def test_before_there_is_a_world_each_worker_has_its_own_gpu(
+    trainers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: int, expected: str
+) -> None:
+    chosen: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    args = trainer(tmp_path).args
+    trainers.take_own_gpu(args, 2)
+    assert (chosen, args.device.type) == ([], "cpu")
+    vars(args)["_setup_devices"], args._n_gpu = torch.device("cuda:0"), gpus
+    trainers.take_own_gpu(args, 2)
+    assert (chosen, args.device, args.n_gpu) == ([torch.device(expected)], torch.device(expected), 1)
+
+
 def test_workers_that_accelerate_takes_for_the_only_ones_are_refused(
     trainers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
