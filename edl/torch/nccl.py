@@ -125,6 +125,10 @@ def compare(store: Any, mine: bytes, name: str, world_size: int) -> Cards:
     store.wait(["all counted"])
     lacking = store.add("lacking", 0) % world_size  # if all lack one, nobody has one
     names = [bytes(store.get(f"lacks {number}")).decode() for number in range(1, min(lacking, _NAMED) + 1)]
+    if lacking and not mine and store.add("read", 1) == lacking:
+        store.set("all read", "")
+    if lacking and mine:
+        store.wait(["all read"])  # who leaves now closes the store
     return Cards(bool(store.check(["shared"])), tuple(sorted(names)))
 
 

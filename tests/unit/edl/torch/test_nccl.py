@@ -256,6 +256,29 @@ def test_all_ranks_know_who_has_no_card(places: str, lacking: list[int]) -> None
     assert [cards.lacking for cards in found] == [tuple(f"rank {rank} on h" for rank in lacking)] * len(places)
 
 
+class Waits:
+    """A store that notes for what its caller waits, and lets it go on."""
+
+    def __init__(self) -> None:
+        self.waits: list[str] = []
+        self._store = HashStore()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def wait(self, keys: list[str]) -> None:
+        self.waits += keys
+
+
+def test_who_has_a_card_waits_until_the_others_know_that_they_have_none() -> None:
+    """It then aborts its group, and the store of rank 0 is gone: they would take that for the loss of a peer."""
+    store = Waits()
+    store.add("lacking", 1)
+    store.set("lacks 1", "rank 1 on h")
+    assert nccl.compare(store, b"a", "rank 0 on h", 2) == nccl.Cards(False, ("rank 1 on h",))
+    assert store.waits == ["all counted", "all read"]
+
+
 def test_of_many_workers_without_a_card_a_few_are_named() -> None:
     assert {len(cards.lacking) for cards in compare("a" + "-" * 20)} == {8}
 
@@ -271,6 +294,7 @@ def test_where_some_workers_have_no_card_the_error_names_them(
     others.add("counted", 1)
     others.add("at 00" if backend == "gloo" else "lacking", 1)
     others.set("lacks 1", "rank 1 on other")
+    others.set("all read", "")
     monkeypatch.setattr(TorchGroup, "_open_store", lambda self: store)
     lacking = "rank 0 on n" if backend == "gloo" else "rank 1 on other"
     group = TorchGroup(seat(2))
