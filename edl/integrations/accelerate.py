@@ -16,7 +16,7 @@ try:
     from accelerate.state import GradientState
     from accelerate.utils import extract_model_from_parallel, send_to_device
 
-    from edl.integrations.accelerate_world import forget_world
+    from edl.integrations.accelerate_world import check_size, forget_world, is_current
     from edl.integrations.sharded_loop import Build, ShardedLoop
 except ImportError as error:
     raise ImportError(
@@ -96,7 +96,7 @@ class EDLLoop:
             self._boundary.enter(self._progress.step)
             result = self._call(train)
             self._progress.finished = True
-            self.state.commit()
+            self._boundary.finish(self.state)
             return result
 
         result: Result = in_world(self.state)
@@ -115,12 +115,13 @@ class EDLLoop:
 
         Raises ``StateError`` for an ``Accelerator`` whose state or steps edl cannot keep.
         """
-        refuse(accelerator, self._given, sharded=self._sharded is not None)
-        if self.active and accelerator.num_processes != edl.context().world_size:
+        if not is_current(accelerator):
             raise StateError(
-                f"this Accelerator has {accelerator.num_processes} processes, and the world has "
-                f"{edl.context().world_size}: create it inside of the function that EDLLoop.run calls"
+                "this Accelerator was created before this world: create it in the function that EDLLoop.run calls"
             )
+        refuse(accelerator, self._given, sharded=self._sharded is not None)
+        if self.active:
+            check_size(accelerator, edl.context().world_size, "Accelerator(cpu=True)")
         batches = self._batches(accelerator)
         if self._sharded is None:
             # Mixed precision has wrapped forward() in the last world.

@@ -82,7 +82,7 @@ class FitLoop:
             with replacing(model, attributes):
                 self._train()
             self._progress.finished = True
-            self._state.commit()
+            self._boundary.finish(self._state)
 
         in_world(self._state)
 

@@ -90,7 +90,7 @@ class LightningBridge:
             finally:
                 self._leave(forward)
         progress.loaded, progress.begun, progress.finished = None, True, True
-        self.state.commit()
+        self._boundary.finish(self.state)
 
     def _leave(self, forward: Any) -> None:
         """Undo what an interrupted ``fit`` has left, so that it can run again."""

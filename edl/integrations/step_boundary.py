@@ -22,7 +22,8 @@ class StepBoundary:
     """The boundaries of one training. ``numbers`` is part of the state that is committed."""
 
     def __init__(self, numbers: Numbers, save_every: int) -> None:
-        """``save_every``: after every so many steps also write the commit to the checkpoint directory; 0: never."""
+        """``save_every``: after every so many steps and the last one also write the commit to the checkpoint
+        directory; 0: never."""
         self._numbers = numbers
         self._save_every = save_every
         self._at_start: dict[str, Any] | None = None
@@ -55,6 +56,14 @@ class StepBoundary:
         """Commit after so many steps."""
         self.committed = step
         if self._save_every and step % self._save_every == 0:
+            state.save()
+        else:
+            state.commit()
+
+    def finish(self, state: BaseState) -> None:
+        """Commit after the last step. With ``save_every`` it is written, too: else the job would repeat its last steps
+        if it is started again."""
+        if self._save_every:
             state.save()
         else:
             state.commit()

@@ -58,8 +58,9 @@ class TitanTraining:
 
         def before_step() -> bool:
             """torchtitan asks whether to continue when all work of a step is done: validation, its checkpoint."""
-            self._before_step(trainer)
-            return bool(goes_on())
+            more = bool(goes_on())
+            self._before_step(trainer, more)
+            return more
 
         try:
             with (
@@ -71,17 +72,17 @@ class TitanTraining:
             trainer.close()
         return trainer
 
-    def _before_step(self, trainer: Any) -> None:
+    def _before_step(self, trainer: Any, more: bool) -> None:
         if self._boundary.first():
             if trainer.step > self._boundary.committed:  # it has loaded a checkpoint of its own
                 trainer.dataloader.count_steps_before(trainer.step)
                 self._boundary.committed = trainer.step
         elif self._boundary.due(trainer.step):
-            self._commit(trainer)
-
-    def _commit(self, trainer: Any) -> None:
-        _count_tokens(trainer)
-        self._boundary.commit(self._state, trainer.step)
+            _count_tokens(trainer)
+            if more:
+                self._boundary.commit(self._state, trainer.step)
+            else:
+                self._boundary.finish(self._state)
 
 
 def _count_tokens(trainer: Any) -> None:

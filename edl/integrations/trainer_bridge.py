@@ -103,7 +103,7 @@ class TrainerBridge:
             trainer.args.ignore_data_skip = ignore_data_skip
             self._forget_folder()
         progress.finish(output)
-        self.state.commit()
+        self._boundary.finish(self.state)
         return output
 
     def _already_finished(self) -> TrainOutput:

@@ -6,12 +6,15 @@ import gc
 import os
 from typing import Any
 
+import torch
 from accelerate.utils import extract_model_from_parallel
 from transformers.trainer_utils import enable_full_determinism, set_seed
 from transformers.utils import logging
 
+import edl.torch as edl
 from edl.integrations import fsdp2
-from edl.integrations.accelerate_world import forget_world
+from edl.integrations.accelerate_world import check_size, forget_world
+from edl.torch.warm_up import device_of
 
 
 def is_sharded(args: Any) -> bool:
@@ -19,8 +22,19 @@ def is_sharded(args: Any) -> bool:
     return bool(args.fsdp) or os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
 
 
+def take_own_gpu(args: Any, local_rank: int) -> None:
+    """Before there is a world, ``TrainingArguments`` take the first GPU: all workers of a host would put their models
+    there. Give these the GPU that the worker will have."""
+    if args.device.type == "cuda":
+        device = torch.device("cuda", device_of(local_rank, torch.cuda.device_count()))
+        torch.cuda.set_device(device)
+        vars(args)["_setup_devices"] = device
+        args._n_gpu = 1  # else the trainer would use all of them for an evaluation
+
+
 def enter_world(trainer: Any) -> None:
-    """Give a trainer what belongs to this world: devices, ranks, and an ``Accelerator`` on the current group."""
+    """Give a trainer what belongs to this world: devices, ranks, and an ``Accelerator`` on the current group. Raises
+    ``StateError`` if Accelerate does not use that group."""
     args = trainer.args
     forget_world()
     vars(args).pop("_setup_devices", None)
@@ -34,6 +48,7 @@ def enter_world(trainer: Any) -> None:
     if handle is not None:
         handle.remove()
     trainer.create_accelerator_and_postprocess()
+    check_size(trainer.accelerator, edl.context().world_size, "TrainingArguments(use_cpu=True)")
     trainer.current_flos = 0
     vars(trainer).pop("_eval_dataloaders", None)
     logging.set_verbosity(args.get_process_log_level())

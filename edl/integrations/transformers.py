@@ -17,6 +17,7 @@ try:
     from transformers import Trainer, TrainerCallback
 
     from edl.integrations.trainer_bridge import TrainerBridge
+    from edl.integrations.trainer_world import take_own_gpu
 except ImportError as error:
     raise ImportError(
         f"edl.integrations.transformers cannot be used here ({error}): pip install 'edl[transformers]'"
@@ -57,8 +58,9 @@ class EDLCallback(TrainerCallback):  # type: ignore[misc]  # the package is not 
             return
         for tested, installed in TESTED:
             tested.warn(installed)
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         give_up_place(os.environ, "EDLCallback", grouped=torch.distributed.is_initialized())
-        _intercept()
+        _intercept(local_rank)
 
     def train(self, trainer: Any, train: Any, resume_from_checkpoint: Any = None, trial: Any = None,
               ignore_keys_for_eval: Any = None) -> Any:  # fmt: skip
@@ -72,9 +74,9 @@ class EDLCallback(TrainerCallback):  # type: ignore[misc]  # the package is not 
         return self._bridge.run(resume_from_checkpoint, ignore_keys_for_eval)
 
 
-def _intercept() -> None:
-    """Have ``Trainer.train`` of this process called through the trainer's ``EDLCallback``, and trainers created with
-    ``fsdp`` before there is a world."""
+def _intercept(local_rank: int) -> None:
+    """Have ``Trainer.train`` of this process called through the trainer's ``EDLCallback``, and trainers created before
+    there is a world: on this worker's GPU, and with ``fsdp``."""
     original, create = Trainer.train, Trainer.__init__
     if getattr(original, "_edl_intercepted", False):
         return
@@ -82,6 +84,8 @@ def _intercept() -> None:
     @functools.wraps(create)
     def created(self: Any, *arguments: Any, **named: Any) -> None:
         args = inspect.signature(create).bind(self, *arguments, **named).arguments.get("args")
+        if args is not None and not torch.distributed.is_initialized():
+            take_own_gpu(args, local_rank)
         # A trainer with fsdp wants more than one process.
         with replacing(args, {"fsdp": None}) if args is not None else contextlib.nullcontext():
             create(self, *arguments, **named)

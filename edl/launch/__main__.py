@@ -28,7 +28,7 @@ from edl.launch import cluster_env, paddle_options, torchrun_options
 from edl.launch.cli import settings_of, with_both_spellings
 from edl.launch.console import close_console, open_console, unblocked_console
 from edl.launch.options import SectionedCommand, launcher_options
-from edl.launch.resolved_options import ResolvedOptions, forget_exports, inside_worker
+from edl.launch.resolved_options import OF_WORKER, ResolvedOptions, forget_exports, inside_worker
 from edl.launch.settings import Invocation, LaunchSettings, PserverSettings, ReaderSettings
 
 THREADS_S = 5.0
@@ -139,7 +139,9 @@ def settle(resolved: ResolvedOptions, env: Mapping[str, str]) -> None:
     """Translate other launchers' options and variables into edl's own. Raises ``UsageError``."""
     torchrun_options.apply(resolved, env)
     paddle_options.apply(resolved, env)
-    if not inside_worker(env):
+    if inside_worker(env):
+        resolved.for_workers.update(dict.fromkeys(OF_WORKER))
+    else:
         cluster_env.apply(resolved, env)
 
 

@@ -50,6 +50,20 @@ def inside_worker(env: Mapping[str, str]) -> bool:
 EXPORTED = ("EDL_NODE_ID", "EDL_GLOBAL_BATCH", "EDL_LOCAL_BATCH", "EDL_LOGICAL_RANKS", "EDL_REPLICA_SIZE")
 """Variables that edl sets in workers and that have the names of option variables."""
 
+OF_WORKER = (
+    "EDL_ACCUMULATION", "EDL_AGENT", "EDL_AHEAD_LOCAL_RANK", "EDL_DATA_SETS", "EDL_JOB_ID", "EDL_LR_FACTOR",
+    "EDL_MICRO_BATCH", "EDL_NODES", "EDL_PS", "EDL_ROUND", "EDL_SETTINGS", "EDL_SLOT", "EDL_VERIFY", "EDL_WORKER_PID",
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_NAME",
+    "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS",
+    "TORCHELASTIC_USE_AGENT_STORE", "PADDLE_TRAINER_ID", "PADDLE_TRAINERS_NUM", "PADDLE_TRAINER_ENDPOINTS",
+    "PADDLE_CURRENT_ENDPOINT", "PADDLE_WORKER_ENDPOINT", "PADDLE_GLOBAL_RANK", "PADDLE_GLOBAL_SIZE",
+    "PADDLE_LOCAL_RANK", "PADDLE_LOCAL_SIZE", "PADDLE_RANK_IN_NODE", "PADDLE_NNODES", "PADDLE_MASTER",
+    "PADDLE_MASTER_ENDPOINT", "PADDLE_ROLE", "TRAINING_ROLE", "PADDLE_PORT", "PADDLE_WITH_GLOO",
+    "PADDLE_PSERVERS_IP_PORT_LIST", "PADDLE_GLOO_RENDEZVOUS", "PADDLE_GLOO_HTTP_ENDPOINT",
+)  # fmt: skip
+"""Variables that say which worker of which job a process is. A launcher inside a worker keeps them from its own
+workers: these would take themselves for helpers of that worker, or for it."""
+
 
 def forget_exports() -> None:
     """Inside a worker, remove the variables in ``EXPORTED``: this launcher is a node of another job. Must be called

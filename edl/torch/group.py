@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore, _unregister_all_process_groups
 from torch.distributed import distributed_c10d as c10d
 
+from edl.errors import UsageError
 from edl.torch import devices, nccl, pending_collectives
 from edl.torch.addresses import Addresses, endpoint
 from edl.torch.collectives import Collectives, nccl_error
@@ -140,14 +141,15 @@ class TorchGroup:
     # --- main thread ---------------------------------------------------------------------------------------------
 
     def connect(self, backend: str) -> None:
-        """Form the group and make it torch's default group. Raises ``GroupLost`` or torch's own errors."""
+        """Form the group and make it torch's default group. Raises ``GroupLost``, torch's own errors, and
+        ``UsageError`` if this worker has no GPU and others have one."""
         seat = self.seat
         pending_collectives.begin()
         with _Forming(self):
             store = self._open_store()
             self._held.append(store)
-            if "nccl" in backend and self._some_share(store):
-                backend = "gloo"
+            if seat.world_size > 1:
+                backend = self._agreed(store, backend)
             hook = sys.excepthook
             try:
                 dist.init_process_group(
@@ -169,16 +171,21 @@ class TorchGroup:
             )  # fmt: skip
         watch_new_groups(self)
 
-    def _some_share(self, store: Any) -> bool:
-        """Whether workers of this world share a GPU, which NCCL refuses; noted then."""
-        size = self.seat.world_size
-        device = torch.device("cuda", torch.cuda.current_device())
-        if size == 1 or not nccl.some_share(
-            PrefixStore(f"edl/{self.seat.round}/gpus", store), nccl.place(device), size
-        ):
-            return False
+    def _agreed(self, store: Any, backend: str) -> str:
+        """The backend of this world, of which this worker can use ``backend``: gloo if workers share a GPU, which NCCL
+        refuses; noted then. Raises ``UsageError`` if only other workers have a GPU, and ``GroupLost`` in those."""
+        seat = self.seat
+        device = torch.device("cuda", torch.cuda.current_device()) if "nccl" in backend else None
+        place = nccl.place(device) if device is not None else b""
+        gpus = PrefixStore(f"edl/{seat.round}/gpus", store)
+        cards = nccl.compare(gpus, place, f"rank {seat.rank} on {seat.node}", seat.world_size)
+        if cards.lacking:
+            text = f"round {seat.round}: {nccl.only_some(cards.lacking)}"
+            raise UsageError(text) if device is None else GroupLost(text)
+        if device is None or not cards.shared:
+            return backend
         nccl.note_shared(device)
-        return True
+        return "gloo"
 
     def has(self, group: Any) -> bool:
         """Whether this torch group belongs to the round."""

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, MutableMapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -34,6 +34,8 @@ _DUMP = "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"
 _DUMP_MS = "200"
 """Time in ms that torch's watchdog sleeps at its end. The threads and descriptors of an ended group stay for that
 long."""
+_NAMED = 8
+"""Most workers that an error names."""
 
 _log = logging.getLogger(__name__)
 
@@ -102,15 +104,41 @@ def _boot_id() -> str:
     return socket.gethostname()
 
 
-def some_share(store: Any, mine: bytes, world_size: int) -> bool:
-    """Whether two ranks of a world are at the same ``place``, which NCCL refuses. All ranks ask, with a store of their
-    own; each waits for the others, as they will to form the group."""
-    if store.add(f"at {mine.hex()}", 1) > 1:
+class Cards(NamedTuple):
+    """The GPUs that the workers of a world have for NCCL."""
+
+    shared: bool
+    """Two workers use the same one, which NCCL refuses."""
+    lacking: tuple[str, ...]
+    """Some workers that have none, while others do; at most ``_NAMED``."""
+
+
+def compare(store: Any, mine: bytes, name: str, world_size: int) -> Cards:
+    """Compare the ``place`` of each worker of a world; one without a GPU gives none. All of them ask, with a store of
+    their own; each waits for the others, as they will to form the group. ``name``: of this worker, for errors."""
+    if not mine:
+        store.set(f"lacks {store.add('lacking', 1)}", name)
+    elif store.add(f"at {mine.hex()}", 1) > 1:
         store.set("shared", "")
     if store.add("counted", 1) == world_size:
         store.set("all counted", "")
     store.wait(["all counted"])
-    return bool(store.check(["shared"]))
+    lacking = store.add("lacking", 0) % world_size  # if all lack one, nobody has one
+    names = [bytes(store.get(f"lacks {number}")).decode() for number in range(1, min(lacking, _NAMED) + 1)]
+    if lacking and not mine and store.add("read", 1) == lacking:
+        store.set("all read", "")
+    if lacking and mine:
+        store.wait(["all read"])  # who leaves now closes the store
+    return Cards(bool(store.check(["shared"])), tuple(sorted(names)))
+
+
+def only_some(lacking: Iterable[str]) -> str:
+    """An error for a world in which these workers have no GPU, and the others have one."""
+    return (
+        f"{', '.join(lacking)}: no GPU that torch can use with NCCL, and other workers of this world have one. Look at "
+        "the driver there (nvidia-smi) and at CUDA_VISIBLE_DEVICES, or hide the GPUs from all workers "
+        "(CUDA_VISIBLE_DEVICES=) to train on CPUs"
+    )
 
 
 def note_shared(device: torch.device) -> None:
@@ -118,7 +146,7 @@ def note_shared(device: torch.device) -> None:
     _note_once(
         f"several workers use one GPU (this one uses {device}), which NCCL refuses, so this world uses gloo, which is "
         "slower. Give each worker a GPU of its own (--nproc-per-node=gpu, or CUDA_VISIBLE_DEVICES for each launcher), "
-        "or hide it from workers that train on the CPU (CUDA_VISIBLE_DEVICES=)"
+        "or hide it from all workers to train on CPUs (CUDA_VISIBLE_DEVICES=)"
     )
 
 

@@ -27,6 +27,8 @@ from edl.worker.waits import now
 
 WORKER_VARIABLE = "EDL_WORKER_PID"
 """Set by a worker once it is connected, so that its child processes do not act as the worker."""
+AHEAD_VARIABLE = "EDL_AHEAD_LOCAL_RANK"
+"""The local rank of a worker that was started ahead of its world, out of sight of trainers that would form a group."""
 _ROUND = "EDL_ROUND"
 _FRAMEWORKS = ("edl.torch", "edl.paddle")
 _MOST_RETIRING = 2
@@ -140,7 +142,7 @@ class Session:
     def _warm_up(self, link: Link) -> None:
         """Before this worker reports that it waits: until then the others train on. A worker that was started together
         with its world knows its round, and is waited for already."""
-        local_rank = self.environment.get("LOCAL_RANK", "")
+        local_rank = self.environment.pop(AHEAD_VARIABLE, "") or self.environment.get("LOCAL_RANK", "")
         if self.framework is None or _ROUND in self.environment or not local_rank.isdigit():
             return
         if failed := self.framework.warm_up(int(local_rank), lambda: link.summoned):

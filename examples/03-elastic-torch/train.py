@@ -81,8 +81,8 @@ def main() -> None:
     options = read_arguments()
     torch.set_num_threads(1)  # this network is tiny: more threads only get into each other's way
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    on_gpu = torch.cuda.device_count() > local_rank
-    device = torch.device("cuda", local_rank) if on_gpu else torch.device("cpu")
+    gpus = torch.cuda.device_count()
+    device = torch.device("cuda", local_rank % gpus) if gpus else torch.device("cpu")  # workers may share a GPU
 
     # Done once in the life of a process, whatever becomes of the others.
     train_x, train_y, test_x, test_y = (tensor.to(device) for tensor in load_images())

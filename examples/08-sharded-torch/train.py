@@ -24,9 +24,10 @@ def build(mesh: DeviceMesh) -> dict[str, object]:
 def train(state: edl.State) -> None:
     here = edl.context()
     print(f"rank {here.rank} of {here.world_size} (process {os.getpid()}) goes on after step {state.step}", flush=True)
+    device = next(state.model.parameters()).device  # a GPU where the workers have one each
     while state.step < STEPS:
         x = torch.randn(BATCH, WIDTH, generator=torch.Generator().manual_seed(state.step))
-        mine = x[here.rank :: here.world_size]
+        mine = x[here.rank :: here.world_size].to(device)
         loss = ((state.model(mine) - mine.sum(1, keepdim=True)) ** 2).mean()
         state.optimizer.zero_grad()
         loss.backward()

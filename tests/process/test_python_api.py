@@ -92,6 +92,16 @@ def test_a_function_of_torch_goes_on_after_a_kill(tmp_path: Path) -> None:
     assert {rank: (int(result["total"]), result["round"]) for rank, result in results.items()} == {0: (3, 2), 1: (3, 2)}
 
 
+@pytest.mark.torch
+def test_a_worker_that_uses_edl_may_start_a_job_whose_workers_do(tmp_path: Path) -> None:
+    """They are no helpers of that worker."""
+    pytest.importorskip("torch")
+    from tests.process.workers import api_torch
+
+    results = elastic_launch(LaunchConfig(1, 1, 1, max_restarts=0), api_torch.job_of_its_own)()
+    assert results == {0: ((0, 1), {0: (0, 2), 1: (1, 2)})}
+
+
 @pytest.mark.soak
 @pytest.mark.torch
 def test_torchs_config_and_its_way_to_name_a_script(tmp_path: Path) -> None:

@@ -31,6 +31,8 @@ from tests.torch_release import since
 pytestmark = [pytest.mark.torch, since("2.6", "FSDP2 works on GPUs alone")]
 FEW = 4
 KILLS = int(os.environ.get("EDL_SHARDED_KILLS", "50"))
+SEED = int(os.environ.get("EDL_SHARDED_SEED", "1"))
+"""Read here, as ``KILLS`` is: within a test there are no variables of edl."""
 WORKER, NODE, ALL, FAIL, FLIP, FULL = "kill a worker", "kill a node", "kill all", "fail", "flip a bit", "fill the disk"
 KINDS = (ALL, WORKER, FLIP, NODE, FAIL, FULL)
 """After those that end the run another one begins; a flipped bit goes with the death of all."""
@@ -220,11 +222,10 @@ def _steps_of(job: Sharded) -> int:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kills", [FEW, pytest.param(KILLS, marks=pytest.mark.soak)])
 def test_each_restart_begins_from_the_newest_checkpoint_that_is_whole(tmp_path: Path, disk: Path, kills: int) -> None:
-    seed = int(os.environ.get("EDL_SHARDED_SEED", "1"))
-    soak = Soak(tmp_path, disk, random.Random(seed))
+    soak = Soak(tmp_path, disk, random.Random(SEED))
     begun = time.monotonic()
     soak.all_of(kills)
     print(
-        f"seed {seed}: {soak.counts} in {soak.runs} runs, {soak.restarts} restarts, {soak.from_directory} of them from"
+        f"seed {SEED}: {soak.counts} in {soak.runs} runs, {soak.restarts} restarts, {soak.from_directory} of them from"
     )
     print(f"the directory; steps redone after a kill: {soak.lost}; {time.monotonic() - begun:.0f} s")

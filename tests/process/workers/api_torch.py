@@ -1,4 +1,4 @@
-"""A function of torch's that a job started from Python calls."""
+"""Functions of torch's that a job started from Python calls."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
+import edl.torch as edl
+from edl.launch.api import LaunchConfig, elastic_launch
 
 
 def sum_of_ranks(folder: str) -> dict[str, Any]:
@@ -24,3 +27,14 @@ def sum_of_ranks(folder: str) -> dict[str, Any]:
     dist.barrier()
     dist.destroy_process_group()
     return {"total": total, "round": int(os.environ["EDL_ROUND"])}
+
+
+def place() -> tuple[int, int]:
+    """Rank and size, as edl gives them."""
+    here = edl.context()
+    return here.rank, here.world_size
+
+
+def job_of_its_own() -> tuple[tuple[int, int], dict[int, Any]]:
+    """This worker's place, and what those of a job that it starts return."""
+    return place(), elastic_launch(LaunchConfig(1, 1, 2, max_restarts=0), place)()

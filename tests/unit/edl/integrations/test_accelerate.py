@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,9 +15,11 @@ pytest.importorskip("torch")
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
+import edl.torch
 from edl.errors import StateError
 from edl.worker import session as sessions
 from edl.worker.state import BaseState
+from tests.support.saved_steps import saved_boundaries
 
 pytestmark = pytest.mark.torch
 MODULE = "edl.integrations.accelerate"
@@ -138,6 +141,13 @@ def test_another_loop_continues_from_what_was_kept(loops: Any, at: int, monkeypa
     assert second.result() == undisturbed.result()
 
 
+def test_with_save_every_the_end_is_saved(loops: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved = saved_boundaries(monkeypatch)
+    made = Training(loops, save_every=4)
+    made.loop.run(made.train)
+    assert [step for step, save in enumerate(saved, 1) if save] == [4, 8, 9]
+
+
 def test_a_loop_that_has_finished_trains_no_more(loops: Any) -> None:
     made = Training(loops)
     made.loop.run(made.train)
@@ -153,6 +163,26 @@ def test_an_accelerator_that_cannot_be_continued_is_refused(loops: Any) -> None:
     options = {"dataloader_config": DataLoaderConfiguration(split_batches=True)}
     with pytest.raises(StateError, match="EDLLoop cannot continue a loop with split_batches=True"):
         made.loop.run(lambda: made.train(**options))
+
+
+def test_an_accelerator_without_the_other_workers_is_refused(loops: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from accelerate import Accelerator
+
+    made = Training(loops)
+    loops.forget_world()
+    accelerator = Accelerator()
+    monkeypatch.setattr(edl.torch, "context", lambda: SimpleNamespace(world_size=2))
+    with pytest.raises(StateError, match=r"found 1 process\(es\) .* has 2 workers: .* Accelerator\(cpu=True\)"):
+        made.loop.prepare(accelerator)
+
+
+def test_an_accelerator_of_another_world_is_refused(loops: Any) -> None:
+    from accelerate import Accelerator
+
+    made = Training(loops)
+    accelerator = Accelerator(cpu=True)
+    with pytest.raises(StateError, match=r"created before this world: create it in the function"):
+        made.loop.run(lambda: made.loop.prepare(accelerator))
 
 
 def test_epochs_need_a_prepared_loader(loops: Any) -> None:

@@ -22,6 +22,7 @@ from edl.integrations.lightning_bridge import LightningBridge
 from edl.torch.ddp import disarm
 from edl.worker import session as sessions
 from edl.worker.state import BaseState
+from tests.support.saved_steps import saved_boundaries
 
 pytestmark = pytest.mark.torch
 PACKAGES = {"lightning": "lightning.pytorch", "pytorch_lightning": "pytorch_lightning"}
@@ -135,6 +136,12 @@ def test_it_trains_as_the_trainer_alone(kit: Kit, tmp_path: Path, interval: floa
         kit.trainer(tmp_path, strategy, val_check_interval=interval).fit(module, *loaders(shuffle=False))
         results.append((numbers(module), module.validated))
     assert results[0] == results[1]
+
+
+def test_with_save_every_the_end_is_saved(kit: Kit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved = saved_boundaries(monkeypatch)
+    kit.trainer(tmp_path, kit.edl.EDLStrategy(save_every=6)).fit(kit.module(), *loaders())
+    assert [step for step, save in enumerate(saved, 1) if save] == [6, 12, STEPS]
 
 
 def test_each_step_is_the_mean_over_its_samples(kit: Kit, tmp_path: Path) -> None:

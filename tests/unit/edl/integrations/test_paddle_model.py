@@ -19,6 +19,7 @@ from edl.errors import StateError
 from edl.worker import session as sessions
 from edl.worker.state import BaseState
 from tests.support.paddle_distance import Distance
+from tests.support.saved_steps import saved_boundaries
 
 pytestmark = [
     pytest.mark.paddle,
@@ -112,6 +113,12 @@ class Training:
 
     def result(self) -> Any:
         return self.weights(), self.adam.get_lr()
+
+
+def test_with_save_every_the_end_is_saved(models: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved = saved_boundaries(monkeypatch)
+    Training(lambda net: models.EDLModel(net, save_every=4)).fit(epochs=1)
+    assert [step for step, save in enumerate(saved, 1) if save] == [4, 6]
 
 
 @pytest.mark.parametrize(

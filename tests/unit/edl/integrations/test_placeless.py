@@ -22,9 +22,17 @@ def test_what_is_left_is_the_environment_of_a_process_started_ahead_of_its_world
     environment = {
         "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_PORT": "1", "EDL_ROUND": "1",
         "PADDLE_TRAINER_ID": "1", "PADDLE_TRAINERS_NUM": "2", "EDL_AGENT": "address", "HOME": "/home",
+        "OMPI_COMM_WORLD_SIZE": "2", "PMI_SIZE": "2", "MV2_COMM_WORLD_SIZE": "2",
     }  # fmt: skip
     give_up_place(environment, "EDLCallback", grouped=False)
     assert environment == {"EDL_AGENT": "address", "HOME": "/home"}
+
+
+def test_a_worker_that_was_started_ahead_of_its_world_still_warms_its_device_up() -> None:
+    environment = {"LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "4", "EDL_AGENT": "address"}
+    for _ in range(2):
+        give_up_place(environment, "EDLModel", grouped=False)
+        assert environment == {"EDL_AGENT": "address", "EDL_AHEAD_LOCAL_RANK": "3"}
 
 
 def test_a_process_that_has_a_place_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,6 +57,15 @@ def test_every_so_many_steps_it_also_saves() -> None:
     assert state.made == ["commit", "commit", "save"] * 2
 
 
+@pytest.mark.parametrize(("save_every", "made"), [(0, "commit"), (3, "save")])
+def test_the_last_step_is_saved_too(save_every: int, made: str) -> None:
+    """After any number of them: a job that is started again repeats none."""
+    boundary, state = StepBoundary(RandomState(), save_every), Commits()
+    target: Any = state
+    boundary.finish(target)
+    assert state.made == [made]
+
+
 def test_values_that_are_too_small_are_refused() -> None:
     check_options("EDLLoop", global_batch=0, copy_every=1, save_every=0)
     with pytest.raises(StateError, match=r"EDLLoop\(copy_every=0\): it must be at least 1"):

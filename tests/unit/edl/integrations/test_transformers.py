@@ -7,6 +7,7 @@ import io
 import sys
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,9 +18,11 @@ pytest.importorskip("accelerate")
 import torch
 from torch.utils.data import Dataset
 
+import edl.torch
 from edl.errors import StateError
 from edl.worker import session as sessions
 from edl.worker.state import BaseState
+from tests.support.saved_steps import saved_boundaries
 
 pytestmark = pytest.mark.torch
 MODULE = "edl.integrations.transformers"
@@ -96,10 +99,10 @@ def test_wrong_arguments_are_refused(trainers: Any, name: str, value: int) -> No
         trainers.EDLCallback(**{name: value})
 
 
-def bridge(trainers: Any, made: Any) -> Any:
+def bridge(trainers: Any, made: Any, save_every: int = 0) -> Any:
     from transformers import Trainer
 
-    return trainers.TrainerBridge(made, Trainer.train, global_batch=0, copy_every=1, save_every=0)
+    return trainers.TrainerBridge(made, Trainer.train, global_batch=0, copy_every=1, save_every=save_every)
 
 
 def leave_group() -> None:
@@ -156,6 +159,13 @@ def test_another_trainer_continues_from_what_was_kept(
     assert [log["step"] for log in second.state.log_history if "loss" in log] == list(range(1, 10))
 
 
+def test_with_save_every_the_end_is_saved(trainers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved = saved_boundaries(monkeypatch)
+    bridge(trainers, trainer(tmp_path), save_every=5).run(None, None)
+    leave_group()
+    assert [step for step, save in enumerate(saved, 1) if save] == [5, 9]
+
+
 def test_a_checkpoint_of_the_trainer_is_where_a_new_job_begins(
     trainers: Any, tmp_path: Path, uninterrupted: tuple[list[float], float]
 ) -> None:
@@ -185,3 +195,30 @@ def _saved(value: Any) -> io.BytesIO:
 def test_what_cannot_be_continued_is_refused(trainers: Any, tmp_path: Path, options: dict[str, Any], text: str) -> None:
     with pytest.raises(StateError, match=f"EDLCallback cannot continue a Trainer with .*{text}"):
         bridge(trainers, trainer(tmp_path, **options))
+
+
+@pytest.mark.parametrize(("gpus", "expected"), [(4, "cuda:2"), (1, "cuda:0")])
+def test_before_there_is_a_world_each_worker_has_its_own_gpu(
+    trainers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: int, expected: str
+) -> None:
+    chosen: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    args = trainer(tmp_path).args
+    trainers.take_own_gpu(args, 2)
+    assert (chosen, args.device.type) == ([], "cpu")
+    vars(args)["_setup_devices"], args._n_gpu = torch.device("cuda:0"), gpus
+    trainers.take_own_gpu(args, 2)
+    assert (chosen, args.device, args.n_gpu) == ([torch.device(expected)], torch.device(expected), 1)
+
+
+def test_workers_that_accelerate_takes_for_the_only_ones_are_refused(
+    trainers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without ``use_cpu`` where there is no GPU, each would train a model of its own."""
+    from edl.integrations.trainer_world import enter_world
+
+    made = trainer(tmp_path, use_cpu=False)
+    monkeypatch.setattr(edl.torch, "context", lambda: SimpleNamespace(world_size=2))
+    with pytest.raises(StateError, match=r"found 1 process\(es\) .* has 2 workers: .*\(use_cpu=True\)"):
+        enter_world(made)

@@ -15,9 +15,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
-from torch._C._distributed_c10d import HashStore  # noqa: E402
+from torch._C._distributed_c10d import HashStore, PrefixStore  # noqa: E402
 from torch.distributed import distributed_c10d as c10d  # noqa: E402
 
+from edl.errors import UsageError  # noqa: E402
 from edl.torch import nccl  # noqa: E402
 from edl.torch.framework import TorchFramework  # noqa: E402
 from edl.torch.group import GroupLost, TorchGroup, watch_new_groups  # noqa: E402
@@ -184,7 +185,7 @@ def test_the_communicator_is_made_with_the_group_and_an_abort_meanwhile_frees_it
     monkeypatch.setattr(TorchGroup, "_open_store", lambda self: HashStore())
     monkeypatch.setattr(dist, "init_process_group", lambda *arguments, **named: None)
     monkeypatch.setattr(c10d, "_get_default_group", lambda: made)
-    monkeypatch.setattr(TorchGroup, "_some_share", lambda self, store: False)
+    monkeypatch.setattr(TorchGroup, "_agreed", lambda self, store, backend: backend)
 
     servers = []  # of other threads, which are none of NCCL's business
 
@@ -216,7 +217,7 @@ def test_a_world_whose_workers_share_a_card_uses_gloo(
     backend = Backend()
     formed: list[str] = []
     monkeypatch.setattr(TorchGroup, "_open_store", lambda self: HashStore())
-    monkeypatch.setattr(nccl, "some_share", lambda store, mine, world_size: shared)
+    monkeypatch.setattr(nccl, "compare", lambda *world: nccl.Cards(shared, ()))
     monkeypatch.setattr(dist, "init_process_group", lambda name, **named: formed.append(name))
     monkeypatch.setattr(c10d, "_get_default_group", lambda: Group(None if shared else backend))
     nccl._note_once.cache_clear()
@@ -229,18 +230,77 @@ def test_a_world_whose_workers_share_a_card_uses_gloo(
     group.abort()
 
 
-@pytest.mark.parametrize("places", ["abc", "aba", "aab", "baa", "aaa"])
-def test_all_ranks_know_whether_two_are_at_one_place(places: str) -> None:
+def compare(places: str) -> list[Any]:
+    """What ranks at these places find; a dash is a worker without a GPU."""
     store, found = HashStore(), []
-    threads = [
-        threading.Thread(target=lambda at: found.append(nccl.some_share(store, at.encode(), 3)), args=(place,))
-        for place in places
-    ]
+
+    def ask(rank: int, place: str) -> None:
+        found.append(nccl.compare(store, place.encode().strip(b"-"), f"rank {rank} on h", len(places)))
+
+    threads = [threading.Thread(target=ask, args=rank) for rank in enumerate(places)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert found == [len(set(places)) < 3] * 3
+    return found
+
+
+@pytest.mark.parametrize("places", ["abc", "aba", "aab", "baa", "aaa", "---"])
+def test_all_ranks_know_whether_two_are_at_one_place(places: str) -> None:
+    assert compare(places) == [nccl.Cards(len(set(places) - {"-"}) in (1, 2), ())] * 3
+
+
+@pytest.mark.parametrize(("places", "lacking"), [("ab-", [2]), ("-b", [0]), ("a--", [1, 2]), ("a-a", [1])])
+def test_all_ranks_know_who_has_no_card(places: str, lacking: list[int]) -> None:
+    found = compare(places)
+    assert [cards.lacking for cards in found] == [tuple(f"rank {rank} on h" for rank in lacking)] * len(places)
+
+
+class Waits:
+    """A store that notes for what its caller waits, and lets it go on."""
+
+    def __init__(self) -> None:
+        self.waits: list[str] = []
+        self._store = HashStore()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def wait(self, keys: list[str]) -> None:
+        self.waits += keys
+
+
+def test_who_has_a_card_waits_until_the_others_know_that_they_have_none() -> None:
+    """It then aborts its group, and the store of rank 0 is gone: they would take that for the loss of a peer."""
+    store = Waits()
+    store.add("lacking", 1)
+    store.set("lacks 1", "rank 1 on h")
+    assert nccl.compare(store, b"a", "rank 0 on h", 2) == nccl.Cards(False, ("rank 1 on h",))
+    assert store.waits == ["all counted", "all read"]
+
+
+def test_of_many_workers_without_a_card_a_few_are_named() -> None:
+    assert {len(cards.lacking) for cards in compare("a" + "-" * 20)} == {8}
+
+
+@pytest.mark.usefixtures("card")
+@pytest.mark.parametrize(("backend", "kind"), [("gloo", UsageError), ("cpu:gloo,cuda:nccl", GroupLost)])
+def test_where_some_workers_have_no_card_the_error_names_them(
+    backend: str, kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those end; the others have lost them, and train on without them."""
+    store = HashStore()
+    others = PrefixStore("edl/3/gpus", store)
+    others.add("counted", 1)
+    others.add("at 00" if backend == "gloo" else "lacking", 1)
+    others.set("lacks 1", "rank 1 on other")
+    others.set("all read", "")
+    monkeypatch.setattr(TorchGroup, "_open_store", lambda self: store)
+    lacking = "rank 0 on n" if backend == "gloo" else "rank 1 on other"
+    group = TorchGroup(seat(2))
+    with pytest.raises(kind, match=f"round 3: {lacking}: no GPU that torch can use with NCCL, and other workers"):
+        group.connect(backend)
+    group.abort()
 
 
 @pytest.mark.usefixtures("card")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
+import edl.integrations
 from edl.worker import preload
 from edl.worker.preload import FRAMEWORKS, ImportPlan, ModuleSource, plan
 
@@ -64,6 +66,18 @@ def test_a_class_body_and_a_with_block_always_run() -> None:
 def test_both_frameworks_only_for_a_script_that_imports_both() -> None:
     assert "paddle" not in plan_of("import torch").optional
     assert plan_of("import paddle, torch").required == ("torch", "paddle")
+
+
+INTEGRATIONS = sorted(
+    path.stem for path in Path(edl.integrations.__file__).parent.glob("*.py") if "\nTESTED = " in path.read_text()
+)
+
+
+@pytest.mark.parametrize("statement", ["from edl.integrations import {}", "from edl.integrations.{} import Something"])
+@pytest.mark.parametrize("name", [*INTEGRATIONS, "lightning", "pytorch_lightning"])
+def test_an_integration_implies_its_framework_alone(name: str, statement: str) -> None:
+    found = plan_of(statement.format(name)).optional
+    assert [one for one in found if one in FRAMEWORKS] == ["paddle" if name in ("fleet", "paddle_model") else "torch"]
 
 
 def test_other_libraries_only_from_the_list() -> None:

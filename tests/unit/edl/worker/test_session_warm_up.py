@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from edl.integrations.placeless import give_up_place
 from edl.wire import local
 from edl.wire.local import Seat
 from tests.support.fake_agent import TIMEOUT_S, FakeFramework, Worker, a_seat
@@ -80,6 +81,15 @@ def test_it_is_done_before_the_worker_says_that_it_waits_and_only_once(worker: W
     assert [seat.round for seat in worker.join()] == [1, 2]
     assert said == [local.Enter]
     assert framework.asked == [1]
+
+
+def test_one_whose_trainer_must_not_find_its_local_rank_does_too(worker: Worker) -> None:
+    worker.environment.update({"LOCAL_RANK": "1"})
+    give_up_place(worker.environment, "EDLCallback", grouped=False)
+    framework = Warming()
+    assert go_in(worker, framework).round == 1
+    assert framework.asked == [1]
+    assert "EDL_AHEAD_LOCAL_RANK" not in worker.environment
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from edl.wire.local import Seat
 from edl.wire.records import Settings
 from edl.worker import session as sessions
 from edl.worker import trainer
+from edl.worker.context import context_of
 from edl.worker.session import Session
 from edl.worker.trainer import Trainer
 from tests.support.fake_agent import TIMEOUT_S, Worker, a_seat
@@ -71,6 +72,17 @@ def test_later_places_come_while_it_goes_on(worker: Worker) -> None:
     heard.wait([4, 7])
     assert (one.round(), one.seat.world_size) == (7, 5)
     assert worker.session.place().round == 7  # a loader of data asks like this
+
+
+def test_asking_for_its_place_first_changes_nothing(worker: Worker) -> None:
+    """A worker that parked between two rounds would be taken for one that is not in the world, and started again."""
+    worker.environment["EDL_PS"] = "1"
+    worker.start(lambda: (context_of(worker.session).round, Trainer(worker.session)))
+    assert worker.agent.expect(local.Enter) == local.Enter("", rejoins=False)
+    worker.agent.place(a_seat(3))
+    number, one = worker.join()
+    assert (number, one.round()) == (3, 3)
+    assert not any(isinstance(word, local.Parked) for word in worker.agent.said)
 
 
 def test_a_place_that_comes_before_anybody_listens_counts(worker: Worker) -> None:

@@ -16,11 +16,14 @@ from edl.agent.workers.environment import (
     worker_environment,
 )
 from edl.arithmetic import hyper
-from edl.config import JobSpec, NodeRange, Replicas
+from edl.config import JobSpec, NodeRange, Replicas, VerifyRules
+from edl.job_records import DataFiles, Training
 from edl.launch import __main__ as program
-from edl.launch.resolved_options import forget_exports
+from edl.launch.resolved_options import EXPORTED, OF_WORKER, forget_exports
 from edl.types import Incarnation, JobId, NodeId, Rank, Round
+from edl.wire.local import AGENT_VARIABLE
 from edl.wire.records import Member, Settings, World
+from edl.worker.session import AHEAD_VARIABLE, WORKER_VARIABLE
 
 SPEC = JobSpec(JobId("my-job"), NodeRange(2, 4), max_restarts=7)
 WORLD = World(
@@ -77,6 +80,23 @@ def test_a_launcher_in_a_worker_does_not_take_what_it_was_told_for_options(monke
     monkeypatch.setenv("EDL_AGENT", "x")
     forget_exports()
     assert told_all.keys() & read & os.environ.keys() == set()
+
+
+OF_A_MACHINE = {
+    "OMP_NUM_THREADS", "PADDLE_AUTO_CLUSTER", "PADDLE_DISTRI_BACKEND", "PADDLE_LOG_DIR", "POD_IP", "POD_NAME",
+    "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_SIGNALS_TO_HANDLE",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+}  # fmt: skip
+"""Variables of a worker that mean the same in a process that it starts, or that each worker gets anew."""
+
+
+def test_a_launcher_in_a_worker_keeps_from_its_workers_which_worker_that_is() -> None:
+    data = (DataFiles("clicks", ("/data/*.txt",)),)
+    spec = dataclasses.replace(SPEC, servers=Training(), verify=VerifyRules(2), data=data)
+    told_all = worker_environment({}, spec, WORLD, NodeId("a"), 0, PATHS, WorkerGroupDeps(0))
+    assert {"EDL_DATA_SETS", "EDL_PS", "EDL_VERIFY", "TRAINING_ROLE"} <= told_all.keys()
+    told_all |= {WORKER_VARIABLE: "1", AHEAD_VARIABLE: "0", AGENT_VARIABLE: "x"}
+    assert told_all.keys() - {*OF_WORKER, *EXPORTED} == OF_A_MACHINE
 
 
 def part(environment: dict[str, str], *names: str) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edl.adapters.etcd_plan import parse_endpoints
+from edl.config import changed
 from edl.errors import EdlError, SettingError
 from edl.launch import __main__ as program
 from edl.launch import cluster_env
@@ -509,6 +510,7 @@ class TestWhoWins:
         told = told_by()
         program.settle(told, {**SLURM, ours: "3"})
         assert place(told) == NOWHERE
+        assert changed({ours: "3", "EDL_WORKER_PID": "7", "RANK": "1", "HOME": "/"}, told.for_workers) == {"HOME": "/"}
 
     @pytest.mark.parametrize("given", ["--master=h:1", "--master-addr=h"])
     def test_who_names_a_store_as_other_launchers_do_has_their_size(self, given: str) -> None:
