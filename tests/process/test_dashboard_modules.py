@@ -126,7 +126,10 @@ def test_a_check_of_the_nodes_is_no_problem() -> None:
         )
         status = plain(dataclasses.replace(jobs.training(many=3).status(), health=health))
         texts = await run("views/problems.js", "m.problemsOf(given).map(one => one.text)", status)
-        assert [text for text in texts if text.startswith(("checking", "due", "faulty"))] == ["due", "faulty: no memory"]
+        assert [text for text in texts if text.startswith(("checking", "due", "faulty"))] == [
+            "due",
+            "faulty: no memory",
+        ]
 
     modules(scenario)
 
