@@ -277,8 +277,10 @@ def test_lines_of_workers_look_as_in_edl_logs() -> None:
         lines += ["\x1b]8;;http://x\x1b\\link\x1b]8;;\x1b\\", "<b>markup</b>", "\x9b31m", "trailing   "]
         wanted = [printable(line) for line in lines]
         assert await run("lines.js", "given.map(m.printable)", lines) == wanted
-        shown = await run("lines.js", "m.appended(given, [{rank: -1, text: 'x'}, {rank: 3, text: 'y'}], 3)", ["a", "b"])
+        body = "[true, false].map(gap => m.appended(given, [{rank: -1, text: 'x'}, {rank: 3, text: 'y'}], gap, 3))"
+        gap, shown = await run("lines.js", body, ["a", "b"])
         assert shown == ["b", "[-] x", "[3] y"]
+        assert gap == ["(some lines are missing: more were written than are kept)", "[-] x", "[3] y"]
 
     modules(scenario)
 
