@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from edl.adapters.clock import SystemClock
 from edl.adapters.file_systems import file_system
@@ -111,9 +111,11 @@ class DiskProbe:
 
 
 def _size(folder: str) -> int:
-    """Bytes of the files in a folder and below; those that disappear meanwhile do not count."""
+    """Bytes of the files in a folder and below; what disappears meanwhile does not count."""
     total = 0
-    for path in Path(folder).rglob("*"):
-        with contextlib.suppress(OSError):
-            total += path.lstat().st_size if path.is_file() else 0
+    for place, _, names in os.walk(folder):  # unlike Path.rglob, it passes over folders that disappear
+        for name in names:
+            with contextlib.suppress(OSError):
+                found = os.lstat(os.path.join(place, name))
+                total += found.st_size if stat.S_ISREG(found.st_mode) else 0
     return total

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 IN_STORE = "store"
+OFF = "off"
+"""What the launcher's variable says in place of a directory if there is no denylist."""
 SHOWN = 8
 """Entries listed in an error."""
 
@@ -141,7 +143,7 @@ def _meant(entries: Sequence[DenylistEntry], name: str, where: str) -> DenylistE
 async def _opened(where: dict[str, str], at: str) -> AsyncIterator[DenylistPlace]:
     from edl.denylist.places import FilesDenylist, StoreDenylist
 
-    if at not in ("", IN_STORE):
+    if at not in ("", OFF, IN_STORE):
         from edl.adapters.remote_files import open_files
 
         try:

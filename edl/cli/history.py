@@ -47,12 +47,12 @@ def history(
     """Show the history of a job, also after its end. DIR: its --history-dir or --checkpoint-dir; name those of all
     nodes if each node has its own. Default: EDL_HISTORY_DIR, or EDL_CHECKPOINT_DIR, or the current directory. Several
     jobs are listed."""
-    from edl.history.reading import find_runs, select
+    from edl.history.reading import find_runs, runs_of, select
 
     runs = find_runs(folders or (_default(),))
     several = len({one.job for one in runs}) > 1
     if listing or (several and not job and not as_json):
-        _list([one for one in runs if job in ("", one.job)], as_json)
+        _list(runs_of(runs, job), as_json)
         return
     _show(select(runs, job, run), last, _since(since), errors=errors, as_json=as_json)
 

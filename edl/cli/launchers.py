@@ -66,16 +66,16 @@ class Launchers:
         """Pause, at most until the job has ended; returns whether it has."""
         return await self._end.rest(asyncio.sleep(seconds)) is not None
 
-    async def show_output(self, lines: int, show: Show, *, required: bool = False) -> None:
-        """Show the lines that were not shown before, at first the last ``lines`` of each worker. ``required``: raise
-        ``NoAnswer`` if no launcher answers, and warn of those that do not."""
+    async def show_output(self, lines: int, show: Show, *, required: bool = False) -> bool:
+        """Show the lines that were not shown before, at first the last ``lines`` of each worker; returns whether there
+        are any. ``required``: raise ``NoAnswer`` if no launcher answers, and warn of those that do not."""
 
         async def ask(info: NodeInfo, client: NodeClient) -> OutputLines:
             found = await client.output(OutputRequest(self._ranks, lines, self._next.get(info, 0)))
             self._next[info] = found.next
             return found
 
-        await self._ask_all(ask, show, required)
+        return await self._ask_all(ask, show, required)
 
     async def show_stacks(self, show: Show) -> bool:
         """Show the stacks of all workers; returns whether there are any. Raises ``NoAnswer`` if no launcher answers."""

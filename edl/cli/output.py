@@ -83,10 +83,13 @@ class Selection:
 
 async def _logs(where: Where, selection: Selection, lines: int, follow: bool) -> None:
     from edl.cli.launchers import Launchers
+    from edl.cli.output_text import no_lines_text
 
     async with contextlib.aclosing(Launchers(where, selection.nodes, selection.ranks)) as launchers:
         await launchers.find()
-        await launchers.show_output(lines, selection.show, required=True)
+        shown = await launchers.show_output(lines, selection.show, required=True)
+        if lines and not shown:
+            click.echo(f"edl: {no_lines_text(selection.nodes, selection.ranks)}", err=True)
         while follow:
             for _ in range(POLLS):
                 over = await launchers.rest(POLL_S)

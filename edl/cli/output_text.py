@@ -36,6 +36,15 @@ def line_text(node: str, line: OutputLine, raw: bool) -> str:
     return f"[{rank}@{node}]: {line.text}" if raw else f"[{rank}@{node}]: {printable(line.text)}".rstrip()
 
 
+def no_lines_text(nodes: Sequence[str], ranks: Sequence[int]) -> str:
+    """Says that the launchers keep nothing of what was asked for."""
+    noun = "rank" if len(ranks) == 1 else "ranks"
+    which = f" of {noun} {listed([str(rank) for rank in ranks])}" if ranks else ""
+    place = f" on {listed(nodes)}" if nodes else ""
+    advice = f". Without --node, the node that has the {noun} now is asked" if nodes and ranks else ""
+    return f"no line{which} is kept{place}{advice}"
+
+
 def nodes_to_ask(
     launchers: Sequence[NodeInfo], status: JobStatus, nodes: Sequence[str], ranks: Iterable[int]
 ) -> list[NodeInfo]:

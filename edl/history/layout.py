@@ -88,7 +88,7 @@ def job_lines(jobs: Iterable[Summary], width: int = 0) -> Iterator[str]:
     """A list of jobs, one on a line; on two lines in a narrow terminal."""
     for one in jobs:
         began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one.began_s))
-        about = f"{outcome(one)}, {one.rounds} rounds, {seconds(one.total_s)}"
+        about = f"{outcome(one)}, {count(one.rounds, 'round')}, {seconds(one.total_s)}"
         parts = f"{began}  {one_line(one.job)}", f"run {one_line(one.run)}  {about}"
         if width and len("  ".join(parts)) > width:
             yield from textwrap.wrap(parts[0], width, subsequent_indent="  ", break_on_hyphens=False)

@@ -95,21 +95,31 @@ def _add(found: dict[tuple[str, str], RunFiles], job: str, path: Path) -> None:
         run.parts.setdefault(part, []).append(path)
 
 
+def runs_of(runs: Sequence[RunFiles], job: str) -> list[RunFiles]:
+    """The runs of this job; of all if ``job`` is empty. Raises ``SettingError`` that lists the jobs if it has none."""
+    found = [one for one in runs if job in ("", one.job)]
+    if not found:
+        raise SettingError("--job", job, f"this directory holds the history of: {_jobs_in(runs)}", "Name one of these")
+    return found
+
+
 def select(runs: Sequence[RunFiles], job: str, run: str = "") -> RunFiles:
     """The newest run of this job, or the one whose id begins with ``run``. An empty ``job`` means the only one. Raises
     ``SettingError`` that lists what there is."""
-    jobs = list(dict.fromkeys(one.job for one in runs))
-    listed = ", ".join(sorted(jobs)[:SHOWN]) + (f" and {len(jobs) - SHOWN} more" if len(jobs) > SHOWN else "")
-    if job and job not in jobs:
-        raise SettingError("--job", job, f"this directory holds the history of: {listed}", "Name one of these")
-    if not job and len(jobs) > 1:
-        raise SettingError("--job", "''", f"this directory holds the history of: {listed}", "Name one with --job")
-    mine = [one for one in runs if job in ("", one.job)]
+    mine = runs_of(runs, job)
+    if len({one.job for one in mine}) > 1:
+        what = f"this directory holds the history of: {_jobs_in(runs)}"
+        raise SettingError("--job", "''", what, "Name one with --job")
     named = [one for one in mine if one.run.startswith(run)]
     if not named:
         known = ", ".join(one.run for one in mine[-SHOWN:])
         raise SettingError("--run", run, f"job {mine[0].job} has the runs {known}", "Name one of these")
     return named[-1]
+
+
+def _jobs_in(runs: Sequence[RunFiles]) -> str:
+    jobs = sorted({one.job for one in runs})
+    return ", ".join(jobs[:SHOWN]) + (f" and {len(jobs) - SHOWN} more" if len(jobs) > SHOWN else "")
 
 
 def read(files: RunFiles, reader: FileLines, enough: int = 0) -> RunView:

@@ -66,9 +66,12 @@ class HistoryFiles:
         self._most_bytes = most_bytes
         self._part_bytes = part_bytes(most_bytes)
         self._say = say
+        self._term = 0
+        """Of the newest lines."""
         self._part = HistoryPart(run, 0, 0)
         self._size = 0
-        self._waiting: deque[bytes] = deque()
+        self._waiting: deque[tuple[int, bytes]] = deque()
+        """Lines with their terms."""
         self._waiting_bytes = 0
         self._lost = 0
         self._trouble = ""
@@ -81,12 +84,12 @@ class HistoryFiles:
     def append(self, lines: Sequence[HistoryLine]) -> None:
         """Write lines, all of the same term. Events of earlier terms (``copied``) are left out if the files of this
         folder have them."""
-        if lines and lines[0].term != self._part.term:
-            self._part, self._size = HistoryPart(self._run, lines[0].term, 0), 0
+        if lines and lines[0].term != self._term:
+            self._term = lines[0].term
             known = self._known() if any(line.copied for line in lines) else set()
             lines = [line for line in lines if not (line.copied and line.kind in _AT_EVENTS and line.after in known)]
         for line in lines:
-            self._keep(line_text(line))
+            self._keep(line.term, line_text(line))
         self.retry()
 
     def retry(self) -> None:
@@ -110,28 +113,32 @@ class HistoryFiles:
         lost, self._lost = self._lost, 0
         return f"{lost} lines are lost" if lost else "no line is lost"
 
-    def _keep(self, text: bytes) -> None:
+    def _keep(self, term: int, text: bytes) -> None:
         if self._trouble and self._waiting_bytes + len(text) > MOST_KEPT_BYTES:
             self._lost += 1
             return
-        self._waiting.append(text)
+        self._waiting.append((term, text))
         self._waiting_bytes += len(text)
 
     def _write_some(self) -> None:
-        """Append as many lines as belong into the current file, at least one."""
+        """Append as many lines as belong into one file, at least one."""
+        term = self._waiting[0][0]
+        if term != self._part.term:
+            self._part, self._size = HistoryPart(self._run, term, 0), 0
         if not self._part.number or self._size >= self._part_bytes:
             self._begin_part()
         count = size = 0
-        for text in self._waiting:
-            if count and (self._size + size + len(text) > self._part_bytes or size > MOST_AT_ONCE_BYTES):
+        for own, text in self._waiting:
+            full = self._size + size + len(text) > self._part_bytes or size > MOST_AT_ONCE_BYTES
+            if own != term or (count and full):
                 break
             count, size = count + 1, size + len(text)
-        data = b"".join(self._waiting[index] for index in range(count))
+        data = b"".join(self._waiting[index][1] for index in range(count))
         if self._size and self._size + len(data) > self._part_bytes:
             self._begin_part()
         self._size = self._append(data)
         for _ in range(count):
-            self._waiting_bytes -= len(self._waiting.popleft())
+            self._waiting_bytes -= len(self._waiting.popleft()[1])
 
     def _append(self, data: bytes) -> int:
         try:

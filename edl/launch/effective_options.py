@@ -7,6 +7,7 @@ from typing import Any
 from edl.launch.options import SECTIONS
 from edl.launch.options.option import Option, default_text
 from edl.launch.resolved_options import ResolvedOptions
+from edl.wire.address import without_credentials
 from edl.wire.node_requests import OptionValue
 
 HIDDEN = "…"
@@ -34,5 +35,5 @@ def _text(option: Option, value: Any) -> str:
     if option.name in _CONFIDENTIAL:
         return HIDDEN
     if isinstance(value, tuple):
-        return " ".join(str(one) for one in value)
-    return "yes" if value is True else default_text(option, value)
+        return without_credentials(" ".join(str(one) for one in value))
+    return "yes" if value is True else without_credentials(default_text(option, value))

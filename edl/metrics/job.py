@@ -13,7 +13,7 @@ from edl.wire.status import JobStatus, Kind
 PHASES = ("forming", "running", "suspended", "ended")
 NODE_STATES = (
     *("warming", "preparing", "loading", "ready", "running", "stopping", "done"),
-    *("leaving", "spare", "cordoned"),
+    *("leaving", "spare", "cordoned", "checking", "slow", "faulty"),
 )
 """See ``NodeView.state``."""
 _SHARD_STATES = ("done", "leased", "pending", "quarantined")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -68,7 +69,7 @@ class Delivery:
         """Held during an attempt: there is one at a time."""
         self._last: asyncio.Future[Exception | None] | None = None
         """The outcome of the last attempt; pending while its thread has not ended."""
-        self._closing = False
+        self._closing = asyncio.Event()
 
     def put(self, notification: Notification) -> None:
         """Queue a notification; never waits."""
@@ -93,7 +94,7 @@ class Delivery:
     async def drain(self, limit_s: float) -> None:
         """Wait until everything that is queued has been delivered or given up, at most ``limit_s``. From now on a
         notification is tried only once more, without pauses."""
-        self._closing = True
+        self._closing.set()
         await asyncio.wait({asyncio.ensure_future(self._idle.wait())}, timeout=limit_s)
 
     async def _deliver(self, notification: Notification) -> None:
@@ -108,10 +109,11 @@ class Delivery:
                 # After one that was given up, each is tried once: a channel that is gone for good must not keep the
                 # newest notification waiting behind all others.
                 late = self._deps.clock.now_s() + pause_s - since_s > GIVE_UP_S
-                if not error.retry or late or failed_before or self._closing:
+                if not error.retry or late or failed_before or self._closing.is_set():
                     self.counts.lost += 1
                     return
-                await asyncio.sleep(pause_s)
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._closing.wait(), pause_s)
             else:
                 self._succeeded()
                 return

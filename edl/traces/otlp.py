@@ -18,6 +18,7 @@ from opentelemetry.trace import SpanContext, Status, StatusCode, TraceFlags
 
 from edl import __version__
 from edl.traces.spans import CHANGE, Span
+from edl.wire.address import without_credentials
 
 SEND_EVERY_S = 2.0
 """Seconds that spans wait for others to be sent with."""
@@ -84,7 +85,7 @@ class _Telling(SpanExporter):
 
     def __init__(self, sender: SpanExporter, endpoint: str, say: Callable[[str], None]) -> None:
         self._sender = sender
-        self._endpoint = endpoint
+        self._endpoint = without_credentials(endpoint)
         self._say = say
         self._failing = False
 

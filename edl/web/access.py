@@ -142,6 +142,12 @@ class RateLimit:
         return len(self._buckets)
 
 
+def unmapped(host: str) -> str:
+    """The address of a peer as people write it: one of IPv4 comes in the form of IPv6 from a socket for both."""
+    text = host.removeprefix("::ffff:")
+    return text if "." in text and ":" not in text else host
+
+
 def peer_of(host: str) -> str:
     """The address under which a peer is counted: its IPv4 address, or its IPv6 /64 network, because one host may use
     every address in that."""

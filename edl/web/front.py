@@ -135,7 +135,10 @@ class Web:
         wanted = settings.host or host
         try:
             family = socket.getaddrinfo(wanted, settings.port, type=socket.SOCK_STREAM)[0][0]
-            self._socket = socket.create_server((wanted, settings.port), family=family, backlog=BACKLOG)
+            both = wanted in WILDCARDS and family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+            self._socket = socket.create_server(
+                (wanted, settings.port), family=family, backlog=BACKLOG, dualstack_ipv6=both
+            )
         except OSError as error:
             raise PortInUse(
                 f"cannot serve HTTP on {address(wanted, settings.port)}: {error.strerror or error}. Choose another "

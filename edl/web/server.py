@@ -24,7 +24,7 @@ from edl.errors import FencedOut, StoreError
 from edl.metrics.facts import JobFacts
 from edl.tasks import end
 from edl.web import bodies, cross_origin, documents, openapi, query, streams
-from edl.web.access import RateLimit, Rights, peer_of
+from edl.web.access import RateLimit, Rights, peer_of, unmapped
 from edl.web.bodies import NAME
 from edl.web.connections import HttpConnections
 from edl.web.front import Authority, Web
@@ -272,7 +272,7 @@ class HttpServer:
     async def _requester(self, request: web.Request) -> Requester:
         """The sender of a request, by token or certificate. Raises ``Refusal`` (401)."""
         await self._refresh()
-        peer = request.remote or "unknown"
+        peer = unmapped(request.remote or "unknown")
         sent = request.headers.get("Authorization")
         tls = self._front.tls
         if sent is None and tls is not None and tls.mutual:

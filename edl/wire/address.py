@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import re
+
 from edl.errors import SettingError
+
+_CREDENTIALS = re.compile(r"(?<=://)[^/?#\s]+@")
 
 
 def address(host: str, port: int) -> str:
     """``host:port``, with the brackets that an IPv6 address needs."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def without_credentials(text: str) -> str:
+    """A text to be shown, without the user and the password of the URLs in it."""
+    return _CREDENTIALS.sub("…@", text)
 
 
 def check_host(setting: str, value: str, host: str) -> None:

@@ -126,7 +126,10 @@ def test_a_check_of_the_nodes_is_no_problem() -> None:
         )
         status = plain(dataclasses.replace(jobs.training(many=3).status(), health=health))
         texts = await run("views/problems.js", "m.problemsOf(given).map(one => one.text)", status)
-        assert [text for text in texts if text.startswith(("checking", "due", "faulty"))] == ["due", "faulty: no memory"]
+        assert [text for text in texts if text.startswith(("checking", "due", "faulty"))] == [
+            "due",
+            "faulty: no memory",
+        ]
 
     modules(scenario)
 
@@ -274,8 +277,10 @@ def test_lines_of_workers_look_as_in_edl_logs() -> None:
         lines += ["\x1b]8;;http://x\x1b\\link\x1b]8;;\x1b\\", "<b>markup</b>", "\x9b31m", "trailing   "]
         wanted = [printable(line) for line in lines]
         assert await run("lines.js", "given.map(m.printable)", lines) == wanted
-        shown = await run("lines.js", "m.appended(given, [{rank: -1, text: 'x'}, {rank: 3, text: 'y'}], 3)", ["a", "b"])
+        body = "[true, false].map(gap => m.appended(given, [{rank: -1, text: 'x'}, {rank: 3, text: 'y'}], gap, 3))"
+        gap, shown = await run("lines.js", body, ["a", "b"])
         assert shown == ["b", "[-] x", "[3] y"]
+        assert gap == ["(some lines are missing: more were written than are kept)", "[-] x", "[3] y"]
 
     modules(scenario)
 

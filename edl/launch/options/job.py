@@ -86,8 +86,8 @@ THE_JOB_AND_ITS_STORE = (
     Option(
         "--rdzv-id",
         help=(
-            "Name of the job, the same on every node: up to 128 letters, digits, `.`, `_` and `-`. Default: a "
-            "random name with a private store, otherwise `default`."
+            "Name of the job, the same on every node: up to 128 letters, digits, `.`, `_` and `-`. Default: with "
+            "a private store a name derived from `--checkpoint-dir`, or a random one without it; otherwise `default`."
         ),
     ),
     Option(

@@ -106,8 +106,8 @@ STATE = (
         metavar="DIR",
         help=(
             "Directory in which the Master writes the [history of the job](history.md), which `edl history` shows also "
-            "after the end. `auto`: `.edl-history` in `--checkpoint-dir` if that is a path, else none. Empty: none. "
-            "Shared by the nodes, or one on each."
+            "after the end. `auto`: `.edl-history` in `--checkpoint-dir` if that is a path and in no `--sync-dir`, "
+            "else none. Empty: none. Shared by the nodes, or one on each."
         ),
     ),
     Option(

@@ -219,7 +219,7 @@ OUTPUT = (
         metavar="BOOL",
         help=(
             "Overwrite the last launch of this job and node instead of writing beside it. Needs `--node-id`, and "
-            "`--rdzv-id` with a private store, because default names differ from launch to launch."
+            "with a private store `--rdzv-id` or `--checkpoint-dir`, because random names differ from launch to launch."
         ),
     ),
 )

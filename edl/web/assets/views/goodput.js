@@ -14,7 +14,7 @@ const MEANINGS = {
   data_wait: "waiting for data",
   resize: "planned changes",
   hang: "hung until it was noticed",
-  idle: "spare, cordoned or suspended",
+  idle: "spare, cordoned, dropped or suspended",
   lost: "silent before it was given up",
 };
 

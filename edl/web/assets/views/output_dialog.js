@@ -36,7 +36,7 @@ function Lines({ model, kind, node, close }) {
       try {
         const found = kind === OUTPUT ? await model.output(node, after, LINES) : await model.stacks(node);
         if (over) return;
-        setLines((shown) => appended(after ? shown : [], found.lines));
+        setLines((shown) => appended(after ? shown : [], found.lines, found.gap));
         setState(found.lines.length || after ? "" : kind === OUTPUT ? "No worker has written anything." : "No worker runs.");
         after = found.next;
       } catch (error) {

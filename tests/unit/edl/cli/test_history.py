@@ -65,6 +65,18 @@ class TestShowing:
         assert [(one["run"], one["outcome"]["exit_code"]) for one in listed] == [(RUN, 0)] * 2
         assert "text 3" in history(str(tmp_path), "--job=one").stdout
 
+    def test_a_job_of_one_round(self, tmp_path: Path) -> None:
+        (tmp_path / "job").mkdir()
+        lines = [line(3, 1, 1), dataclasses.replace(END, body={**END.body, "rounds": 1})]
+        (tmp_path / "job" / HistoryPart(RUN, 3, 1).name).write_bytes(b"".join(map(line_text, lines)))
+        assert "succeeded, 1 round, " in history(str(tmp_path), "--list").stdout
+
+    def test_an_unknown_job_is_named(self, tmp_path: Path) -> None:
+        write(tmp_path, "one")
+        for words in (("--list", "--job=three"), ("--job=three",)):
+            failed = history(str(tmp_path), *words).exception
+            assert isinstance(failed, SettingError) and "--job=three: this directory holds" in str(failed)
+
     def test_the_directory_comes_from_the_launchers_variables(self, tmp_path: Path) -> None:
         write(tmp_path / FOLDER)
         runner = CliRunner(env={"EDL_HISTORY_DIR": "auto", "EDL_CHECKPOINT_DIR": str(tmp_path)})

@@ -121,8 +121,8 @@ def test_lines_of_all_nodes_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
         await launchers.show_output(2, job.show, required=True)
         assert job.take() == ["0@a a1", "0@a a2", "1@b b"]
         job.nodes[1].write("more")
-        await launchers.show_output(2, job.show)
-        await launchers.show_output(2, job.show)
+        assert await launchers.show_output(2, job.show)
+        assert not await launchers.show_output(2, job.show)
         assert job.take() == ["1@b more"]
 
     play(monkeypatch, scenario)
@@ -196,6 +196,30 @@ def test_following_ends_with_the_job(monkeypatch: pytest.MonkeyPatch, capsys: py
         selection = output.Selection((), (), as_json=False, raw=False)
         await asyncio.wait_for(output._logs(Where("job", ("here",)), selection, 9, follow=True), 60.0)
         assert capsys.readouterr().out == "[0@a]: line\n[1@b]: the last line\n"
+
+    play(monkeypatch, scenario)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "ranks", "text"),
+    [
+        (("a",), (1,), "no line of rank 1 is kept on a. Without --node, the node that has the rank now is asked"),
+        ((), (0, 1), "no line of ranks 0, 1 is kept"),
+        ((), (), "no line is kept"),
+    ],
+)
+def test_it_says_that_there_is_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    nodes: tuple[str, ...],
+    ranks: tuple[int, ...],
+    text: str,
+) -> None:
+    async def scenario(job: Job, launchers: Launchers) -> None:
+        selection = output.Selection(ranks, nodes, as_json=False, raw=False)
+        for lines in (9, 0):
+            await output._logs(Where("job", ("here",)), selection, lines, follow=False)
+        assert capsys.readouterr().err == f"edl: {text}\n"
 
     play(monkeypatch, scenario)
 

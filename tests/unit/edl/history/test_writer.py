@@ -78,6 +78,19 @@ class TestDisksThatRefuse:
         assert said[1:] == ["the history is written to /disk again; no line is lost"]
         assert numbers(disk) == list(range(1, 51))
 
+    def test_what_waits_goes_into_the_file_of_its_own_term(self) -> None:
+        """Readers go back from term to term, and would take older lines in a newer file for the end of all others."""
+        disk = MemoryDisk(quota=0)
+        files = HistoryFiles(disk, RUN, 0, lambda text: None)
+        files.append([line(4, 1, 1), line(4, 2, 2)])
+        files.append([line(9, 1, 5)])
+        disk.quota = 1 << 40
+        files.append([line(9, 2, 6), line(9, 3, 7)])
+        found = {name: data.splitlines() for name, data in disk.content.items()}
+        terms = {name: {one.term for one in map(parse_line, lines) if one is not None} for name, lines in found.items()}
+        assert terms == {f"{RUN}.4.1.jsonl": {4}, f"{RUN}.9.1.jsonl": {9}}
+        assert numbers(disk) == [1, 2, 5, 6, 7]
+
     def test_what_is_too_much_is_lost_and_counted(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(writer_module, "MOST_KEPT_BYTES", 1000)
         disk, said = MemoryDisk(), list[str]()

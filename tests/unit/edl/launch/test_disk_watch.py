@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from edl.adapters.clock import SystemClock
 from edl.adapters.disk_probe import DiskProbe
 from edl.adapters.system_threads import SYSTEM_THREADS
@@ -89,6 +91,26 @@ def test_the_last_write_counts_until_the_next(tmp_path: Path) -> None:
     probe.begin(done.set, write=False)
     assert done.wait(LIMIT_S)
     assert (probe.result().error, probe.result().write_error) == ("", "No such file or directory")
+
+
+def test_a_folder_that_is_removed_while_it_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Old checkpoints are deleted at any time."""
+    gone = tmp_path / "step" / "gone"
+    gone.mkdir(parents=True)
+    (tmp_path / "step" / "file").write_bytes(bytes(100))
+    scandir = os.scandir
+
+    def late(path: Any) -> Any:
+        if str(path) == str(gone) and gone.exists():
+            gone.rmdir()
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", late)
+    probe, done = DiskProbe(str(tmp_path), ".probe", SYSTEM_THREADS), threading.Event()
+    probe.begin(done.set, write=False, measure=str(tmp_path / "step"))
+    assert done.wait(LIMIT_S)
+    assert not gone.exists()
+    assert (probe.result().error, probe.result().size_bytes) == ("", 100)
 
 
 def until_ended(probe: DiskProbe) -> None:

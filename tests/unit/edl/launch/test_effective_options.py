@@ -39,8 +39,16 @@ def test_values_sources_and_defaults() -> None:
 
 def test_what_may_contain_a_password_is_hidden() -> None:
     values = {
-        one.flag: one for one in effective(resolved("--rdzv-conf=user=me,password=geheim", "--notify=slack://geheim"))
+        one.flag: one
+        for one in effective(
+            resolved(
+                *("--rdzv-conf=user=me,password=geheim", "--notify=slack://geheim"),
+                *("--otlp-endpoint=https://me:geh@eim@collector:4318", "--checkpoint-dir=ftp://me:geheim@files/job"),
+            )
+        )
     }
+    assert values["--otlp-endpoint"].value == "https://…@collector:4318"
+    assert values["--checkpoint-dir"].value == "ftp://…@files/job"
     assert (values["--rdzv-conf"].value, values["--notify"].value) == (HIDDEN, HIDDEN)
     assert not any("geheim" in one.value for one in values.values())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from typing import Any
 
 import pytest
@@ -27,9 +28,13 @@ def test_the_path_is_that_of_the_specification_unless_there_is_one(given: str, u
     assert otlp_from({"otlp_endpoint": given}) == url
 
 
-@pytest.mark.parametrize("given", ["collector:4318", "grpc://collector:4317", "http://"])
+@pytest.mark.parametrize(
+    "given", ["collector:4318", "grpc://collector:4317", "http://", "http://[collector", "http://collector:many"]
+)
 def test_what_is_no_url_is_refused(given: str) -> None:
-    with pytest.raises(SettingError, match=rf"--otlp-endpoint={given}: is no URL of a collector\. Give one such as"):
+    with pytest.raises(
+        SettingError, match=rf"--otlp-endpoint={re.escape(given)}: is no URL of a collector\. Give one such as"
+    ):
         otlp_from({"otlp_endpoint": given})
 
 
@@ -40,3 +45,9 @@ def test_without_the_sdk_it_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(otlp_options, "find_spec", find)
     with pytest.raises(SettingError, match=r": needs the OpenTelemetry SDK\. Install it: pip install 'edl\[otel\]'"):
         otlp_from({"otlp_endpoint": "http://collector:4318"})
+
+
+def test_a_refused_password_is_not_shown() -> None:
+    with pytest.raises(SettingError) as refused:
+        otlp_from({"otlp_endpoint": "grpc://me:geheim@collector:4317"})
+    assert "--otlp-endpoint=grpc://…@collector:4317: is no URL" in str(refused.value)

@@ -15,6 +15,7 @@ from edl.metrics import job, node
 from edl.metrics.__main__ import TABLES
 from edl.metrics.exposition import JOB_LABEL
 from edl.metrics.metric import Metric, MetricKind
+from edl.wire.health_records import Fitness
 from tests.support.metrics_facts import random_job_facts, random_node_facts
 
 ALL: tuple[Metric[Any], ...] = (*job.JOB_METRICS, *node.NODE_METRICS)
@@ -46,7 +47,8 @@ def test_names_of_nodes_are_in_one_metric_only() -> None:
 
 def test_states_are_those_of_the_machines() -> None:
     assert {*job.PHASES} == {phase.value for phase in Phase} | {"suspended"}
-    assert {*job.NODE_STATES} == {status.value for status in NodeStatus} | {"spare", "cordoned"}
+    kept_out = {"cordoned", "checking", Fitness.SLOW.value, Fitness.FAULTY.value}
+    assert {*job.NODE_STATES} == {status.value for status in NodeStatus} | {"spare"} | kept_out
     assert {*node.PHASES} == {phase.value for phase in AgentPhase}
 
 

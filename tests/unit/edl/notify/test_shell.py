@@ -350,6 +350,26 @@ def test_a_failed_test_names_the_channel() -> None:
     asyncio.run(body())
 
 
+def test_the_end_waits_for_no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delivery, "PAUSE_S", 4 * LIMIT_S)
+    monkeypatch.setattr(delivery, "LONGEST_PAUSE_S", 4 * LIMIT_S)
+
+    async def body() -> None:
+        channel, sender = MemoryChannel("one"), Sender("job", "run", "a")
+        channel.fails = [NotificationError("it answered with status 503", retry=True)]
+        deps = DeliveryDeps(SystemClock(), SYSTEM_THREADS, lambda: 0.0, lambda text: None)
+        one = Delivery(NamedChannel(channel, "one"), deps)
+        task = asyncio.ensure_future(one.run())
+        one.put(sender.of_test("first", 1, 0.0))
+        await until(lambda: bool(one.counts.why))
+        one.put(sender.of_test("the end", 2, 0.0))
+        await one.drain(LIMIT_S)
+        assert [text.split()[-1] for text in channel.texts] == ["first", "end"]
+        task.cancel()
+
+    asyncio.run(body())
+
+
 def test_the_queue_is_bounded() -> None:
     async def body() -> None:
         channel = MemoryChannel("one")

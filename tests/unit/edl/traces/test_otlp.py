@@ -71,12 +71,12 @@ def test_a_collector_that_is_away_is_complained_about_once(monkeypatch: pytest.M
     monkeypatch.setattr("edl.traces.otlp.SEND_EVERY_S", 0.01)
     bad, good = SpanExportResult.FAILURE, SpanExportResult.SUCCESS
     exporter, said = Unreliable([bad, bad, good, good]), list[str]()
-    export = OtlpExport("http://collector/v1/traces", {}, said.append, exporter)
+    export = OtlpExport("http://me:geheim@collector/v1/traces", {}, said.append, exporter)
     for _ in range(4):
         export.send([PART])
         assert exporter.asked.acquire(timeout=60)
     export.end()
     assert said == [
-        "cannot send traces to http://collector/v1/traces: they are lost until it answers; the job continues",
-        "traces are sent to http://collector/v1/traces again",
+        "cannot send traces to http://…@collector/v1/traces: they are lost until it answers; the job continues",
+        "traces are sent to http://…@collector/v1/traces again",
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import socket
 import ssl
 import subprocess
 import threading
@@ -256,6 +257,14 @@ def test_others_are_told_an_address_that_they_can_reach() -> None:
     six = web([], host="::1")
     assert six.listen("10.1.2.3").startswith("http://[::1]:")
     for one in (everywhere, six):
+        one._socket.close()  # type: ignore[union-attr]
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this host has no IPv6")
+def test_all_addresses_are_those_of_both_families() -> None:
+    one = web([], host="::")
+    url = one.listen("127.0.0.1")
+    with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), 60.0):
         one._socket.close()  # type: ignore[union-attr]
 
 

@@ -8,7 +8,7 @@ import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
-from edl.web.access import RateLimit, peer_of
+from edl.web.access import RateLimit, peer_of, unmapped
 from edl.web.settings import HttpLimits
 from tests.support.web_fixture import Setup, head, play
 
@@ -223,3 +223,8 @@ def test_a_host_with_many_addresses_is_one_peer() -> None:
     assert peer_of("10.0.0.1") == "10.0.0.1"
     assert peer_of("::ffff:10.0.0.1") == "10.0.0.1"
     assert peer_of("2001:db8::1") == peer_of("2001:db8::ffff:2%eth0") != peer_of("2001:db8:0:1::1")
+
+
+def test_the_address_of_a_peer_is_shown_as_people_write_it() -> None:
+    for host, shown in (("::ffff:10.0.0.1", "10.0.0.1"), ("10.0.0.1", "10.0.0.1"), ("2001:db8::1", "2001:db8::1")):
+        assert unmapped(host) == shown
