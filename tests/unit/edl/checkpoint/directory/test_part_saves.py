@@ -10,6 +10,7 @@ import pytest
 
 from edl.adapters.files import PlainFiles
 from edl.checkpoint.directory.writer import FileCheckpointStorage
+from edl.checkpoint.memory import shard_saves
 from edl.checkpoint.memory.shard_saves import parts_to_write
 from edl.errors import CheckpointError
 from edl.ports import Files
@@ -75,6 +76,45 @@ def test_what_others_wrote_may_come_into_sight_late() -> None:
         assert await bench.reports.get() == (Version(1, 1), "/there/1", "")
         assert looks == 3
 
+    run(test)
+
+
+@pytest.mark.parametrize("error", [CheckpointError("stale file"), RuntimeError("can't start new thread")], ids=repr)
+def test_a_directory_that_is_out_of_reach_for_a_moment_costs_no_checkpoint(error: Exception) -> None:
+    """All parts may be there."""
+
+    async def test(bench: Bench) -> None:
+        memory = bench.node()
+        memory.enter(Version(), (A, B), writes=True)
+        looks = 0
+
+        def complete(version: Version, shards: int) -> str | None:
+            nonlocal looks
+            looks += 1
+            if looks == 1:
+                raise error
+            return f"/there/{version.commit}"
+
+        bench.checkpoint_storage.complete = complete  # type: ignore[method-assign]
+        await Worker(memory).commit(1, save=True, shard=0, shards=2)
+        assert await bench.reports.get() == (Version(1, 1), "/there/1", "")
+
+    run(test)
+
+
+def test_a_directory_that_stays_out_of_reach_is_given_up_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(bench: Bench) -> None:
+        memory = bench.node()
+        memory.enter(Version(), (A, B), writes=True)
+
+        def complete(version: Version, shards: int) -> str | None:
+            raise CheckpointError("stale file handle")
+
+        bench.checkpoint_storage.complete = complete  # type: ignore[method-assign]
+        await Worker(memory).commit(1, save=True, shard=0, shards=2)
+        assert await bench.reports.get() == (Version(1, 1), "", "stale file handle")
+
+    monkeypatch.setattr(shard_saves, "COMPLETE_S", 0.5)
     run(test)
 
 
