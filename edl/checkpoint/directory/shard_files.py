@@ -66,7 +66,7 @@ class ShardFiles:
         left."""
         self._clear(version)
         folder = folder_name(version)
-        while not (self._is_done(folder, version) or self._is_recorded(folder, version, shard, shards)):
+        while not (self._is_done(folder, version, rewrites=True) or self._is_recorded(folder, version, shard, shards)):
             if self._write(version, data, shard, shards):
                 return
 
@@ -161,25 +161,26 @@ class ShardFiles:
     def _sizes(self, folder: str) -> dict[str, int]:
         return {entry.name: entry.size for entry in self._files.entries(folder)}
 
-    def _is_done(self, folder: str, version: Version) -> bool:
-        """Whether the checkpoint is complete. A manifest that does not match is deleted: the parts are written
-        again."""
+    def _is_done(self, folder: str, version: Version, *, rewrites: bool = False) -> bool:
+        """Whether the checkpoint is complete, as far as this node sees its files. ``rewrites``: a manifest that does
+        not match is deleted, because the parts are written again."""
         try:
             found = text.parse_manifest(self._files.read(f"{folder}/{MANIFEST_FILE}"))
         except FileNotFoundError:
             return False
         except CheckpointError:
+            found = None
+        if found is not None:
+            ours = self._manifest(version, found.shards, {})
+            if found.job != ours.job:
+                raise CheckpointError(
+                    f"{self._files.path(folder)} was written by job {found.job} and is not replaced: "
+                    "choose another --checkpoint-dir"
+                )
+            if found.version == version and not text.why_sizes_differ(found, self._sizes(folder)):
+                return True
+        if rewrites:
             self._files.remove(f"{folder}/{MANIFEST_FILE}")
-            return False
-        ours = self._manifest(version, found.shards, {})
-        if found.job != ours.job:
-            raise CheckpointError(
-                f"{self._files.path(folder)} was written by job {found.job} and is not replaced: "
-                "choose another --checkpoint-dir"
-            )
-        if found.version == version and not text.why_sizes_differ(found, self._sizes(folder)):
-            return True
-        self._files.remove(f"{folder}/{MANIFEST_FILE}")
         return False
 
     def _clear(self, now: Version) -> None:

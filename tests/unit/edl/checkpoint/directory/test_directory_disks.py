@@ -8,7 +8,7 @@ import functools
 import os
 import threading
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from edl.adapters.files import PlainFiles
 from edl.checkpoint.directory.manifest import Retention, folder_name
 from edl.checkpoint.directory.writer import FileCheckpointStorage, WriterIdentity
 from edl.errors import CheckpointError
+from edl.ports import FileEntry
 from edl.wire.records import Version
 from tests.support.checkpoint_tools import Crash, Fault, FaultyFiles, Memory, load, open_checkpoint_storage, save, state
 from tests.unit.edl.checkpoint.directory.test_retention import commits
@@ -325,6 +326,29 @@ def test_a_node_that_was_stopped_while_it_wrote_a_part_does_not_describe_the_fil
         assert save_part(open_checkpoint_storage(PlainFiles(folder)), 3, 1, 2)
         for part in (0, 1):
             assert load(open_checkpoint_storage(PlainFiles(folder)), Version(1, 3), part)[0] == Version(1, 3), at
+
+
+class Late(PlainFiles):
+    """Shows an old state of a folder for a while, as some network file systems do."""
+
+    shown: Sequence[FileEntry] = ()
+
+    def entries(self, folder: str = "") -> list[FileEntry]:
+        return list(self.shown) if self.shown and folder else super().entries(folder)
+
+
+def test_a_node_that_sees_the_files_late_leaves_a_complete_checkpoint_alone(tmp_path: Path) -> None:
+    """It looks after the checkpoint, which another node has completed meanwhile."""
+    late = Late(tmp_path)
+    here, there = open_checkpoint_storage(late), open_checkpoint_storage(PlainFiles(tmp_path))
+    save_part(here, 3, 0, 2)
+    assert save_part(there, 3, 1, 2)
+    folder = folder_name(Version(1, 3))
+    late.shown = [FileEntry(one.name, min(one.size, 1000)) for one in late.entries(folder)]
+    assert here.complete(Version(1, 3), 2) is None, "for now"
+    assert there.newest() == (Version(1, 3), True)
+    late.shown = ()
+    assert here.complete(Version(1, 3), 2) == ""
 
 
 class Restless(PlainFiles):
