@@ -188,6 +188,7 @@ class MemoryCheckpoints:
         self.restored(slot)
         if message.stream == STATE:
             self._snapshot_pool.outgrown(stream)
+            self.reading.forget()
             self._replication.committed(stream, [NodeId(node) for node in message.others])
             if self._replication.copies(stream, message.shards) or (
                 message.save and (self._writer or message.shards > 1)
