@@ -429,8 +429,12 @@ class FileCheckpointStorage:
                 return error
             return None
 
-        with ThreadPoolExecutor(VERIFIERS, "edl-verify") as pool:
-            error = next(filter(None, pool.map(check, sorted(found.files.items()))), None)
+        files = sorted(found.files.items())
+        try:
+            with ThreadPoolExecutor(VERIFIERS, "edl-verify") as pool:
+                error = next(filter(None, pool.map(check, files)), None)
+        except RuntimeError:  # the system allows no further thread at present
+            error = next(filter(None, map(check, files)), None)
         if error is not None:
             raise error
 

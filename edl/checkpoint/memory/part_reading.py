@@ -10,10 +10,9 @@ import asyncio
 import logging
 import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from edl.checkpoint.memory.background import in_pool
+from edl.checkpoint.memory.background import WaitingPool, in_pool
 from edl.checkpoint.memory.holders import from_any
 from edl.checkpoint.memory.memory_files import MemoryFile
 from edl.checkpoint.memory.snapshot_pool import MemorySnapshotPool
@@ -53,7 +52,7 @@ class PartReading:
         self._snapshot_pool = snapshot_pool
         self._copies = copies
         self._node = node
-        self._threads = ThreadPoolExecutor(STREAMS, "edl-pieces")
+        self._threads = WaitingPool(STREAMS, "edl-pieces")
         self._headers: _Headers | None = None
 
     async def close(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import threading
 from pathlib import Path
 
 import pytest
@@ -272,4 +273,26 @@ def test_a_part_under_the_name_of_another_one(tmp_path: Path) -> None:
     for shard in (1, 0):
         checkpoint_storage.write(VERSION, PARTS[shard], 1 - shard, 2)  # each under the other's number
     with pytest.raises(CheckpointError, match="its header says part 1 of 2, its manifest 0 of 2"):
+        checkpoint_storage.verify(VERSION)
+
+
+def test_a_sharded_checkpoint_is_verified_without_further_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As at a container's limit on processes."""
+    start = threading.Thread.start
+
+    def scarce(thread: threading.Thread) -> None:
+        if thread.name.startswith("edl-verify"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    checkpoint_storage = open_checkpoint_storage(PlainFiles(tmp_path))
+    for shard in range(2):
+        checkpoint_storage.write(VERSION, PARTS[shard], shard, 2)
+    monkeypatch.setattr(threading.Thread, "start", scarce)
+    assert checkpoint_storage.load(_no_memory) == (VERSION, True)
+    path = tmp_path / "commit-0000000010.era-0000000001" / "state-00000-of-00002.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"!")
+    with pytest.raises(CheckpointError, match="checksum of state-00000"):
         checkpoint_storage.verify(VERSION)
