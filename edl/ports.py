@@ -362,12 +362,13 @@ class Files(Protocol):
         the file."""
         ...
 
-    def write(self, name: str, pieces: Iterable[bytes | memoryview], *, new: bool = False) -> None:
+    def write(self, name: str, pieces: Iterable[bytes | memoryview], *, new: bool = False) -> str:
         """Write a whole file, and create its parent folders. It is durable when this returns.
 
         On a file system it appears atomically and complete, or not at all; an object store may keep part of an
         interrupted write. A write that raises leaves nothing behind, as far as possible. ``new``: a file that is there
-        already, or that another process has written meanwhile, stays as it is; raises ``FileExistsError``.
+        already, or that another process has written meanwhile, stays as it is; raises ``FileExistsError``. Returns the
+        ``stamp`` of what was written; empty if unknown.
         """
         ...
 

@@ -13,14 +13,26 @@ from edl.ports import Activity
 
 def activity(leaders: Collection[int]) -> dict[int, Activity]:
     """CPU time and I/O of each worker so far, together with all processes in its session. Blocks for some milliseconds;
-    workers that are gone are left out."""
+    workers that are gone are left out, and so are all if this process has no descriptor left to look at them: a part
+    of a sum would look like a worker that does nothing."""
     sessions: dict[int, list[psutil.Process]] = {leader: [] for leader in leaders}
-    for pid in psutil.pids() if sessions else ():
-        with contextlib.suppress(OSError, psutil.Error):
-            session = os.getsid(pid)
+    try:
+        for pid in psutil.pids() if sessions else ():
+            session = _session(pid)
             if session in sessions:
-                sessions[session].append(psutil.Process(pid))
-    return {leader: _sum(processes) for leader, processes in sessions.items() if processes}
+                with contextlib.suppress(psutil.Error):
+                    sessions[session].append(psutil.Process(pid))
+        return {leader: _sum(processes) for leader, processes in sessions.items() if processes}
+    except OSError:
+        return {}
+
+
+def _session(pid: int) -> int:
+    """A process's session; -1 if it is gone."""
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return -1
 
 
 def _sum(processes: list[psutil.Process]) -> Activity:

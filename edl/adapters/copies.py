@@ -4,7 +4,7 @@ Each connection carries one request, served by its own thread so that the launch
 
 1. Both sides prove that they belong to this job (``copy_connection``).
 2. The client sends one frame: ``put`` with a label and a checksum, ``get``, ``header``, or ``read`` followed by the
-   ranges.
+   ranges. Further connections for the same ``get`` only help, and the server refuses some of them.
 3. The server answers ``go`` (or the label, or sizes), ``have``, or ``no`` with a reason; ``wait`` means that it is
    still preparing. Memory is allocated before the first byte is sent.
 4. The bytes follow, by ``sendfile`` on one side and directly into memory on the other. After a ``put`` a last frame
@@ -39,6 +39,9 @@ from edl.wire.snapshot import raw_header
 
 log = logging.getLogger(__name__)
 
+HELPING_SHARE = 4
+"""One in so many connections served at once may only help another one of the same client. With more, few clients would
+take all places, and those that come later would get no answer in time."""
 _RANGE = struct.Struct(">QQ")
 _MOST_RANGES = 1_000_000
 _BACKGROUND_NICENESS = 15
@@ -71,6 +74,7 @@ class TcpCopies:
         self._open: set[socket.socket] = set()
         self._threads: set[threading.Thread] = set()
         self._places = threading.BoundedSemaphore(self._limits.connections)
+        self._helping = threading.Semaphore(max(1, self._limits.connections // HELPING_SHARE))
         self._stopped = False
         self._listener: socket.socket | None = None
 
@@ -120,10 +124,12 @@ class TcpCopies:
                 arrival.discard()
 
     @contextlib.contextmanager
-    def _asked(self, host: str, port: int, version: Version, shard: int) -> Iterator[tuple[CopyConnection, Label]]:
-        """A connection on which a node offers a part of a commit."""
+    def _asked(
+        self, host: str, port: int, version: Version, shard: int, *, helps: bool = False
+    ) -> Iterator[tuple[CopyConnection, Label]]:
+        """A connection on which a node offers a part of a commit. ``helps``: it is not the first one of a transfer."""
         with self._call(host, port) as line:
-            line.send_frame({"op": "get", **_from_part(version, shard)})
+            line.send_frame({"op": "get", **_from_part(version, shard), **({"helps": True} if helps else {})})
             label = _to_label(line.receive_answer())
             if (label.holding.version, label.holding.shard) != (version, shard):
                 raise ProtocolError(f"the peer sent {label.holding} instead of shard {shard} of {version}")
@@ -133,7 +139,7 @@ class TcpCopies:
     def _asked_again(self, host: str, port: int, label: Label) -> Iterator[CopyConnection]:
         """Another connection on which the same snapshot is offered."""
         holding = label.holding
-        with self._asked(host, port, holding.version, holding.shard) as (line, again):
+        with self._asked(host, port, holding.version, holding.shard, helps=True) as (line, again):
             if (again.holding, again.size) != (holding, label.size):
                 raise ProtocolError(f"the peer offers {again} and {label}")
             yield line
@@ -240,6 +246,8 @@ class TcpCopies:
                 match request.get("op"):
                     case "put":
                         self._take(line, snapshot_pool, request)
+                    case "get" if request.get("helps") is True:
+                        self._help(line, snapshot_pool, request)
                     case "get":
                         self._give(line, snapshot_pool, request)
                     case "header":
@@ -282,6 +290,15 @@ class TcpCopies:
         finally:
             arrival.discard()
         line.send_frame({"whole": True})
+
+    def _help(self, line: CopyConnection, snapshot_pool: SnapshotPool, request: dict[str, Any]) -> None:
+        if not self._helping.acquire(blocking=False):
+            line.refuse("enough connections help already")
+            return
+        try:
+            self._give(line, snapshot_pool, request)
+        finally:
+            self._helping.release()
 
     def _give(self, line: CopyConnection, snapshot_pool: SnapshotPool, request: dict[str, Any]) -> None:
         version, shard = _to_part(request)

@@ -12,8 +12,19 @@ _QUERY = ("nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,no
 
 
 def run(command: Sequence[str]) -> str:
-    """A program's output. Raises ``OSError`` or ``subprocess.SubprocessError``."""
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=LIMIT_S).stdout
+    """A program's output. Raises ``OSError`` or ``subprocess.SubprocessError``; does not wait for the end of a program
+    that is too slow: one that waits for a broken driver cannot be killed."""
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    try:
+        shown, _ = process.communicate(timeout=LIMIT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        if process.stdout is not None:
+            process.stdout.close()
+        raise
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command)
+    return shown
 
 
 def devices_busy(uuids: Sequence[str], ask: Callable[[Sequence[str]], str] = run) -> bool:

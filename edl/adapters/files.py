@@ -45,10 +45,9 @@ class PlainFiles:
     def stamp(self, name: str) -> str:
         """Empty when there is no such file, else a text that changes when the file is rewritten or touched."""
         try:
-            status = os.stat(self.path(name))
+            return _stamp(os.stat(self.path(name)))
         except FileNotFoundError:
             return ""
-        return f"{status.st_ino}:{status.st_mtime_ns}:{status.st_size}"
 
     def read(self, name: str) -> bytes:
         """The content of a small file. Raises ``FileNotFoundError``."""
@@ -69,8 +68,8 @@ class PlainFiles:
             os.close(descriptor)
         return done
 
-    def write(self, name: str, pieces: Iterable[bytes | memoryview], *, new: bool = False) -> None:
-        """Write a whole file, creating its folders: it appears complete, or not at all."""
+    def write(self, name: str, pieces: Iterable[bytes | memoryview], *, new: bool = False) -> str:
+        """Write a whole file, creating its folders: it appears complete, or not at all. Returns its stamp."""
         target = self.path(name)
         folder = os.path.dirname(target)
         _make_folder(folder)
@@ -81,6 +80,7 @@ class PlainFiles:
                 for piece in pieces:
                     write_all(descriptor, piece)
                 os.fsync(descriptor)
+                stamp = _stamp(os.fstat(descriptor))
             finally:
                 os.close(descriptor)
             (_publish if new else os.replace)(temporary, target)
@@ -89,6 +89,7 @@ class PlainFiles:
                 os.unlink(temporary)
             raise
         _sync_folder(folder)
+        return stamp
 
     def forget(self, name: str) -> None:
         """Drop the file from the page cache."""
@@ -133,6 +134,10 @@ class PlainFiles:
                 return None
             else:
                 return status.f_bavail * status.f_frsize
+
+
+def _stamp(status: os.stat_result) -> str:
+    return f"{status.st_ino}:{status.st_mtime_ns}:{status.st_size}"
 
 
 def write_all(descriptor: int, piece: bytes | memoryview) -> None:

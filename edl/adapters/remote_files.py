@@ -94,8 +94,9 @@ class RemoteFiles:
         buffer[: len(data)] = data
         return len(data)
 
-    def write(self, name: str, pieces: Iterable[bytes | memoryview], *, new: bool = False) -> None:
-        """Write a whole file, and create its folders if the store has folders."""
+    def write(self, name: str, pieces: Iterable[bytes | memoryview], *, new: bool = False) -> str:
+        """Write a whole file, and create its folders if the store has folders. Its stamp is unknown: it would cost
+        another request."""
         path = self._inside(name)
         with _as_os_errors(self.path(name)):
             self._system.makedirs(path.rpartition("/")[0], exist_ok=True)
@@ -111,6 +112,7 @@ class RemoteFiles:
                 with contextlib.suppress(Exception):  # the first error is the one to report
                     self._system.rm_file(path)
                 raise
+        return ""
 
     def sync(self, folder: str) -> None:
         """Does nothing: data that an object store has accepted is durable."""

@@ -41,5 +41,5 @@ def _tree(pid: int) -> list[int]:
     try:
         program = psutil.Process(pid)
         return [pid, *(child.pid for child in program.children(recursive=True))]
-    except psutil.Error:
+    except (psutil.Error, OSError):
         return []

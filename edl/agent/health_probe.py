@@ -63,27 +63,28 @@ class HealthProbe:
         settings = self._settings
         ordered = ProbeOrder(order, settings.node, settings.slots, settings.secret(order.number), settings.probes)
         environment = {**settings.environment, PROBE_VARIABLE: json_messages.encode(ordered).decode()}
-        stdout, stderr = _Pipe(), _Pipe()
-        try:
-            pid = await self._processes.spawn_probe(environment, stdout.write_fd, stderr.write_fd)
-        except WorkerStartError:
-            stdout.close()
-            stderr.close()
-            return None
-        late = False
+        with contextlib.ExitStack() as opened:
+            try:
+                stdout, stderr = opened.enter_context(_Pipe()), opened.enter_context(_Pipe())
+                pid = await self._processes.spawn_probe(environment, stdout.write_fd, stderr.write_fd)
+            except (OSError, WorkerStartError):
+                return None
+            late = await self._read(pid, stdout, stderr, order.timeout_s)
+        return found_in(order, bytes(stdout.data), bytes(stderr.data), late=late)
+
+    async def _read(self, pid: int, stdout: _Pipe, stderr: _Pipe, timeout_s: float) -> bool:
+        """Read what a probe writes until it ends, or is killed; returns whether it was killed because it was late."""
         reading = asyncio.gather(stdout.read(), stderr.read())
         try:
-            try:
-                await asyncio.wait_for(asyncio.shield(reading), order.timeout_s)
-            except asyncio.TimeoutError:
-                late = True
+            await asyncio.wait_for(asyncio.shield(reading), timeout_s)
+        except asyncio.TimeoutError:
+            return True
+        else:
+            return False
         finally:
             await self._processes.signal(pid, signal.SIGKILL)  # also what it has started
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(reading, KILL_S)
-            stdout.close()
-            stderr.close()
-        return found_in(order, bytes(stdout.data), bytes(stderr.data), late=late)
 
 
 def found_in(order: CheckHealth, stdout: bytes, stderr: bytes, *, late: bool) -> HealthChecked | None:
@@ -129,7 +130,10 @@ class _Pipe:
             if len(self.data) < MOST_BYTES:
                 self.data += piece
 
-    def close(self) -> None:
+    def __enter__(self) -> _Pipe:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         """Close both ends."""
         if self._transport is not None:
             self._transport.close()

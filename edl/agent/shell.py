@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import errno
 import signal
 import statistics
 import traceback
@@ -52,6 +53,9 @@ STACKS_S = 10.0
 """Time limit in seconds for dumping the stacks of all workers."""
 LOGS_S = 2.0
 """Seconds that a launcher waits for the logs' disk before it exits."""
+PORTS_AGAIN_S = 1.0
+"""Pause before ports are reserved again that the host did not have."""
+_LACKING = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRINUSE)
 LET_GO_S = 1.0
 """Seconds that the agent waits for a cancelled save to end."""
 
@@ -65,6 +69,8 @@ class AgentShell:
         self._events: asyncio.Queue[ev.Event | FilesAlike] = asyncio.Queue()
         self._ports = deps.ports
         self._ports_good_for: tuple[MasterStream | None, Round] | None = None
+        self._no_ports = ""
+        """Why no ports could be reserved the last time; empty: they were."""
         self._stream: MasterStream | None = None
         self._master: tuple[str, int, FencingToken] | None = None
         self._redial = asyncio.Event()
@@ -77,6 +83,7 @@ class AgentShell:
         deps.workers.meet_at(self._worker_server.address)
         deps.workers.warn_by(lambda why: self.post(ev.LoggingChanged(why)))
         self._timer = Timer(deps.clock.now_s, lambda: self.post(ev.Tick()))
+        self._ports_again = Timer(deps.clock.now_s, lambda: self.post(ev.StateChanged()))
         self._switches = (
             SwitchWatch(deps.switches, lambda: self._state, self._worker_server.progress, self.post)
             if deps.switches is not None
@@ -327,8 +334,9 @@ class AgentShell:
         try:
             ports = self._ports.ports(1 + self._state.info.slots)
         except OSError as error:
-            self.post(ev.Fatal(Outcome(1, f"no free ports on this host for the next round: {error}")))
+            self._lack_ports(error)
             return
+        self._no_ports = ""
         if self._stream is not None:
             checkpoints = self._deps.checkpoints
             stored, sharded = checkpoints.stored
@@ -345,6 +353,17 @@ class AgentShell:
                     self._commit_age_s(),
                 )
             )
+
+    def _lack_ports(self, error: OSError) -> None:
+        """Try again later if the host lacks ports or descriptors for the moment."""
+        why = f"no free ports on this host for the next round: {error}"
+        if error.errno not in _LACKING:
+            self.post(ev.Fatal(Outcome(1, why)))
+            return
+        if why != self._no_ports:
+            self._deps.log(f"{why}. Trying again every {PORTS_AGAIN_S:g} s")
+        self._no_ports = why
+        self._ports_again.set(self._deps.clock.now_s() + PORTS_AGAIN_S)
 
     # --- sources of events -------------------------------------------------------------------------------------------
 
@@ -385,6 +404,8 @@ class AgentShell:
 
         try:
             await stream.run(opened, self._hear)
+        except Exception as error:  # noqa: BLE001 - such as no descriptor for a worker's message: it is sent again
+            self._deps.log(f"the connection to the Master is closed, because a message could not be handled: {error}")
         finally:
             if attached:
                 self._stream = None
@@ -536,6 +557,7 @@ class AgentShell:
 
     def _let_go(self) -> None:
         self._timer.set(None)
+        self._ports_again.set(None)
         self._stop_probe()
         self._ports.release()
         self._worker_server.close()

@@ -32,6 +32,9 @@ from edl.wire.parts import PartRange, decode_ranges
 
 _CREDENTIALS = struct.Struct("3i")
 _BACKLOG = 256
+ACCEPT_AGAIN_S = 1.0
+"""Pause after a connection that could not be accepted. It stays in the queue, so without a pause the event loop would
+do nothing but try, and log, for as long as descriptors are lacking."""
 _STRANGER_RETRY_S = 0.01
 _STRANGER_LIMIT = 500
 """Retries for an unknown peer: a worker may connect before the fork server has reported its pid."""
@@ -118,6 +121,9 @@ class WorkerServer:
         self._lines: dict[int, _WorkerConnection] = {}
         self._strangers: set[_WorkerConnection] = set()
         self._background = BackgroundTasks()
+        self._refused = ""
+        """Why the last connection could not be accepted; empty: it was."""
+        self._accept_again: asyncio.TimerHandle | None = None
         self.progress: dict[int, int] = {}
         """Newest commit that each slot has announced, for the detection of hangs. Some workers announce none."""
         self.newest: tuple[int, float] | None = None
@@ -137,8 +143,9 @@ class WorkerServer:
 
     def close(self) -> None:
         """Close all connections. Workers end when that happens."""
-        loop = asyncio.get_running_loop()
-        loop.remove_reader(self._listener)
+        asyncio.get_running_loop().remove_reader(self._listener)
+        if self._accept_again is not None:
+            self._accept_again.cancel()
         self._listener.close()
         for line in [*self._lines.values(), *self._strangers]:
             self._hang_up(line)
@@ -171,8 +178,15 @@ class WorkerServer:
     def give_place(self, slot: int, seat: local.Seat) -> None:
         """Give a waiting worker its place."""
         line = self._lines.get(slot)
-        if line is not None:
-            self._send(line, local.Place(seat.round), write_memory("edl-seat", plain.dumps(seat)))
+        if line is None:
+            return
+        try:
+            place = write_memory("edl-seat", plain.dumps(seat))
+        except OSError as error:  # no descriptor, or no memory: the others would wait for this worker
+            self._log(f"cannot give the worker in slot {slot} its place ({error.strerror}): it is restarted")
+            self._hang_up(line)
+            return
+        self._send(line, local.Place(seat.round), place)
 
     # --- connections -------------------------------------------------------------------------------------------------
 
@@ -183,8 +197,9 @@ class WorkerServer:
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as error:
-                self._log(f"cannot accept a worker's connection: {error.strerror}")
+                self._put_off(error)
                 return
+            self._refused = ""
             connection.setblocking(False)
             raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
             pid, uid, _ = _CREDENTIALS.unpack(raw)
@@ -199,6 +214,16 @@ class WorkerServer:
             line = _WorkerConnection(connection, session)
             self._strangers.add(line)
             self._introduce(line)
+
+    def _put_off(self, error: OSError) -> None:
+        """Stop accepting connections for a while."""
+        why = error.strerror or str(error)
+        if why != self._refused:
+            self._log(f"cannot accept a worker's connection: {why}. Trying again every {ACCEPT_AGAIN_S:g} s")
+        self._refused = why
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._listener)
+        self._accept_again = loop.call_later(ACCEPT_AGAIN_S, self.open)
 
     def _introduce(self, line: _WorkerConnection) -> None:
         """Start reading from a connection once its worker is known."""

@@ -11,13 +11,16 @@ import socket
 import struct
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
+from edl.adapters import range_fetch
 from edl.adapters.clock import SystemClock
 from edl.adapters.copies import TcpCopies
-from edl.adapters.copy_connection import CopyLimits
+from edl.adapters.copy_connection import CopyConnection, CopyLimits
+from edl.adapters.range_fetch import RangeFetch
 from edl.checkpoint.memory.buffer_table import SnapshotStream
 from edl.checkpoint.memory.snapshot_pool import IncomingCopy, Loan, MemorySnapshotPool
 from edl.errors import CheckpointError, PortInUse
@@ -361,6 +364,37 @@ def test_one_who_holds_all_places_does_not_hold_them_for_long() -> None:
     patient = TcpCopies(A, lambda: TOKEN, SystemClock(), limits)
     with socket.create_connection((HOST, port)):
         patient.get(HOST, port, NEW.version, 0, into(here))
+    assert content(here) == 7
+    node.stop()
+
+
+def test_one_client_with_many_connections_does_not_take_all_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When many nodes join at once, they fetch the state from the same few."""
+    held, go_on = threading.Semaphore(0), threading.Event()
+    fetch = RangeFetch._fetch
+
+    def slow(self: RangeFetch, line: CopyConnection, start: int) -> None:
+        held.release()
+        assert go_on.wait(TIMEOUT_S)
+        fetch(self, line, start)
+
+    monkeypatch.setattr(range_fetch, "RANGE_BYTES", SIZE // 20)
+    monkeypatch.setattr(range_fetch, "connections_for", lambda size: 8)
+    monkeypatch.setattr(RangeFetch, "_fetch", slow)
+    node = TcpCopies(B, lambda: TOKEN, SystemClock(), dataclasses.replace(LIMITS, connections=8))
+    there, here = snapshot_pool(B), snapshot_pool(A)
+    put_in(there, NEW, 7)
+    port = node.start(there, HOST)
+    patient = TcpCopies(A, lambda: TOKEN, SystemClock(), CopyLimits(handshake_s=TIMEOUT_S, silence_s=TIMEOUT_S))
+    with ThreadPoolExecutor(1) as first:
+        fetched = first.submit(patient.get, HOST, port, NEW.version, 0, into(here))
+        try:
+            for _ in range(3):  # its first connection, and two that help
+                assert held.acquire(timeout=TIMEOUT_S)
+            assert TcpCopies(A, lambda: TOKEN, SystemClock(), LIMITS).header(HOST, port, NEW.version, 0)[1] > 0
+        finally:
+            go_on.set()
+        fetched.result(TIMEOUT_S)
     assert content(here) == 7
     node.stop()
 

@@ -239,13 +239,13 @@ class FaultyFiles:
     def read_into(self, name: str, offset: int, buffer: memoryview) -> int:
         return self._inner.read_into(name, offset, buffer)
 
-    def write(self, name: str, pieces: Iterable[bytes | memoryview], *, new: bool = False) -> None:
+    def write(self, name: str, pieces: Iterable[bytes | memoryview], *, new: bool = False) -> str:
         if self._fault.here(f"write {name}"):
             if self._fault.halfway:
                 data = b"".join(pieces)
                 self._inner.write(name, [data[: len(data) // 2]])
             self._fault.strike()
-        self._inner.write(name, pieces, new=new)
+        return self._inner.write(name, pieces, new=new)
 
     def sync(self, folder: str) -> None:
         self._fault.step(f"sync {folder}")

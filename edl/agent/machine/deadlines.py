@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from edl.agent.machine import leaving, rounds
-from edl.agent.machine.events import SignalWorkers, WakeAt
+from edl.agent.machine.events import Exit, SignalWorkers, WakeAt
 from edl.agent.machine.state import AgentPhase, Leave, Outcome, Worker
-from edl.agent.machine.turn import SIGKILL, SIGTERM, AgentTurn
+from edl.agent.machine.turn import BURY_S, SIGKILL, SIGTERM, AgentTurn
 from edl.exit_codes import ExitCode
 from edl.wire.messages import Leaving
 
@@ -37,6 +37,7 @@ def _deadlines(turn: AgentTurn) -> list[Deadline]:
         _surrender(turn),
         _drain(turn),
         (turn.state.word_by_s, lambda: leaving.unheard(turn)),
+        _bury(turn),
     ]
 
 
@@ -50,6 +51,17 @@ def _kill(turn: AgentTurn) -> Deadline:
     stopping = turn.state.phase in (AgentPhase.STOPPING, AgentPhase.LEAVING)
     stopping = stopping or (turn.state.phase is AgentPhase.PREPARING and turn.state.idling)
     return (turn.state.kill_at_s if stopping and turn.state.alive else None), act
+
+
+def _bury(turn: AgentTurn) -> Deadline:
+    def act() -> None:
+        pending = f"{len(turn.state.alive)} killed workers have not ended within {BURY_S:g} s"
+        turn.log(f"{pending}, perhaps because a driver or a file system hangs: leaving all the same")
+        turn.set(phase=AgentPhase.OVER)
+        turn.do(Exit(turn.state.outcome or Outcome(int(ExitCode.TERMINATED), turn.state.reason)))
+
+    leaving = turn.state.phase is AgentPhase.LEAVING and turn.state.alive
+    return (turn.state.bury_by_s if leaving else None), act
 
 
 def _shed(turn: AgentTurn) -> Deadline:

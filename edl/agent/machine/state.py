@@ -183,6 +183,8 @@ class AgentState:
     """Deadline after which stopping workers get SIGKILL."""
     shed_by_s: float | None = None
     """Deadline after which workers in unused slots get SIGKILL."""
+    bury_by_s: float | None = None
+    """Deadline after which a leaving launcher exits although killed workers have not ended."""
     killed: bool = False
     """SIGKILL has been sent to the stopping workers."""
     stopped_itself: bool = False

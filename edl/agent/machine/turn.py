@@ -19,6 +19,10 @@ SIGTERM, SIGKILL, SIGINT, SIGABRT = (
 )
 
 
+BURY_S = 60.0
+"""Seconds that killed workers get to end. One that waits for a broken driver or file system may never do."""
+
+
 class AgentTurn:
     """Working copy of an ``AgentState`` during one step."""
 
@@ -91,6 +95,7 @@ class AgentTurn:
         running = tuple(w for w in self.state.alive if not (stopping and w.status is WorkerStatus.ALIVE))
         self.end_workers(running, number)
         self.set(phase=AgentPhase.LEAVING, outcome=outcome, reason=outcome.reason)
+        self.set(bury_by_s=self.now_s + self.state.timeouts.shutdown_s + BURY_S)
         self.exit_if_empty()
 
     def exit_if_empty(self) -> None:

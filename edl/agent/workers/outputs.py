@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from edl.agent.workers.disk_calls import DiskCalls
 from edl.agent.workers.log_file import UNBOUNDED, Bounds, LogRoom
 from edl.agent.workers.log_paths import (
     HISTORY,
@@ -109,12 +110,13 @@ class Output:
     files: WorkerFiles
     error_file: str
     """Path for the worker's description of an uncaught exception; empty for none."""
+    disk: DiskCalls
 
     async def last_error(self, limit_s: float = TIMEOUT_S) -> str | None:
         """The worker's description of an uncaught exception, "" for none; None if its disk does not answer within
         ``limit_s``."""
         try:
-            return await asyncio.wait_for(asyncio.to_thread(_read, self.error_file), limit_s)
+            return await self.disk.call(functools.partial(_read, self.error_file), limit_s)
         except asyncio.TimeoutError:
             return None
 
@@ -151,6 +153,7 @@ class Outputs:
         """The last lines of all workers."""
         self._made: dict[tuple[str, int], int] = {}
         self._scribe = Scribe()
+        self._disk = DiskCalls()
         self._pieces = LogPieces(plan.rounds, plan.most_bytes, plan.days * DAY_S)
         self._wall_clock_s = wall_clock_s
         self._part_bytes = part_bytes(plan.most_bytes, plan.workers)
@@ -259,7 +262,7 @@ class Outputs:
             stdout.close()
             raise
         self._scribe.do(lambda: self._note(files, environment))
-        return Output(stdout, stderr, files, files.error_file)
+        return Output(stdout, stderr, files, files.error_file, self._disk)
 
     def move(self, output: Output, files: WorkerFiles, environment: Mapping[str, str]) -> None:
         """Switch a worker to the files of a new round."""
@@ -284,7 +287,7 @@ class Outputs:
             Path(files.backup_environment).write_text(text)
 
         try:
-            await asyncio.wait_for(asyncio.to_thread(write), TIMEOUT_S)
+            await self._disk.call(write, TIMEOUT_S)
         except OSError as error:
             why = error.strerror or str(error)
         except asyncio.TimeoutError:

@@ -26,7 +26,7 @@ from edl.wire.records import Version
 
 RECORD_LOOKS, RECORD_PAUSE_S = 20, 0.05
 """How often, and with which pauses, to look for the record of a file that another node has written."""
-Put = Callable[[str, memoryview, bool], Sum]
+Put = Callable[[str, memoryview, bool], tuple[Sum, str]]
 _NUMBER = re.compile(r"state-(\d+)-of-")
 
 
@@ -47,13 +47,15 @@ class ShardFiles:
         files: Files,
         manifest: Callable[[Version, int, dict[str, Sum]], StateManifest],
         put: Put,
+        sum_of: Callable[[str, int], Sum],
         delete: Callable[[str], None],
     ) -> None:
         """``manifest`` creates a manifest in this run's name, ``put`` writes a file that is not there yet and returns
-        its checksums, ``delete`` deletes a folder."""
+        its checksums and its stamp, ``sum_of`` reads so many bytes of a file, ``delete`` deletes a folder."""
         self._files = files
         self._manifest = manifest
         self._put = put
+        self._sum = sum_of
         self._delete = delete
         self._pause = threading.Event()
         """Never set."""
@@ -64,26 +66,45 @@ class ShardFiles:
         left."""
         self._clear(version)
         folder = folder_name(version)
-        name, record = text.state_file(shard, shards), text.part_file(shard, shards)
-        if self._is_done(folder, version) or self._is_recorded(folder, version, shard, shards):
-            return
-        written: Sum | None = None
+        while not (self._is_done(folder, version, rewrites=True) or self._is_recorded(folder, version, shard, shards)):
+            if self._write(version, data, shard, shards):
+                return
+
+    def _write(self, version: Version, data: memoryview, shard: int, shards: int) -> bool:
+        """Write a part and its record; returns whether that file is there with that record."""
+        folder = folder_name(version)
+        file, record = (f"{folder}/{name(shard, shards)}" for name in (text.state_file, text.part_file))
+        mine = False
         try:
-            self._files.remove(f"{folder}/{record}")  # of another file
-            while written is None:
-                try:
-                    written = self._put(f"{folder}/{name}", data, True)
-                except FileExistsError:
-                    # Workers of another node may hold this part too, with other values beside the tensors.
-                    if self._is_written(folder, version, shard, shards):
-                        return
-            part = self._manifest(version, shards, {name: written})
-            self._files.write(f"{folder}/{record}", [text.manifest_text(part)])
+            self._files.remove(record)  # of another file
+            try:
+                written, stamp = self._put(file, data, True)
+            except FileExistsError:
+                # Workers of another node may hold this part too, with other values beside the tensors.
+                return self._is_written(folder, version, shard, shards)
+            mine = True
+            part = self._manifest(version, shards, {text.state_file(shard, shards): written})
+            # If this node was stopped for a while, another one has taken it for dead and replaced its file.
+            if self._is_there(file, stamp, written):
+                self._files.write(record, [text.manifest_text(part)])
+                if self._is_there(file, stamp, written):
+                    return True
+                self._files.remove(record)
+            return False
         except OSError:
-            for file in (record, name) if written is not None else ():  # else it may be another node's
+            for name in (record, file) if mine else ():  # else it may be another node's
                 with contextlib.suppress(OSError):
-                    self._files.remove(f"{folder}/{file}")
+                    self._files.remove(name)
             raise
+
+    def _is_there(self, file: str, stamp: str, written: Sum) -> bool:
+        """Whether a file that was written is still the one of that name, as far as is known. Some file systems change
+        the stamp when they close a file; then its content decides."""
+        if not stamp or self._files.stamp(file) == stamp:
+            return True
+        with contextlib.suppress(FileNotFoundError):
+            return self._sum(file, written.bytes) == written
+        return False
 
     def _is_recorded(self, folder: str, version: Version, shard: int, shards: int) -> bool:
         """Whether a part is there with its record."""
@@ -140,25 +161,26 @@ class ShardFiles:
     def _sizes(self, folder: str) -> dict[str, int]:
         return {entry.name: entry.size for entry in self._files.entries(folder)}
 
-    def _is_done(self, folder: str, version: Version) -> bool:
-        """Whether the checkpoint is complete. A manifest that does not match is deleted: the parts are written
-        again."""
+    def _is_done(self, folder: str, version: Version, *, rewrites: bool = False) -> bool:
+        """Whether the checkpoint is complete, as far as this node sees its files. ``rewrites``: a manifest that does
+        not match is deleted, because the parts are written again."""
         try:
             found = text.parse_manifest(self._files.read(f"{folder}/{MANIFEST_FILE}"))
         except FileNotFoundError:
             return False
         except CheckpointError:
+            found = None
+        if found is not None:
+            ours = self._manifest(version, found.shards, {})
+            if found.job != ours.job:
+                raise CheckpointError(
+                    f"{self._files.path(folder)} was written by job {found.job} and is not replaced: "
+                    "choose another --checkpoint-dir"
+                )
+            if found.version == version and not text.why_sizes_differ(found, self._sizes(folder)):
+                return True
+        if rewrites:
             self._files.remove(f"{folder}/{MANIFEST_FILE}")
-            return False
-        ours = self._manifest(version, found.shards, {})
-        if found.job != ours.job:
-            raise CheckpointError(
-                f"{self._files.path(folder)} was written by job {found.job} and is not replaced: "
-                "choose another --checkpoint-dir"
-            )
-        if found.version == version and not text.why_sizes_differ(found, self._sizes(folder)):
-            return True
-        self._files.remove(f"{folder}/{MANIFEST_FILE}")
         return False
 
     def _clear(self, now: Version) -> None:

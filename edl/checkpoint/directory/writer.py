@@ -87,7 +87,7 @@ class FileCheckpointStorage:
         self._folders = Folders(files)
         self._room = DiskSpace(files, say)
         self._pruning = Pruning(files, self._folders, self._room, writer.job, retention, self._inspect, self._bad, say)
-        self._parts = ShardFiles(files, self._manifest, self._put, self._folders.delete)
+        self._parts = ShardFiles(files, self._manifest, self._put, self._sum, self._folders.delete)
 
     # --- start of a run ----------------------------------------------------------------------------------------------
 
@@ -190,7 +190,7 @@ class FileCheckpointStorage:
         if has_manifest:
             self._files.remove(f"{folder}/{MANIFEST_FILE}")
         try:
-            written = self._put(f"{folder}/{name}", snapshot)
+            written, _ = self._put(f"{folder}/{name}", snapshot)
             self._write_manifest(folder, self._manifest(version, 1, {name: written}))
         except (OSError, JobConflict):
             with contextlib.suppress(OSError):  # it takes space, and will never be completed
@@ -223,9 +223,9 @@ class FileCheckpointStorage:
         self._say(f"{self._files.path(folder)} already exists with different content and is kept")
         return True
 
-    def _put(self, name: str, snapshot: memoryview, of_part: bool = False) -> Sum:
-        """Write a file and return its checksums, those of a part of a sharded state also by block. A part that is there
-        stays: raises ``FileExistsError``."""
+    def _put(self, name: str, snapshot: memoryview, of_part: bool = False) -> tuple[Sum, str]:
+        """Write a file and return its checksums, those of a part of a sharded state also by block, and its stamp. A
+        part that is there stays: raises ``FileExistsError``."""
         crc, blocks = 0, [0] * -(-len(snapshot) // BLOCK_BYTES if of_part else 0)
 
         def pieces() -> Iterator[memoryview]:
@@ -239,8 +239,8 @@ class FileCheckpointStorage:
                 start += len(piece)
                 yield piece
 
-        self._files.write(name, pieces(), new=of_part)
-        return Sum(len(snapshot), crc, tuple(blocks))
+        stamp = self._files.write(name, pieces(), new=of_part)
+        return Sum(len(snapshot), crc, tuple(blocks)), stamp
 
     def _write_manifest(self, folder: str, new: StateManifest) -> None:
         """Write the manifest, the last step of every checkpoint. The ownership is checked again, since the last check
@@ -429,8 +429,12 @@ class FileCheckpointStorage:
                 return error
             return None
 
-        with ThreadPoolExecutor(VERIFIERS, "edl-verify") as pool:
-            error = next(filter(None, pool.map(check, sorted(found.files.items()))), None)
+        files = sorted(found.files.items())
+        try:
+            with ThreadPoolExecutor(VERIFIERS, "edl-verify") as pool:
+                error = next(filter(None, pool.map(check, files)), None)
+        except RuntimeError:  # the system allows no further thread at present
+            error = next(filter(None, map(check, files)), None)
         if error is not None:
             raise error
 

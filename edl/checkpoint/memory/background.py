@@ -60,10 +60,28 @@ async def in_thread(name: str, work: Callable[[], T], begin: Callable[[], None] 
     return await future
 
 
-async def in_pool(pool: ThreadPoolExecutor, work: Callable[..., T], *arguments: Any) -> T:
-    """Run ``work`` in a thread of the pool. It runs to its end even when the caller is cancelled."""
+class WaitingPool(ThreadPoolExecutor):
+    """Threads for ``in_pool``. Where the system allows no further one, a call waits for the thread of another call;
+    ``ThreadPoolExecutor`` would refuse the call, and perhaps carry it out later all the same."""
+
+    def _adjust_thread_count(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the call is in the queue already
+            super()._adjust_thread_count()
+
+    def has_thread(self) -> bool:
+        """Whether there is a thread; tries to start one otherwise."""
+        if not self._threads:
+            self._adjust_thread_count()
+        return bool(self._threads)
+
+
+async def in_pool(pool: WaitingPool, work: Callable[..., T], *arguments: Any) -> T:
+    """Run ``work`` in a thread of the pool, as soon as there can be one. It runs to its end even when the caller is
+    cancelled."""
     future = asyncio.get_running_loop().run_in_executor(pool, work, *arguments)
     future.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+    while not pool.has_thread() and not future.done():  # noqa: ASYNC110 - nothing tells that there can be one
+        await asyncio.sleep(THREAD_AGAIN_S)
     return await asyncio.shield(future)
 
 

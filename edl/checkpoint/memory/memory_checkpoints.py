@@ -11,11 +11,10 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Collection, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from edl.checkpoint.memory.background import in_pool, in_thread, lower_priority
+from edl.checkpoint.memory.background import WaitingPool, in_pool, in_thread, lower_priority
 from edl.checkpoint.memory.buffer_table import BufferRefusal, SnapshotStream, Usage, WritableBuffer
 from edl.checkpoint.memory.copy_policy import Copying
 from edl.checkpoint.memory.memory_shortages import MemoryShortages
@@ -94,7 +93,7 @@ class MemoryCheckpoints:
         self._slots: dict[int, _Slot] = {}
         self._stream_locks: dict[SnapshotStream, asyncio.Lock] = {}
         self._parts: dict[SnapshotStream, int] = {}
-        self._maker = ThreadPoolExecutor(2, "edl-memory")
+        self._maker = WaitingPool(2, "edl-memory")
         self._ahead = Preallocation(self._snapshot_pool, lambda make: in_pool(self._maker, make))
         self._warned_no_directory = False
         self._writer = False
@@ -106,7 +105,7 @@ class MemoryCheckpoints:
         self._to_save = asyncio.Event()
         self._persisted: dict[Holding, str] = {}
         self._writing = asyncio.Lock()
-        self._part_writers = ThreadPoolExecutor(PART_WRITERS, "edl-parts", lower_priority)
+        self._part_writers = WaitingPool(PART_WRITERS, "edl-parts", lower_priority)
         self._part_saves = (
             None
             if checkpoint_storage is None
@@ -188,6 +187,7 @@ class MemoryCheckpoints:
         self.restored(slot)
         if message.stream == STATE:
             self._snapshot_pool.outgrown(stream)
+            self.reading.forget()
             self._replication.committed(stream, [NodeId(node) for node in message.others])
             if self._replication.copies(stream, message.shards) or (
                 message.save and (self._writer or message.shards > 1)

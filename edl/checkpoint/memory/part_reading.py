@@ -10,9 +10,9 @@ import asyncio
 import logging
 import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
-from edl.checkpoint.memory.background import in_pool
+from edl.checkpoint.memory.background import WaitingPool, in_pool
 from edl.checkpoint.memory.holders import from_any
 from edl.checkpoint.memory.memory_files import MemoryFile
 from edl.checkpoint.memory.snapshot_pool import MemorySnapshotPool
@@ -32,6 +32,19 @@ HERE, ELSEWHERE = 0, 1
 """Distances of a part; see ``PartHeader``."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Headers:
+    """A reading of all headers, and where they come from."""
+
+    version: Version
+    task: asyncio.Task[bytes]
+    sources: frozenset[Source]
+
+    @property
+    def failed(self) -> bool:
+        return self.task.done() and (self.task.cancelled() or self.task.exception() is not None)
+
+
 class PartReading:
     """Part reading of one node. Call all methods on the event loop."""
 
@@ -39,22 +52,33 @@ class PartReading:
         self._snapshot_pool = snapshot_pool
         self._copies = copies
         self._node = node
-        self._threads = ThreadPoolExecutor(STREAMS, "edl-pieces")
-        self._headers: tuple[Version, asyncio.Task[bytes]] | None = None
+        self._threads = WaitingPool(STREAMS, "edl-pieces")
+        self._headers: _Headers | None = None
 
     async def close(self) -> None:
         """End all reads that are in progress."""
         if self._headers is not None:
-            await end(self._headers[1])
+            await end(self._headers.task)
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def headers(self, version: Version, shards: int, sources: Sequence[Source]) -> bytes:
         """The headers of all parts (``edl.wire.parts``). The workers of a node share one reading. Raises
         ``CheckpointError``."""
-        known = self._headers
-        if known is None or known[0] != version or (known[1].done() and known[1].exception() is not None):
-            known = self._headers = version, asyncio.create_task(self._read_headers(version, shards, sources))
-        return await asyncio.shield(known[1])
+        while (known := self._headers) is not None and known.version == version and not known.failed:
+            try:
+                return await asyncio.shield(known.task)
+            except CheckpointError:
+                if known.sources.issuperset(sources):
+                    raise
+                # That reading was begun in an earlier round, whose nodes may be gone.
+        task = asyncio.create_task(self._read_headers(version, shards, sources))
+        self._headers = _Headers(version, task, frozenset(sources))
+        return await asyncio.shield(task)
+
+    def forget(self) -> None:
+        """The workers of this node train: they need no headers any more, which may be large."""
+        if self._headers is not None and self._headers.task.done():
+            self._headers = None
 
     async def _read_headers(self, version: Version, shards: int, sources: Sequence[Source]) -> bytes:
         reads = [in_pool(self._threads, self._header, version, shard, sources) for shard in range(shards)]

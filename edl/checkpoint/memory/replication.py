@@ -10,11 +10,10 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from edl.checkpoint.memory.background import in_pool, lower_priority
+from edl.checkpoint.memory.background import WaitingPool, in_pool, lower_priority
 from edl.checkpoint.memory.buffer_table import SnapshotStream
 from edl.checkpoint.memory.copy_policy import Copying, CopyTarget, needed
 from edl.checkpoint.memory.holders import from_any
@@ -78,8 +77,8 @@ class CommitReplication:
         self._to_send = asyncio.Event()
         self._sent = asyncio.Event()
         self._fetches: dict[tuple[Version, int], _Fetching] = {}
-        self._fetchers = ThreadPoolExecutor(FETCHES, "edl-fetch")
-        self._sender = ThreadPoolExecutor(1, "edl-replica", lower_priority)
+        self._fetchers = WaitingPool(FETCHES, "edl-fetch")
+        self._sender = WaitingPool(1, "edl-replica", lower_priority)
         self._task = asyncio.create_task(self._replicate())
 
     def start(self, host: str, port: int) -> int:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from edl.checkpoint.memory.snapshot_pool import Loan
 from edl.errors import CheckpointError
 from edl.ports import CheckpointStorage
-from edl.tasks import AGAIN_S, end
+from edl.tasks import AGAIN_S, Backoff, end
 from edl.wire.records import Holding, Version
 
 log = logging.getLogger(__name__)
@@ -25,6 +25,9 @@ OTHERS_S = 2.0
 file system they may become visible late."""
 COMPLETE_S = 120.0
 """Seconds after which the node that looks after a checkpoint gives it up if other parts are missing."""
+
+LONGEST_PAUSE_S = 1.0
+"""Longest pause between two looks for the parts of other nodes."""
 
 Run = Callable[[Callable[[], "str | None"]], Awaitable["str | None"]]
 Report = Callable[[Version, str, str, float], None]
@@ -141,21 +144,30 @@ class PartSaves:
 
     async def _look_after(self, version: Version, shards: int) -> None:
         begun_s = self._loop.time()
+        pauses = Backoff(AGAIN_S, LONGEST_PAUSE_S)
+        why = ""
         try:
             await self._idle.wait()
             until_s = self._loop.time() + COMPLETE_S
-            while self._loop.time() < until_s and version not in self._refused and self._complete < version:
-                where = await self._run(lambda: self._checkpoint_storage.complete(version, shards))
-                if where is not None:
-                    self._completed(version, where, self._loop.time() - begun_s)
-                    return
-                await asyncio.sleep(AGAIN_S)
-            if version not in self._refused and self._complete < version:
-                self._report(version, "", "the parts of other nodes are missing", 0.0)
-        except CheckpointError as error:
-            self._report(version, "", str(error), 0.0)
+            while self._loop.time() < until_s and self._is_awaited(version):
+                try:
+                    where = await self._run(lambda: self._checkpoint_storage.complete(version, shards))
+                except Exception as error:  # noqa: BLE001 - perhaps the directory is only out of reach for a moment
+                    why = str(error) or type(error).__name__
+                else:
+                    if where is not None:
+                        self._completed(version, where, self._loop.time() - begun_s)
+                        return
+                    why = ""
+                await asyncio.sleep(pauses.next())
+            if self._is_awaited(version):
+                self._report(version, "", why or "the parts of other nodes are missing", 0.0)
         finally:
             self._open.pop(version, None)
+
+    def _is_awaited(self, version: Version) -> bool:
+        """Whether a checkpoint can still become complete, and no newer one has."""
+        return version not in self._refused and self._complete < version
 
 
 def parts_to_write(held: Collection[Holding], written: Iterable[Holding], version: Version | None) -> list[Holding]:

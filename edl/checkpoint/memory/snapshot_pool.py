@@ -39,6 +39,7 @@ class Loan:
         self._over = False
         self.held = held
         self._owed = owed
+        self._view = memory.view[: held.size].toreadonly()  # keeps the memory, whatever becomes of the pool
 
     @property
     def label(self) -> Label:
@@ -58,7 +59,7 @@ class Loan:
     @property
     def view(self) -> memoryview:
         """The bytes of the snapshot, read-only."""
-        return self._memory.view[: self.held.size].toreadonly()
+        return self._view
 
     def read_only(self) -> int:
         """A new read-only descriptor for another process, for the caller to close."""
@@ -101,8 +102,8 @@ class IncomingCopy:
     def discard(self) -> None:
         """Drop the snapshot. After ``accept``, or a second time, it does nothing."""
         if not self._over:
+            self._drop()  # first: the next copy may be given the same buffer
             self._end()
-            self._drop()
 
     def _end(self) -> None:
         self._over = True

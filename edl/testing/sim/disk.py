@@ -125,15 +125,17 @@ class SimFiles:
             raise FileNotFoundError(errno.ENOENT, "No such file or directory", name)
         return file
 
-    def write(self, name: str, pieces: Iterable[bytes | memoryview], *, new: bool = False) -> None:
-        """Write a file and make it durable. Raises ``OSError`` if the disk is full."""
+    def write(self, name: str, pieces: Iterable[bytes | memoryview], *, new: bool = False) -> str:
+        """Write a file and make it durable; returns its stamp. Raises ``OSError`` if the disk is full."""
         data = b"".join(pieces)
         self._wait()
         if new and name in self._disk.files:
             raise FileExistsError(errno.EEXIST, "File exists", name)
         self._disk.put(name, data, self._host)
+        stamp = str(self._disk.files[name].stamp)
         self._wait()
         self._disk.sync(name)
+        return stamp
 
     def forget(self, name: str) -> None:
         """Does nothing: there is no page cache."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
-from edl.adapters.device_load import devices_busy
+from edl.adapters import device_load
+from edl.adapters.device_load import devices_busy, run
 
 
 @pytest.mark.parametrize(
@@ -36,3 +38,30 @@ def test_without_an_answer_no_device_is_busy(problem: Exception) -> None:
         raise problem
 
     assert not devices_busy((), ask)
+
+
+def test_the_output_of_a_program() -> None:
+    assert run(("echo", "37")) == "37\n"
+    with pytest.raises(subprocess.CalledProcessError):
+        run(("false",))
+
+
+def test_a_program_that_cannot_be_killed_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that asks a broken driver, which is when workers hang."""
+    made: list[subprocess.Popen[str]] = []
+
+    class Unkillable(subprocess.Popen):  # type: ignore[type-arg]
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            made.append(self)
+
+        def kill(self) -> None:
+            pass
+
+    monkeypatch.setattr(subprocess, "Popen", Unkillable)
+    monkeypatch.setattr(device_load, "LIMIT_S", 0.1)
+    with pytest.raises(subprocess.TimeoutExpired):
+        run(("sleep", "20"))
+    assert made[0].poll() is None
+    made[0].terminate()
+    made[0].wait()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import errno
 import os
 import sys
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 
 from edl.agent.health_probe import HealthProbe, ProbeSettings, found_in
 from edl.errors import WorkerStartError
+from edl.tasks import end
 from edl.types import NodeId
 from edl.wire import json_messages
 from edl.wire.health import CheckHealth, HealthChecked
@@ -81,11 +84,13 @@ class Starter:
             await self._process.wait()
 
 
+SETTINGS = ProbeSettings(NodeId("a"), 2, {"X": "1"}, lambda number: f"secret {number}", ("m:f",))
+
+
 def probe(starter: Starter, timeout_s: float = 60.0) -> HealthChecked | None:
-    settings = ProbeSettings(NodeId("a"), 2, {"X": "1"}, lambda number: f"secret {number}", ("m:f",))
-    order = CheckHealth(3, 1, 0, (), 64, timeout_s, "test")
+    order = dataclasses.replace(ORDER, timeout_s=timeout_s)
     before = set(os.listdir("/proc/self/fd"))
-    found = asyncio.run(HealthProbe(starter, settings).probe(order))
+    found = asyncio.run(HealthProbe(starter, SETTINGS).probe(order))
     assert len(os.listdir("/proc/self/fd")) <= len(before) + 1, "descriptors are left open"
     return found
 
@@ -106,3 +111,46 @@ def test_a_probe_that_takes_too_long_is_killed() -> None:
 
 def test_a_process_that_cannot_be_started_is_no_finding() -> None:
     assert probe(Starter("", fails=True)) is None
+
+
+class Delayed(Starter):
+    """A fork server that does not answer for now."""
+
+    def __init__(self) -> None:
+        super().__init__("")
+        self.asked = asyncio.Event()
+
+    async def spawn_probe(self, environment: dict[str, str], stdout: int, stderr: int) -> int:
+        self.asked.set()
+        await asyncio.Event().wait()
+        return 0
+
+
+def test_a_probe_that_is_stopped_while_its_process_starts_leaves_nothing_open() -> None:
+    """As each is that has not ended when its node gets a world."""
+
+    async def stopped() -> None:
+        starter = Delayed()
+        running = asyncio.ensure_future(HealthProbe(starter, SETTINGS).probe(ORDER))
+        await starter.asked.wait()
+        await end(running)
+
+    before = set(os.listdir("/proc/self/fd"))
+    asyncio.run(stopped())
+    assert set(os.listdir("/proc/self/fd")) <= before
+
+
+def test_without_descriptors_there_is_no_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the agent would wait for the result, and answer no order any more."""
+    pipes, real = [1], os.pipe2
+
+    def scarce(flags: int) -> tuple[int, int]:
+        if not pipes:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        pipes.pop()
+        return real(flags)
+
+    monkeypatch.setattr(os, "pipe2", scarce)
+    before = set(os.listdir("/proc/self/fd"))
+    assert asyncio.run(HealthProbe(Starter(""), SETTINGS).probe(ORDER)) is None
+    assert set(os.listdir("/proc/self/fd")) <= before

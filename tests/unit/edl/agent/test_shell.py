@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import errno
+import os
 import signal
 import subprocess
 import sys
@@ -38,6 +40,7 @@ class Stuck:
     """Workers, a fork server and a checkpoint directory that block their callers."""
 
     unsaved = ""
+    busy = False
 
     def __init__(self) -> None:
         self.said: list[str] = []
@@ -216,6 +219,77 @@ def test_a_master_that_hangs_up_is_called_at_growing_pauses(
         await called_often.wait()
         assert paused == pauses
         await end(staying)
+        shell._worker_server.close()
+
+    play(scenario())
+
+
+def test_a_message_that_cannot_be_handled_costs_the_connection_and_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as one for a worker, when the launcher has no descriptor left. Without a pause it would do nothing else."""
+
+    async def scenario() -> None:
+        stuck = Stuck()
+        shell = shell_of(stuck)
+        paused: list[float] = []
+        called_often = asyncio.Event()
+
+        class Lacking:
+            async def run(self, opened: Callable[[], None], heard: object) -> str:
+                opened()
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+            def send(self, message: object) -> None:
+                pass
+
+        async def refuses(host: str, port: int) -> bool:
+            return False
+
+        async def pause(seconds: float) -> None:
+            paused.append(seconds)
+            if len(paused) == 3:
+                called_often.set()
+                await asyncio.Event().wait()
+
+        monkeypatch.setattr(
+            shell, "_deps", dataclasses.replace(shell._deps, connect=lambda host, port: Lacking(), refuses=refuses)
+        )
+        monkeypatch.setattr(asyncio, "sleep", pause)
+        staying = asyncio.ensure_future(shell._stay_attached())
+        shell.follow("host-m", 7, FencingToken(3))
+        await called_often.wait()
+        assert paused == [0.05, 0.1, 0.2]
+        assert len(stuck.said) == 3
+        assert "Too many open files" in stuck.said[0]
+        await end(staying)
+        shell._worker_server.close()
+
+    play(scenario())
+
+
+@pytest.mark.parametrize(("number", "later"), [(errno.EMFILE, True), (errno.EADDRINUSE, True), (errno.EACCES, False)])
+def test_ports_that_the_host_lacks_for_the_moment_are_tried_again(
+    monkeypatch: pytest.MonkeyPatch, number: int, later: bool
+) -> None:
+    class Ports:
+        def ports(self, count: int) -> tuple[int, ...]:
+            raise OSError(number, os.strerror(number))
+
+        def use(self) -> None:
+            pass
+
+        def release(self) -> None:
+            pass
+
+    async def scenario() -> None:
+        stuck = Stuck()
+        monkeypatch.setattr(shell_module, "PORTS_AGAIN_S", 0.0)
+        shell = shell_of(stuck)
+        shell._ports = Ports()
+        for _ in range(2):
+            shell._announce()
+            event = await shell._events.get()
+            assert isinstance(event, ev.StateChanged if later else ev.Fatal)
+        assert len(stuck.said) == later, "it is said once"
         shell._worker_server.close()
 
     play(scenario())

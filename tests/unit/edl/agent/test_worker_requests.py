@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import socket
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
+from edl.agent import worker_server
 from edl.agent.worker_server import WorkerServer
 from edl.checkpoint.memory.buffer_table import BufferRefusal
 from edl.errors import CheckpointError
@@ -115,3 +118,91 @@ def test_a_request_whose_descriptor_is_lost_is_answered() -> None:
     answer, told = asked(BUG, bare_ranges)
     assert "ulimit -n" in answer
     assert not told
+
+
+class Full:
+    """A listening socket of a process that has no descriptor left for a while."""
+
+    def __init__(self, listener: socket.socket, times: int) -> None:
+        self._listener = listener
+        self.times = times
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        if self.times:
+            self.times -= 1
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return self._listener.accept()
+
+    def fileno(self) -> int:
+        return self._listener.fileno()
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+def test_a_connection_that_cannot_be_accepted_costs_one_line_and_is_accepted_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(worker_server, "ACCEPT_AGAIN_S", 0.01)
+    said: list[str] = []
+
+    async def whole() -> None:
+        server = WorkerServer(
+            lambda session: (Round(1), 3) if session == os.getsid(0) else None,
+            Failing(BUG),  # type: ignore[arg-type]
+            lambda event: None,
+            lambda call: None,
+            said.append,
+        )
+        full = Full(server._listener, 1000)
+        server._listener = full  # type: ignore[assignment]
+        server.open()
+        link = await asyncio.to_thread(Link.connect, server.address, lambda: None)
+        try:
+            for _ in range(100):
+                await asyncio.sleep(0)
+            assert full.times >= 990, "the event loop does nothing but try"
+            full.times = 1
+            while 3 not in server._lines:  # noqa: ASYNC110 - it has no event for that
+                await asyncio.sleep(0.01)
+        finally:
+            await asyncio.to_thread(link.close)
+            server.close()
+
+    asyncio.run(asyncio.wait_for(whole(), TIMEOUT_S))
+    assert len(said) == 1
+    assert "Too many open files" in said[0]
+
+
+def test_a_worker_that_cannot_be_given_its_place_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launcher goes on, and the worker ends: nobody waits for it."""
+    said: list[str] = []
+    gone = threading.Event()
+
+    def no_memory(name: str, data: bytes) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    async def whole() -> None:
+        server = WorkerServer(
+            lambda session: (Round(1), 3) if session == os.getsid(0) else None,
+            Failing(BUG),  # type: ignore[arg-type]
+            lambda event: None,
+            lambda call: None,
+            said.append,
+        )
+        server.open()
+        link = await asyncio.to_thread(Link.connect, server.address, gone.set)
+        try:
+            while 3 not in server._lines:  # noqa: ASYNC110 - what is waited for runs on this very loop
+                await asyncio.sleep(0)
+            monkeypatch.setattr(worker_server, "write_memory", no_memory)
+            server.give_place(3, a_seat(1))
+            assert await asyncio.to_thread(gone.wait, TIMEOUT_S)
+        finally:
+            await asyncio.to_thread(link.close)
+            server.close()
+
+    asyncio.run(whole())
+    assert len(said) == 1
+    assert "slot 3" in said[0]
+    assert "Too many open files" in said[0]

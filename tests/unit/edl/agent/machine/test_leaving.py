@@ -9,6 +9,7 @@ import pytest
 
 from edl.agent.machine import events as ev
 from edl.agent.machine.state import AgentPhase, Outcome, WorkerStatus
+from edl.agent.machine.turn import BURY_S
 from edl.exit_codes import ExitCode
 from edl.types import Incarnation, Round
 from edl.wire import local
@@ -80,6 +81,16 @@ class TestDepart:
         assert node.said() == [Leaving("left the job: me")]
         node.hear(Dismissed("the others continue without this node")).feed(ended(0, -SIGTERM), ended(1, -SIGTERM))
         assert outcome(node).exit_code == ExitCode.TERMINATED
+
+    def test_a_launcher_does_not_wait_for_ever_for_one_that_cannot_be_killed(self) -> None:
+        """It waits for a driver that hangs, for example."""
+        node = running().hear(Finish(0, "done"))
+        node.wait(node.state.timeouts.shutdown_s)
+        assert node.did(ev.SignalWorkers) == [ev.SignalWorkers(SIGKILL, (0, 1))]
+        node.feed(ended(0, -SIGKILL)).wait(BURY_S - 1)
+        assert phase(node) is AgentPhase.LEAVING
+        node.wait(1)
+        assert outcome(node) == Outcome(0, "done")
 
     def test_without_care_nothing_is_saved_for_it(self) -> None:
         node = settled(idle()).hear(Depart("me", 20.0, DrainMode.NO)).hear(Dismissed("nothing to wait for"))

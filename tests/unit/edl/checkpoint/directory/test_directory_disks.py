@@ -8,7 +8,7 @@ import functools
 import os
 import threading
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from edl.adapters.files import PlainFiles
 from edl.checkpoint.directory.manifest import Retention, folder_name
 from edl.checkpoint.directory.writer import FileCheckpointStorage, WriterIdentity
 from edl.errors import CheckpointError
+from edl.ports import FileEntry
 from edl.wire.records import Version
 from tests.support.checkpoint_tools import Crash, Fault, FaultyFiles, Memory, load, open_checkpoint_storage, save, state
 from tests.unit.edl.checkpoint.directory.test_retention import commits
@@ -40,12 +41,12 @@ class SmallDisk(PlainFiles):
     def free_bytes(self) -> int:
         return self.capacity - self.used()
 
-    def write(self, name: str, pieces: Iterable[bytes | memoryview], *, new: bool = False) -> None:
+    def write(self, name: str, pieces: Iterable[bytes | memoryview], *, new: bool = False) -> str:
         data = b"".join(pieces)
         if len(data) > self.free_bytes():
             self.refused += 1
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path(name))
-        super().write(name, [data], new=new)
+        return super().write(name, [data], new=new)
 
 
 def test_with_room_for_three_a_fourth_is_written_all_the_same(tmp_path: Path) -> None:
@@ -198,13 +199,13 @@ class CrowdedDisk(SmallDisk):
 
     together: threading.Barrier | None = None
 
-    def write(self, name: str, pieces: Iterable[bytes | memoryview], *, new: bool = False) -> None:
+    def write(self, name: str, pieces: Iterable[bytes | memoryview], *, new: bool = False) -> str:
         both, data = self.together, b"".join(pieces)
         if both is not None and name.endswith("safetensors"):
             both.wait(20)
             self.together = None
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path(name))
-        super().write(name, [data], new=new)
+        return super().write(name, [data], new=new)
 
 
 def test_two_parts_that_find_the_disk_full_together_both_get_room(tmp_path: Path) -> None:
@@ -261,9 +262,9 @@ class Meeting(FaultyFiles):
         super().__init__(PlainFiles(folder), fault)
         self._folder, self._at, self._other = folder, at, other
 
-    def write(self, name: str, pieces: Iterable[bytes | memoryview], *, new: bool = False) -> None:
+    def write(self, name: str, pieces: Iterable[bytes | memoryview], *, new: bool = False) -> str:
         self._meet()
-        super().write(name, pieces, new=new)
+        return super().write(name, pieces, new=new)
 
     def remove(self, name: str) -> None:
         self._meet()
@@ -314,6 +315,57 @@ def test_two_nodes_write_a_part_that_both_have(tmp_path: Path) -> None:
                 for part in (0, 1):
                     found, _ = load(open_checkpoint_storage(PlainFiles(folder)), Version(1, 3), part)
                     assert found == Version(1, 3), f"met at {at}, died at {dies}"
+
+
+def test_a_node_that_was_stopped_while_it_wrote_a_part_does_not_describe_the_file_of_another(tmp_path: Path) -> None:
+    """The other one has the same part, and takes the first one for dead. Afterwards the first one goes on."""
+    for at in range(4):
+        folder = tmp_path / str(at)
+        theirs = functools.partial(save_part, commit=3, part=0, of=2, round_=7)
+        save_part(open_checkpoint_storage(Meeting(folder, Fault(), at, theirs)), 3, 0, 2)
+        assert save_part(open_checkpoint_storage(PlainFiles(folder)), 3, 1, 2)
+        for part in (0, 1):
+            assert load(open_checkpoint_storage(PlainFiles(folder)), Version(1, 3), part)[0] == Version(1, 3), at
+
+
+class Late(PlainFiles):
+    """Shows an old state of a folder for a while, as some network file systems do."""
+
+    shown: Sequence[FileEntry] = ()
+
+    def entries(self, folder: str = "") -> list[FileEntry]:
+        return list(self.shown) if self.shown and folder else super().entries(folder)
+
+
+def test_a_node_that_sees_the_files_late_leaves_a_complete_checkpoint_alone(tmp_path: Path) -> None:
+    """It looks after the checkpoint, which another node has completed meanwhile."""
+    late = Late(tmp_path)
+    here, there = open_checkpoint_storage(late), open_checkpoint_storage(PlainFiles(tmp_path))
+    save_part(here, 3, 0, 2)
+    assert save_part(there, 3, 1, 2)
+    folder = folder_name(Version(1, 3))
+    late.shown = [FileEntry(one.name, min(one.size, 1000)) for one in late.entries(folder)]
+    assert here.complete(Version(1, 3), 2) is None, "for now"
+    assert there.newest() == (Version(1, 3), True)
+    late.shown = ()
+    assert here.complete(Version(1, 3), 2) == ""
+
+
+class Restless(PlainFiles):
+    """A file system that changes a file's time once more when the file is closed, as some network ones do."""
+
+    def write(self, name: str, pieces: Iterable[bytes | memoryview], *, new: bool = False) -> str:
+        stamp = super().write(name, pieces, new=new)
+        os.utime(self.path(name), ns=(1, 1))
+        return stamp
+
+
+def test_a_file_system_whose_stamps_change_by_themselves(tmp_path: Path) -> None:
+    storage = open_checkpoint_storage(Restless(tmp_path))
+    assert save_part(storage, 3, 0, 2) == ""
+    assert save_part(storage, 3, 1, 2)
+    for part in (0, 1):
+        assert load(open_checkpoint_storage(PlainFiles(tmp_path)), Version(1, 3), part)[0] == Version(1, 3)
 
 
 def test_two_nodes_write_parts_at_the_same_time(tmp_path: Path) -> None:

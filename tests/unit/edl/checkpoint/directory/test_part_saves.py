@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import threading
 from pathlib import Path
 
 import pytest
 
 from edl.adapters.files import PlainFiles
 from edl.checkpoint.directory.writer import FileCheckpointStorage
+from edl.checkpoint.memory import shard_saves
 from edl.checkpoint.memory.shard_saves import parts_to_write
 from edl.errors import CheckpointError
 from edl.ports import Files
@@ -75,6 +77,45 @@ def test_what_others_wrote_may_come_into_sight_late() -> None:
         assert await bench.reports.get() == (Version(1, 1), "/there/1", "")
         assert looks == 3
 
+    run(test)
+
+
+@pytest.mark.parametrize("error", [CheckpointError("stale file"), RuntimeError("can't start new thread")], ids=repr)
+def test_a_directory_that_is_out_of_reach_for_a_moment_costs_no_checkpoint(error: Exception) -> None:
+    """All parts may be there."""
+
+    async def test(bench: Bench) -> None:
+        memory = bench.node()
+        memory.enter(Version(), (A, B), writes=True)
+        looks = 0
+
+        def complete(version: Version, shards: int) -> str | None:
+            nonlocal looks
+            looks += 1
+            if looks == 1:
+                raise error
+            return f"/there/{version.commit}"
+
+        bench.checkpoint_storage.complete = complete  # type: ignore[method-assign]
+        await Worker(memory).commit(1, save=True, shard=0, shards=2)
+        assert await bench.reports.get() == (Version(1, 1), "/there/1", "")
+
+    run(test)
+
+
+def test_a_directory_that_stays_out_of_reach_is_given_up_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(bench: Bench) -> None:
+        memory = bench.node()
+        memory.enter(Version(), (A, B), writes=True)
+
+        def complete(version: Version, shards: int) -> str | None:
+            raise CheckpointError("stale file handle")
+
+        bench.checkpoint_storage.complete = complete  # type: ignore[method-assign]
+        await Worker(memory).commit(1, save=True, shard=0, shards=2)
+        assert await bench.reports.get() == (Version(1, 1), "", "stale file handle")
+
+    monkeypatch.setattr(shard_saves, "COMPLETE_S", 0.5)
     run(test)
 
 
@@ -232,4 +273,26 @@ def test_a_part_under_the_name_of_another_one(tmp_path: Path) -> None:
     for shard in (1, 0):
         checkpoint_storage.write(VERSION, PARTS[shard], 1 - shard, 2)  # each under the other's number
     with pytest.raises(CheckpointError, match="its header says part 1 of 2, its manifest 0 of 2"):
+        checkpoint_storage.verify(VERSION)
+
+
+def test_a_sharded_checkpoint_is_verified_without_further_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As at a container's limit on processes."""
+    start = threading.Thread.start
+
+    def scarce(thread: threading.Thread) -> None:
+        if thread.name.startswith("edl-verify"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    checkpoint_storage = open_checkpoint_storage(PlainFiles(tmp_path))
+    for shard in range(2):
+        checkpoint_storage.write(VERSION, PARTS[shard], shard, 2)
+    monkeypatch.setattr(threading.Thread, "start", scarce)
+    assert checkpoint_storage.load(_no_memory) == (VERSION, True)
+    path = tmp_path / "commit-0000000010.era-0000000001" / "state-00000-of-00002.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"!")
+    with pytest.raises(CheckpointError, match="checksum of state-00000"):
         checkpoint_storage.verify(VERSION)

@@ -220,10 +220,11 @@ def test_another_run_takes_over(tmp_path: Path) -> None:
 
 def test_taken_over_in_the_middle_of_a_write(tmp_path: Path) -> None:
     class Takeover(FaultyFiles):
-        def write(self, name: str, pieces: object, *, new: bool = False) -> None:
-            super().write(name, pieces, new=new)  # type: ignore[arg-type]
+        def write(self, name: str, pieces: object, *, new: bool = False) -> str:
+            stamp = super().write(name, pieces, new=new)  # type: ignore[arg-type]
             if name.endswith("state.safetensors"):
                 open_checkpoint_storage(PlainFiles(tmp_path), "run-2").check()
+            return stamp
 
     checkpoint_storage = open_checkpoint_storage(Takeover(PlainFiles(tmp_path), Fault()), "run-1")
     with pytest.raises(CheckpointError, match="has taken over"):

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from typing import Any
+
 import pytest
 
 from edl.checkpoint.memory.memory_checkpoints import MemoryCheckpoints
 from edl.errors import CheckpointError
-from edl.testing.memory_copies import Trouble
+from edl.testing.memory_copies import MemoryCopies, Trouble
 from edl.testing.snapshots import make_snapshot
+from edl.types import NodeId
 from edl.wire.parts import PartRange, decode_headers
 from edl.wire.records import Version
-from tests.support.memory_checkpoints_fixture import SIZE, A, B, Bench, C, Worker, h, run, source
+from tests.support.memory_checkpoints_fixture import LIMIT_S, SIZE, A, B, Bench, C, Worker, h, run, source
 
 VERSION = Version(1, 7)
 
@@ -61,6 +66,45 @@ def test_another_holder_is_asked_when_one_does_not_deliver() -> None:
         memory = await here.reading.ranges(VERSION, [PartRange(1, 0, 8)], sources)
         assert bytes(memory.view) == make_snapshot(h(7, 1, 2), 7, SIZE)[:8]
         memory.close()
+
+    run(test)
+
+
+def test_who_joins_a_reading_of_headers_that_fails_has_its_own_sources_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reading was begun in the round before, whose only source is dead; a connection to it ends late."""
+    dead = NodeId("dead")
+    begun, noticed = threading.Event(), threading.Event()
+    header = MemoryCopies.header
+
+    def slow(self: MemoryCopies, host: str, *arguments: Any) -> tuple[bytes, int]:
+        if host == dead:
+            begun.set()
+            assert noticed.wait(LIMIT_S)
+            raise CheckpointError("no answer in time")
+        return header(self, host, *arguments)
+
+    async def test(bench: Bench) -> None:
+        here, _ = await two_parts(bench)
+        first = asyncio.create_task(here.reading.headers(VERSION, 2, [source(dead, 1)]))
+        await asyncio.to_thread(begun.wait, LIMIT_S)
+        later = [asyncio.create_task(here.reading.headers(VERSION, 2, [source(B, 1)])) for _ in range(2)]
+        await asyncio.sleep(0)
+        noticed.set()
+        with pytest.raises(CheckpointError, match="no answer in time"):
+            await first
+        assert [len(decode_headers(await one)) for one in later] == [2, 2]
+
+    monkeypatch.setattr(MemoryCopies, "header", slow)
+    run(test)
+
+
+def test_headers_are_forgotten_once_workers_train() -> None:
+    async def test(bench: Bench) -> None:
+        here, _ = await two_parts(bench)
+        await here.reading.headers(VERSION, 2, [source(B, 1)])
+        assert here.reading._headers is not None
+        await Worker(here, 1).commit(8, shard=0, shards=3)
+        assert here.reading._headers is None
 
     run(test)
 
