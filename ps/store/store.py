@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from edl.adapters.system_threads import SYSTEM_THREADS
 from edl.errors import PsError
 from edl.threads import ThreadLock, Threads
-from ps.hashing import SHARDS, buckets_of, shard_of_bucket
+from ps.hashing import SHARDS, shard_of_bucket
 from ps.intents import Intents
 from ps.rows import BucketImage, Pushed, RowOp, Rows, ShardChange, TrainerPush, concat
 from ps.spec import BUCKETS, TableSpec
@@ -372,9 +372,9 @@ class RowStore:
                 if push.trainer and which.any()
             )
             piece.buckets = named(np.asarray(mine.any(axis=0)))
-        for name, table in self._tables.items():
+        for table in self._tables.values():
             if table.spec.eviction.any and len(keys := table.unreported(piece.shard)):
-                piece.removed[name] = keys
+                table.report(piece, keys)
         if len(piece.buckets) or piece.removed:
             each(piece)
 
@@ -554,9 +554,9 @@ class RowStore:
             due = slots[ages(shard_table, slots) <= np.uint64(limit)]
             rows = self._evict(table, shard, oldest(shard_table, due, most))
             if each is not None and len(rows):
-                buckets = np.unique(buckets_of(rows.keys))
-                unreported = {table.spec.name: np.unique(np.concatenate([rows.keys, table.unreported(shard)]))}
-                each(ShardChange(shard, (), buckets, {}, unreported))
+                piece = ShardChange(shard, (), np.zeros(0, np.uint16))
+                table.report(piece, np.concatenate([rows.keys, table.unreported(shard)]))
+                each(piece)
         return rows
 
     def _evict(self, table: Table, shard: int, slots: Slots) -> Rows:
