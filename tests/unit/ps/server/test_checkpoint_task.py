@@ -17,7 +17,7 @@ from edl.job_records import Training
 from ps.checkpoint.reader import Loaded
 from ps.hashing import SHARDS, buckets_of
 from ps.protocol.messages import CheckpointOrder, FoundCheckpoints, Joined, Orders, PlacementMap, PserverAddress, pack
-from ps.rows import ShardChange, TablePush, TrainerPush
+from ps.rows import ShardChange, TablePush, Taken, TrainerPush
 from ps.server import bucket_machine as h
 from ps.server.bucket_shell import BucketShell
 from ps.server.checkpoint_task import CheckpointTask
@@ -257,6 +257,50 @@ def test_checkpoints_are_searched_again_when_the_rows_are_gone_again() -> None:
     checkpoint_task.start()
     checkpoint_task._thread.join()
     assert around.said == [FoundCheckpoints(0), FoundCheckpoints(0)]
+
+
+def marked(tmp_path: Path) -> tuple[RowStore, CheckpointTask, Callable[[str], None]]:
+    """A store with a row in each shard, its task, and a function that begins a phase of checkpoint 1; "" abandons
+    it."""
+    store = RowStore(kernels="numpy")
+    store.define(COUNTS)
+    keys = np.arange(1000, dtype=np.int64)
+    store.push([TrainerPush(1, 1, [TablePush("counts", keys, np.ones((1000, 2), np.float32))])], step=1)
+    task = CheckpointTask(store, PlainFiles(tmp_path), "job", CheckpointTaskDeps(), SystemClock())
+
+    def order(phase: str) -> None:
+        checkpoint = CheckpointOrder(1, phase) if phase else None
+        task.orders(Orders(0, 1, PlacementMap(), 0, (), Training(), (), checkpoint=checkpoint))
+
+    order("mark")
+    return store, task, order
+
+
+def test_after_an_abandoned_checkpoint_no_row_is_copied_before_it_changes(tmp_path: Path) -> None:
+    store, task, order = marked(tmp_path)
+    assert store._snapshot is not None and store._snapshot.open
+    order("")
+    assert not store._snapshot.open
+    task.stop()
+
+
+def test_a_part_of_a_checkpoint_that_is_abandoned_meanwhile_is_not_reported_as_written(tmp_path: Path) -> None:
+    store, task, order = marked(tmp_path)
+    assert store._snapshot is not None
+    take, deps = store._snapshot.take, task._deps
+
+    def take_late(shard: int, changed_since: int | None = None) -> Taken:
+        if shard == 9:
+            order("")
+        return take(shard, changed_since)
+
+    store._snapshot.take = take_late  # type: ignore[method-assign]
+    order("write")
+    task.stop()
+    task.start()
+    task._thread.join()
+    assert isinstance(deps, CheckpointTaskDeps)
+    assert "abandoned" in deps.said[-1].failed
 
 
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("a defect")])

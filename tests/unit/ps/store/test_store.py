@@ -435,3 +435,14 @@ def test_threads_lose_nothing(kernels: str) -> None:
     assert (found >= total).all()
     wanted = {key: row[:2] for key, row in everything(store).items()}
     assert {key: row[:2] for key, row in everything(copy).items()} == wanted
+
+
+@both_kernels
+def test_a_snapshot_has_rows_once_whose_damaged_gradients_are_skipped(kernels: str) -> None:
+    store = store_of(kernels, TableSpec("t", 2, Optimizer(UpdateRule.ADD), ZEROS, damaged=Damaged.SKIP))
+    push(store, MANY, 1.0)
+    snapshot = store.snapshot(1)
+    for _ in range(2):
+        push(store, MANY[:100], np.full((100, 2), np.nan))
+    taken = [snapshot.take(shard).rows["t"] for shard in range(SHARDS)]
+    assert sorted(key for rows in taken for key in rows.keys.tolist()) == sorted(MANY.tolist())
