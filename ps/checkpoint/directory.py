@@ -205,8 +205,10 @@ class CheckpointDirectory:
             return None
         try:
             chain = self.chain(base)
+            there = {run for _, run in self._runs()}
         except (CheckpointError, OSError):
             return None
+        self._seen = {run: one for run, one in self._seen.items() if run in there}  # another pserver has deleted some
         return chain[0].manifest.checkpoint if len(chain) <= CHAIN else None
 
     def write(
