@@ -175,7 +175,8 @@ class RowStore:
 
         With ``insert``, unknown keys get rows if admitted and if there is room, occurrences are counted (1 per key, or
         ``counts``), and ``step`` is recorded. Keys without a row yield initial weights. Returns the number of keys
-        whose bucket is not ``allowed``; if it is not 0, nothing was done. Raises ``PsError``.
+        whose bucket is not ``allowed``; unless it is 0, ``out`` is incomplete, and the pull must be repeated. Raises
+        ``PsError``.
         """
         found = self._table(table)
         wanted: NDArray[np.int64] = push_plan.aligned(keys, np.int64)  # type: ignore[assignment]
@@ -190,10 +191,8 @@ class RowStore:
         served = _served(allowed)
         parts = WAYS if len(wanted) > push_plan.GROUP else 1
         split = self._kernels.split(wanted, parts)
-        if served is not None:
-            refused = int(split.counts[served != SERVED].sum())
-            if refused:
-                return refused
+        if served is not None and (refused := _refused(split, served, 0, SHARDS)):
+            return refused
         self.heat += split.counts
         if insert:
             self.most_seen_step = max(self.most_seen_step, step)
@@ -202,6 +201,8 @@ class RowStore:
         for first, last in self._in_turn([(first, first + shards) for first in range(0, SHARDS, shards)]):
             part = first // shards
             with self._held(first, last):
+                if served is not None and (refused := _refused(split, served, first, last)):
+                    return refused  # a bucket has left meanwhile, and its rows may be gone
                 missing = self._kernels.pull(found.shard_tables, split, part, out, seen if insert else -1, times)
                 if missing and insert:  # they were answered with initial weights, which their rows will have
                     self._invite(found, split, part, seen, times)
@@ -566,6 +567,12 @@ class RowStore:
 def _served(allowed: Allowed) -> NDArray[np.uint8] | None:
     """A live view: a bucket is stopped under its shard's lock."""
     return None if allowed is None else np.frombuffer(allowed, np.uint8)
+
+
+def _refused(split: Split, served: NDArray[np.uint8], first: int, last: int) -> int:
+    """The number of keys in the shards ``first .. last-1`` whose bucket is not served."""
+    mine = slice(first * PER_SHARD, last * PER_SHARD)
+    return int(split.counts[mine][served[mine] != SERVED].sum())
 
 
 def _mask(buckets: Sequence[int]) -> NDArray[np.bool_]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -286,6 +286,26 @@ def all_taken(snapshot: StoreSnapshot, since: int | None = None) -> dict[int, tu
     for shard in range(SHARDS):
         found.update(by_key(snapshot.take(shard, since).rows["t"]))
     return found
+
+
+@both_kernels
+@pytest.mark.parametrize("count", [10, 3000])
+def test_a_pull_notices_a_bucket_that_leaves_before_its_rows_are_read(kernels: str, count: int) -> None:
+    """Its rows are gone by then; initial weights in their place would be wrong."""
+    store = store_of(kernels, COUNTER)
+    keys, allowed = MANY[:count], np.ones(BUCKETS, np.uint8)
+    push(store, keys, 1.0)
+    bucket, in_turn = bucket_of(int(keys[3])), store._in_turn
+
+    def leaves(ranges: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+        allowed[bucket] = 0
+        store.drop([bucket])
+        return in_turn(ranges)
+
+    store._in_turn = leaves  # type: ignore[method-assign]
+    out = np.empty((count, 2), np.float32)
+    assert store.pull("t", keys, out, step=1, allowed=allowed) > 0
+    assert store.image(bucket).rows == {}
 
 
 @both_kernels
