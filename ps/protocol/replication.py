@@ -36,6 +36,7 @@ def size_of(content: Content) -> int:
         return 0
     if isinstance(content, ShardChange):
         more = sum(keys.nbytes for keys in content.removed.values())
+        more += sum(buckets.nbytes for _, _, buckets in content.pushes)
     else:
         more = 16 * len(content.seqs)
     return sizes(content.rows) + more + 64 + sum(len(one.text) for one in content.intents.values())
