@@ -27,10 +27,12 @@ from ps.spec import BUCKETS, TableSpec
 from ps.store import push_plan
 from ps.store.budget import Budget, Full
 from ps.store.eviction import SAMPLE, ages, limit_age, oldest
+from ps.store.ftrl import follow_weights
 from ps.store.job_clock import JobClock
 from ps.store.kernels import Kernels
 from ps.store.kernels import kernels as pick
 from ps.store.push_plan import PER_SHARD, Work
+from ps.store.rules import FTRL
 from ps.store.shard_table import ShardTable, Slots, Split
 from ps.store.snapshot import StoreSnapshot
 from ps.store.table import Table
@@ -349,6 +351,9 @@ class RowStore:
             table.shard_tables, split, first, last, work.values, work.rule, work.numbers,
             table.spec.optimizer.nesterov, step, self.mark,
         )  # fmt: skip
+        if work.op != RowOp.GRAD and table.layout.rule == FTRL:
+            for shard, slots in zip(range(first, last), changed, strict=True):
+                follow_weights(table.shard_tables[shard], slots, table.spec.optimizer)
         result.damaged += damaged
         result.applied += sum(map(len, changed))
         for shard, slots in zip(pieces, changed, strict=False):  # all shards, or none if no pieces are needed
