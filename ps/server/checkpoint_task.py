@@ -213,6 +213,8 @@ class CheckpointTask:
             )
         directory = self._opened(orders.you)
         since = directory.since(checkpoint.run)
+        if since is not None:
+            mark.snapshot.take_whole(directory.taken_over(since, mark.owned))
 
         def taken() -> Iterator[TakenPart]:
             for shard in range(SHARDS):

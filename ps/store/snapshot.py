@@ -79,6 +79,10 @@ class StoreSnapshot:
             # A row that stays after all, because its gradient is damaged, must not be read or saved once more.
             shard_table.meta[slots, CHANGED] = self.mark
 
+    def take_whole(self, buckets: NDArray[np.bool_]) -> None:
+        """Read all rows of these buckets, also those that have not changed since an earlier mark."""
+        self.whole[buckets] = self.mark
+
     def take(self, shard: int, changed_since: int | None = None) -> Taken:
         """Read one shard as of the mark, once; nothing more is saved for it afterwards. Incomplete if the snapshot is
         closed meanwhile.
