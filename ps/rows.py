@@ -116,7 +116,7 @@ class RowOp:
     GRAD = "grad"
     """Apply the values as gradients with the table's optimizer."""
     ADD = "add"
-    """``weights += scale * values``; optimizer state is kept."""
+    """``weights += scale * values``; optimizer state is kept, except that of FTRL, which weights are computed from."""
     ASSIGN = "assign"
     """``weights = values``; of several values for one key the last wins."""
     FIRST = "first"

@@ -47,6 +47,8 @@ KEEP = 3
 RESTORE_THREADS = min(4, os.cpu_count() or 1)
 """Threads that put rows into the store while further rows are being read."""
 CANDIDATES = 3
+KNOWN = 16
+"""Most checkpoints on which this pserver can base an incremental one. All but the newest ones were abandoned."""
 EVICTED_BYTES = 8 << 20
 """Evicted rows are buffered up to this many bytes, then written."""
 _CLOCK = SystemClock()
@@ -84,8 +86,8 @@ class CheckpointDirectory:
         """Checkpoints whose rows turned out to be damaged, with the reason."""
         self._restored = ""
         self._completed = 0
-        self._written: set[int] = set()
-        """Checkpoints that this pserver has written a part of since it restored."""
+        self._written: dict[int, NDArray[np.uint8]] = {}
+        """The newest checkpoints that this pserver has written a part of since it restored, with the buckets in it."""
         self._whole_bytes = self._changed_bytes = 0
         """Bytes of the last part that was written in full, and of the incremental parts after it."""
         self._evicted: dict[str, list[Rows]] = {}
@@ -205,9 +207,17 @@ class CheckpointDirectory:
             return None
         try:
             chain = self.chain(base)
+            there = {run for _, run in self._runs()}
         except (CheckpointError, OSError):
             return None
+        self._seen = {run: one for run, one in self._seen.items() if run in there}  # another pserver has deleted some
         return chain[0].manifest.checkpoint if len(chain) <= CHAIN else None
+
+    def taken_over(self, since: int, owned: NDArray[np.uint8]) -> NDArray[np.bool_]:
+        """Mask of those ``owned`` buckets that are not in this pserver's part of the checkpoint ``since``, a return
+        value of ``since``. Their owner was another one, which may have taken its mark a little earlier: what changed in
+        between is in no part, and does not count as a change here. So they must be written in full."""
+        return np.asarray((owned != 0) & (self._written[since] == 0))
 
     def write(
         self,
@@ -250,7 +260,9 @@ class CheckpointDirectory:
             self._changed_bytes += part.bytes
         else:
             self._whole_bytes, self._changed_bytes = part.bytes, 0
-        self._written.add(checkpoint)
+        self._written[checkpoint] = owned
+        while len(self._written) > KNOWN:
+            del self._written[min(self._written)]
         rows = sum(part.rows.values())
         took_s = self._now_s() - began_s
         sum_ = Sum(len(data), zlib.crc32(data))

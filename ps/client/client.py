@@ -327,7 +327,7 @@ class PsClient:
         self.push({table: (keys, values)}, op=RowOp.FIRST)
 
     def assign(self, table: str, keys: Any, values: Any) -> None:
-        """Overwrite the weights of rows; the optimizer's state is kept."""
+        """Overwrite the weights of rows; the optimizer's state is kept, but ``Ftrl``'s follows the weights."""
         self.push({table: (keys, values)}, op=RowOp.ASSIGN)
 
     def flush(self) -> None:

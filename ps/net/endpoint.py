@@ -94,7 +94,11 @@ class EndpointPeer:
             return self._out.room(size)
         if self._lent is None:
             self._lent = LentBuffer()
-        return self._lent.room(size)
+        try:
+            return self._lent.room(size)
+        except OSError as error:  # out of descriptors: the answer goes through the socket
+            log.debug("Parameter server: cannot lend memory to %s: %s", self, error)
+            return self._out.room(size)
 
     @property
     def gone(self) -> bool:

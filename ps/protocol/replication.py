@@ -36,9 +36,19 @@ def size_of(content: Content) -> int:
         return 0
     if isinstance(content, ShardChange):
         more = sum(keys.nbytes for keys in content.removed.values())
+        more += sum(buckets.nbytes for _, _, buckets in content.pushes)
     else:
         more = 16 * len(content.seqs)
     return sizes(content.rows) + more + 64 + sum(len(one.text) for one in content.intents.values())
+
+
+def head_bytes_of(content: Content) -> int:
+    """Most bytes that the item takes in a head: lists of names and of numbers of up to 20 digits."""
+    if isinstance(content, ReleaseItem):
+        return 64 + 12 * len(content.buckets)
+    names = [*content.rows, *(content.removed if isinstance(content, ShardChange) else ())]
+    entries = len(content.intents) + (len(content.pushes) if isinstance(content, ShardChange) else 0)
+    return 128 + sum(len(name) + 32 for name in names) + 80 * entries
 
 
 def pack(items: Sequence[tuple[int, Content]]) -> tuple[list[Any], list[Any]]:

@@ -102,8 +102,10 @@ class CheckpointTask:
         self._work.put(None)
 
     def orders(self, orders: Orders) -> None:
-        """Start the phase in the orders' checkpoint, if it is new."""
+        """Start the phase in the orders' checkpoint, if it is new. A marked one that is not in them is abandoned."""
         checkpoint = orders.checkpoint
+        if self._mark is not None and (checkpoint is None or checkpoint.number != self._mark.number):
+            self._drop_mark()
         if checkpoint is None or (checkpoint.number, checkpoint.phase) in self._begun or checkpoint.phase == "restore":
             return
         if checkpoint.number != self._number:
@@ -211,10 +213,14 @@ class CheckpointTask:
             )
         directory = self._opened(orders.you)
         since = directory.since(checkpoint.run)
+        if since is not None:
+            mark.snapshot.take_whole(directory.taken_over(since, mark.owned))
 
         def taken() -> Iterator[TakenPart]:
             for shard in range(SHARDS):
                 found = mark.snapshot.take(shard, since)
+                if not mark.snapshot.open:
+                    raise CheckpointError(f"checkpoint {checkpoint.number} has been abandoned")
                 yield TakenPart(shard, found.rows, found.gone, found.whole)
 
         try:

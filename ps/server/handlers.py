@@ -27,7 +27,7 @@ from ps.protocol.frames import Frame, FrameOp, pack_head
 from ps.protocol.half_precision import encode_half
 from ps.protocol.handshake import TRAINER
 from ps.protocol.requests import InvalidRequest, Wanted, read_pull, read_push, rows_bytes
-from ps.rows import Pushed, ShardChange, TablePush, TrainerPush, encode
+from ps.rows import BucketImage, Pushed, ShardChange, TablePush, TrainerPush, encode
 from ps.rows import RowOp as Does
 from ps.server.bucket_shell import BucketShell, Sent, ServedBuckets
 from ps.server.step_barrier_shell import BarrierTimeout, Revoked, StepBarrierShell
@@ -482,8 +482,13 @@ class RequestHandlers:
             raise InvalidRequest("table", f"there is no table {str(table)[:100]!r}")
         if type(bucket) is not int or not 0 <= bucket < BUCKETS:
             raise InvalidRequest("word", f"bucket {bucket!r} must be an integer from 0 to {BUCKETS - 1}")
-        self._await_served(np.array([bucket], np.uint16), asked)
-        rows = self._store.image(bucket).rows.get(str(table))
+        image: BucketImage | None = None
+        while image is None:
+            self._await_served(np.array([bucket], np.uint16), asked)
+            with self._store.lock(bucket):
+                if asked.serving.mask[bucket]:  # it may have left meanwhile, and its rows be gone
+                    image = self._store.image(bucket)
+        rows = image.rows.get(str(table))
         parts = encode(rows) if rows is not None else []
         size = sum(memoryview(part).nbytes for part in parts)
         return self._ok(asked, parts, rows=0 if rows is None else len(rows), bytes=size)

@@ -19,14 +19,16 @@ from edl.ports import Clock
 from edl.threads import ThreadHandle, Threads
 from ps.errors import TimedOut
 from ps.net.caller import FrameCaller
-from ps.protocol.frames import FrameOp, pack_head
-from ps.protocol.replication import Content, pack, size_of
+from ps.protocol.frames import MOST_HEAD, FrameOp, pack_head
+from ps.protocol.replication import Content, head_bytes_of, pack, size_of
 from ps.rows import BucketImage
 
 log = logging.getLogger(__name__)
 
 FRAME_BYTES = 4 << 20
 """Items are sent in one frame up to this many bytes."""
+FRAME_HEAD_BYTES = MOST_HEAD // 2
+"""Items are sent in one frame while their part of its head is at most this long, which leaves room for the rest."""
 FRAME_ITEMS = 512
 FRAME_IMAGES = 64
 """No image is made while this many items are queued."""
@@ -94,6 +96,8 @@ class _QueuedItem:
     at_s: float
     copy: int
     """For an image, the number of its copy; else 0."""
+    head_bytes: int
+    """Most bytes that it takes in a frame's head."""
 
 
 @dataclass(slots=True)
@@ -138,7 +142,7 @@ class ReplicationStream:
 
     def put(self, content: Content, version: int, copy: int = 0) -> tuple[int, int]:
         """Append content; return the connection's ``life`` and the item's number. Dropped while the stream is down."""
-        size = size_of(content)
+        size, head_bytes = size_of(content), head_bytes_of(content)
         with self._lock:
             if self._state in ("down", "over"):
                 return -1, 0
@@ -146,7 +150,7 @@ class ReplicationStream:
             now_s = self._clock.now_s()
             if not self._bytes:
                 self._moved_s = now_s
-            self._queue.append(_QueuedItem(self._number, version, content, size, now_s, copy))
+            self._queue.append(_QueuedItem(self._number, version, content, size, now_s, copy, head_bytes))
             self._bytes += size
             if copy:
                 self._image_bytes += size
@@ -357,11 +361,7 @@ class ReplicationStream:
             if not self._queue:
                 self._go.wait(_ASK_S)
                 return
-            items: list[_QueuedItem] = []
-            size = 0
-            while self._queue and len(items) < FRAME_ITEMS and (not items or size < FRAME_BYTES):
-                items.append(self._queue.popleft())
-                size += items[-1].bytes
+            items = self._next_items()
             sent = _Sent(0, items)
             sent.images = [(one.copy, one.content.bucket) for one in items if isinstance(one.content, BucketImage)]
             self._sent.append(sent)
@@ -369,6 +369,18 @@ class ReplicationStream:
         with self._lock:
             sent.request = request
         self._settle()
+
+    def _next_items(self) -> list[_QueuedItem]:
+        """Take the items of one frame off the queue, at least one. Requires the lock."""
+        items = [self._queue.popleft()]
+        size, head_bytes = items[0].bytes, items[0].head_bytes
+        while self._queue and len(items) < FRAME_ITEMS and size < FRAME_BYTES:
+            head_bytes += self._queue[0].head_bytes
+            if head_bytes > FRAME_HEAD_BYTES:
+                break
+            items.append(self._queue.popleft())
+            size += items[-1].bytes
+        return items
 
     def _request(self, caller: FrameCaller, items: Sequence[tuple[int, Content]]) -> int:
         heads, arrays = pack(items)

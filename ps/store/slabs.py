@@ -194,8 +194,12 @@ def _pages(size: int) -> int:
 
 
 def _anonymous(size: int) -> mmap.mmap:
+    """Raises ``MemoryError``."""
     flags = getattr(mmap, "MAP_ANONYMOUS", 0) | getattr(mmap, "MAP_PRIVATE", 0)
-    return mmap.mmap(-1, size, flags=flags) if flags else mmap.mmap(-1, size)
+    try:
+        return mmap.mmap(-1, size, flags=flags) if flags else mmap.mmap(-1, size)
+    except OSError as error:
+        raise MemoryError(f"cannot map {size:,} bytes: {error.strerror}") from None
 
 
 _libc = ctypes.CDLL(None)

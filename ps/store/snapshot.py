@@ -76,9 +76,16 @@ class StoreSnapshot:
         slots = slots[slots >= reading.place]
         if len(slots):
             reading.kept.append((shard_table.gather(slots), shard_table.meta[slots, CHANGED].copy()))
+            # A row that stays after all, because its gradient is damaged, must not be read or saved once more.
+            shard_table.meta[slots, CHANGED] = self.mark
+
+    def take_whole(self, buckets: NDArray[np.bool_]) -> None:
+        """Read all rows of these buckets, also those that have not changed since an earlier mark."""
+        self.whole[buckets] = self.mark
 
     def take(self, shard: int, changed_since: int | None = None) -> Taken:
-        """Read one shard as of the mark, once; nothing more is saved for it afterwards.
+        """Read one shard as of the mark, once; nothing more is saved for it afterwards. Incomplete if the snapshot is
+        closed meanwhile.
 
         ``changed_since``: only rows changed after that earlier mark, the keys evicted since, and all rows of buckets
         whose changes are not tracked per row.
@@ -89,7 +96,7 @@ class StoreSnapshot:
             mine = slice(shard * PER_SHARD, (shard + 1) * PER_SHARD)
             with self._store.lock(shard=shard):  # atomically: what one of them has forgotten, the other has
                 wholes[mine] = self.whole[mine] >= changed_since
-                for name in self._reading[shard]:
+                for name in list(self._reading[shard]):
                     taken.gone[name] = self._store.tables[name].gone(shard, changed_since, self.mark)
             taken.whole = frozenset(np.flatnonzero(wholes).tolist())
         for name in list(self._reading[shard]):
@@ -102,10 +109,10 @@ class StoreSnapshot:
         found = [table.none()]
         while True:
             with self._store.lock(shard=shard):
-                reading = self._reading[shard][name]
+                reading = self._reading[shard].get(name, _Reading())
                 begin, end = reading.place, min(reading.place + STRETCH, shard_table.top)
-                if begin >= end:
-                    del self._reading[shard][name]
+                if begin >= end or not self.open:
+                    self._reading[shard].pop(name, None)
                     break
                 marks = shard_table.meta[begin:end, CHANGED]
                 slots = np.flatnonzero((marks != FREE) & (marks < self.mark)) + begin

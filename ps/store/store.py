@@ -20,17 +20,19 @@ from numpy.typing import NDArray
 from edl.adapters.system_threads import SYSTEM_THREADS
 from edl.errors import PsError
 from edl.threads import ThreadLock, Threads
-from ps.hashing import SHARDS, buckets_of, shard_of_bucket
+from ps.hashing import SHARDS, shard_of_bucket
 from ps.intents import Intents
 from ps.rows import BucketImage, Pushed, RowOp, Rows, ShardChange, TrainerPush, concat
 from ps.spec import BUCKETS, TableSpec
 from ps.store import push_plan
 from ps.store.budget import Budget, Full
 from ps.store.eviction import SAMPLE, ages, limit_age, oldest
+from ps.store.ftrl import follow_weights
 from ps.store.job_clock import JobClock
 from ps.store.kernels import Kernels
 from ps.store.kernels import kernels as pick
 from ps.store.push_plan import PER_SHARD, Work
+from ps.store.rules import FTRL
 from ps.store.shard_table import ShardTable, Slots, Split
 from ps.store.snapshot import StoreSnapshot
 from ps.store.table import Table
@@ -175,7 +177,8 @@ class RowStore:
 
         With ``insert``, unknown keys get rows if admitted and if there is room, occurrences are counted (1 per key, or
         ``counts``), and ``step`` is recorded. Keys without a row yield initial weights. Returns the number of keys
-        whose bucket is not ``allowed``; if it is not 0, nothing was done. Raises ``PsError``.
+        whose bucket is not ``allowed``; unless it is 0, ``out`` is incomplete, and the pull must be repeated. Raises
+        ``PsError``.
         """
         found = self._table(table)
         wanted: NDArray[np.int64] = push_plan.aligned(keys, np.int64)  # type: ignore[assignment]
@@ -190,10 +193,8 @@ class RowStore:
         served = _served(allowed)
         parts = WAYS if len(wanted) > push_plan.GROUP else 1
         split = self._kernels.split(wanted, parts)
-        if served is not None:
-            refused = int(split.counts[served != SERVED].sum())
-            if refused:
-                return refused
+        if served is not None and (refused := _refused(split, served, 0, SHARDS)):
+            return refused
         self.heat += split.counts
         if insert:
             self.most_seen_step = max(self.most_seen_step, step)
@@ -202,6 +203,8 @@ class RowStore:
         for first, last in self._in_turn([(first, first + shards) for first in range(0, SHARDS, shards)]):
             part = first // shards
             with self._held(first, last):
+                if served is not None and (refused := _refused(split, served, first, last)):
+                    return refused  # a bucket has left meanwhile, and its rows may be gone
                 missing = self._kernels.pull(found.shard_tables, split, part, out, seen if insert else -1, times)
                 if missing and insert:  # they were answered with initial weights, which their rows will have
                     self._invite(found, split, part, seen, times)
@@ -348,6 +351,9 @@ class RowStore:
             table.shard_tables, split, first, last, work.values, work.rule, work.numbers,
             table.spec.optimizer.nesterov, step, self.mark,
         )  # fmt: skip
+        if work.op != RowOp.GRAD and table.layout.rule == FTRL:
+            for shard, slots in zip(range(first, last), changed, strict=True):
+                follow_weights(table.shard_tables[shard], slots, table.spec.optimizer)
         result.damaged += damaged
         result.applied += sum(map(len, changed))
         for shard, slots in zip(pieces, changed, strict=False):  # all shards, or none if no pieces are needed
@@ -372,9 +378,9 @@ class RowStore:
                 if push.trainer and which.any()
             )
             piece.buckets = named(np.asarray(mine.any(axis=0)))
-        for name, table in self._tables.items():
+        for table in self._tables.values():
             if table.spec.eviction.any and len(keys := table.unreported(piece.shard)):
-                piece.removed[name] = keys
+                table.report(piece, keys)
         if len(piece.buckets) or piece.removed:
             each(piece)
 
@@ -554,9 +560,9 @@ class RowStore:
             due = slots[ages(shard_table, slots) <= np.uint64(limit)]
             rows = self._evict(table, shard, oldest(shard_table, due, most))
             if each is not None and len(rows):
-                buckets = np.unique(buckets_of(rows.keys))
-                unreported = {table.spec.name: np.unique(np.concatenate([rows.keys, table.unreported(shard)]))}
-                each(ShardChange(shard, (), buckets, {}, unreported))
+                piece = ShardChange(shard, (), np.zeros(0, np.uint16))
+                table.report(piece, np.concatenate([rows.keys, table.unreported(shard)]))
+                each(piece)
         return rows
 
     def _evict(self, table: Table, shard: int, slots: Slots) -> Rows:
@@ -566,6 +572,12 @@ class RowStore:
 def _served(allowed: Allowed) -> NDArray[np.uint8] | None:
     """A live view: a bucket is stopped under its shard's lock."""
     return None if allowed is None else np.frombuffer(allowed, np.uint8)
+
+
+def _refused(split: Split, served: NDArray[np.uint8], first: int, last: int) -> int:
+    """The number of keys in the shards ``first .. last-1`` whose bucket is not served."""
+    mine = slice(first * PER_SHARD, last * PER_SHARD)
+    return int(split.counts[mine][served[mine] != SERVED].sum())
 
 
 def _mask(buckets: Sequence[int]) -> NDArray[np.bool_]:

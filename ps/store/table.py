@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ps.hashing import SHARDS, buckets_of
-from ps.rows import Rows, concat, no_rows
+from ps.rows import Rows, ShardChange, concat, no_rows
 from ps.spec import Admission, TableSpec
 from ps.store.admission import Pending, admitted
 from ps.store.eviction import oldest
@@ -111,6 +111,11 @@ class Table:
         idle = slots[shard_table.meta[slots, SEEN] < step]
         going = oldest(shard_table, idle, max(wanted, shard_table.rows // ROOM))
         rows = self.remove(shard_table.number, going, mark, before)
+        unreported = self._unreported[shard_table.number]
+        if not self.telling:
+            unreported.clear()
+        elif len(rows):
+            unreported.append(rows.keys)
         if self.spec.eviction.export:
             self._evicted.append(rows)
         return len(going)
@@ -123,19 +128,14 @@ class Table:
         return shard_table.live() if self.mine is None else shard_table.within(self.mine != 0)
 
     def remove(self, shard: int, slots: Slots, mark: int, before: Callable[[Slots], None]) -> Rows:
-        """Evict these rows; return their content."""
+        """Evict these rows; return their content. The caller reports them to replicas, if there are any."""
         shard_table = self.shard_tables[shard]
         before(slots)
         rows = shard_table.gather(slots)
         shard_table.remove(slots)
-        if len(rows):
-            if mark:  # before the first mark no checkpoint can bring them back
-                self._gone[shard].append((mark, rows.keys))
-                self._few_gone(shard)
-            if self.telling:
-                self._unreported[shard].append(rows.keys)
-            else:
-                self._unreported[shard].clear()
+        if len(rows) and mark:  # before the first mark no checkpoint can bring them back
+            self._gone[shard].append((mark, rows.keys))
+            self._few_gone(shard)
         return rows
 
     def made_room(self) -> Rows:
@@ -145,9 +145,21 @@ class Table:
         return concat([self.none(), *found])
 
     def unreported(self, shard: int) -> Keys:
-        """Keys evicted since the last call, to be reported to replicas of this shard."""
+        """Keys evicted to make room since the last call, to be reported to replicas of this shard. Some may have a row
+        again."""
         found, self._unreported[shard] = self._unreported[shard], []
         return np.concatenate(found) if found else np.zeros(0, np.int64)
+
+    def report(self, piece: ShardChange, keys: Keys) -> None:
+        """Add evicted keys to a piece for replicas. Those that have a row again, from a later pull or from another
+        pserver that owned the bucket meanwhile, get this row: the replica must end up with the same ones."""
+        name, shard_table = self.spec.name, self.shard_tables[piece.shard]
+        piece.removed[name] = keys = np.unique(keys)
+        piece.buckets = np.union1d(piece.buckets, buckets_of(keys))
+        slots = shard_table.find(keys)
+        if (slots >= 0).any():
+            rows = shard_table.gather(slots[slots >= 0])
+            piece.rows[name] = concat([piece.rows[name], rows]) if name in piece.rows else rows
 
     def gone(self, shard: int, since: int, before: int) -> Keys:
         """Keys evicted from mark ``since`` to before mark ``before``; earlier ones are discarded."""

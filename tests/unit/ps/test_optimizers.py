@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from edl.errors import SettingError
-from ps.rows import TablePush, TrainerPush
+from ps.rows import RowOp, TablePush, TrainerPush
 from ps.spec import Initial, InitMethod, Optimizer, TableSpec, UpdateRule, WeightFormat
 from ps.store.shard_table import UPDATES
 from tests.support.ps_stores import both_kernels, keys_of, pull, push, store_of
@@ -117,6 +117,30 @@ def test_ftrl_whose_lr_changes(kernels: str, l1: float) -> None:
     whole = step(9, np.full_like(GRADS[0], 1e-3), 0.3) - frozen - tenth
     moved = before != 0
     np.testing.assert_allclose(10 * tenth[moved], whole[moved], rtol=0.05, atol=1e-5)
+
+
+@both_kernels
+@pytest.mark.parametrize("op", [RowOp.ASSIGN, RowOp.FIRST, RowOp.ADD])
+@pytest.mark.parametrize("power", [-0.5, -0.2])
+def test_ftrl_goes_on_from_weights_that_were_set(kernels: str, op: str, power: float) -> None:
+    """It computes weights from its sums, so these must follow; with ``l1``, from 0 as well."""
+    optimizer = Optimizer(UpdateRule.FTRL, lr=0.3, l1=0.4, l2=0.05, initial_accumulator=0.1, lr_power=power)
+    store = store_of(kernels, TableSpec("t", DIM, optimizer, FIRST_ZERO))
+    if op != RowOp.FIRST:
+        for number, grads in enumerate(GRADS):
+            store.push([TrainerPush(0, 0, [TablePush("t", KEYS, grads)])], step=number)
+    given = np.linspace(-2, 2, GRADS[0].size, dtype=np.float32).reshape(GRADS[0].shape)
+    given[:, ::3] = 0
+    if op == RowOp.ADD:
+        given -= pull(store, KEYS)
+    push(store, KEYS, given, op=op)
+    held = pull(store, KEYS)
+    assert (held == 0).any() and (np.abs(held) > 1).any()
+    push(store, KEYS, np.zeros_like(given))
+    np.testing.assert_allclose(pull(store, KEYS), held, rtol=1e-4, atol=1e-5)
+    push(store, KEYS, np.full_like(given, 1e-3))
+    moved = held - pull(store, KEYS)
+    assert (moved[held != 0] > 0).all() and (moved >= 0).all() and (moved < 1e-2).all()
 
 
 def test_ftrl_needs_an_lr() -> None:

@@ -488,6 +488,20 @@ def test_ranges_go_there_and_back() -> None:
     assert flat(ranges(np.flatnonzero(owned).tolist())) == np.flatnonzero(owned).tolist()
 
 
+def test_no_pserver_remembers_deleted_checkpoints(plain: Files) -> None:
+    """Only one of them deletes. A checkpoint's checksums take some bytes for each MiB of rows."""
+    rows = some(300)
+    directories = [CheckpointDirectory(plain, "job", number) for number in (1, 2)]
+    for number in range(1, 10):
+        owned = split(2, number)
+        told = [one.write(number, 1, own, taken(rows)) for one, own in zip(directories, owned, strict=True)]
+        run = str(json.loads(finish(directories, number, told))["run"])
+        assert [one.since(run) for one in directories] == [number, number]
+    there = {f"ps/job/{entry.name}" for entry in plain.entries("ps/job") if entry.folder}
+    assert len(there) == 3
+    assert all(set(one._seen) <= there for one in directories)
+
+
 def test_checkpoints_under_their_former_name_are_read_and_deleted(plain: Files, tmp_path: Path) -> None:
     """Earlier versions of edl wrote folders ``cut-N`` with ``cut.json``, and the number under the key ``cut``."""
     rows = some(500)

@@ -15,15 +15,17 @@ from ps.protocol import messages
 from ps.protocol.frames import FrameOp
 from ps.spec import Optimizer, TableSpec, UpdateRule
 from tests.support.ps_fixture import PLAIN, WIDE, Bench, Master
+from tests.support.ps_stores import ZEROS
 
 KEYS = np.arange(200)
 GEO = Training(Mode.GEO, geo_steps=3)
+FTRL = TableSpec("ftrl", 4, Optimizer(UpdateRule.FTRL, lr=0.1, initial_accumulator=0.1), ZEROS)
 TWO = (messages.TrainerMember(1, "a/0"), messages.TrainerMember(2, "a/1"))
 
 
 @pytest.fixture
 def bench() -> Iterator[Bench]:
-    made = Bench((PLAIN, WIDE, TableSpec("ada", 4, Optimizer(UpdateRule.ADAGRAD, lr=0.5))))
+    made = Bench((PLAIN, WIDE, TableSpec("ada", 4, Optimizer(UpdateRule.ADAGRAD, lr=0.5)), FTRL))
     yield made
     made.stop()
 
@@ -83,6 +85,21 @@ def test_differences_are_averaged(bench: Bench) -> None:
     assert (bench.client(number=3).read("plain", KEYS) == -6).all()
     # Whoever was first takes the other's with the next exchange, or when it asks for a row that it has not used since.
     assert (other.pull("plain", KEYS) == -6).all() and (one.pull("plain", KEYS) == -1.5).all()
+
+
+def test_a_trainer_that_is_new_to_a_row_of_ftrl_goes_on_from_its_weights(bench: Bench) -> None:
+    bench.start(1)
+    assert bench.pservers[1].tables["ftrl"].optimizer.rule is UpdateRule.FTRL
+    one = bench.client(training=GEO)
+    for _ in range(9):
+        one.push({"ftrl": (KEYS, np.full((200, 4), -1.0))})
+    before = one.read("ftrl", KEYS)
+    assert before.min() > 0.3
+    other = bench.client(number=2, training=GEO)
+    for _ in range(3):
+        other.push({"ftrl": (KEYS, np.full((200, 4), -0.01))})
+    after = other.read("ftrl", KEYS)
+    assert (after > before).all() and (after < before + 0.1).all()
 
 
 def test_members_may_change_in_between(bench: Bench) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import logging
 import os
@@ -130,6 +131,22 @@ def test_a_body_that_nobody_has_lent_is_refused() -> None:
 
 
 @lending
+@lending
+def test_without_descriptors_for_lent_memory_answers_are_sent_through_the_socket(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(name: str, flags: int) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    content = os.urandom(2 * LENT_BYTES)
+    with echo() as made, contextlib.closing(call(place(made, "unix"))) as caller:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "memfd_create", full)
+            assert bytes(caller.request(FrameOp.PULL, b"room", [content], deadline_s=LONG_S).body) == content[::-1]
+        larger = os.urandom(4 * LENT_BYTES)
+        assert bytes(caller.request(FrameOp.PULL, b"room", [larger], deadline_s=LONG_S).body) == larger[::-1]
+
+
 def test_only_memory_that_stays_is_borrowed() -> None:
     borrowed = Borrowed()
     file = os.memfd_create("test", os.MFD_ALLOW_SEALING)

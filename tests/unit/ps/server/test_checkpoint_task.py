@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -14,17 +15,19 @@ from edl.adapters.clock import SystemClock
 from edl.adapters.files import PlainFiles
 from edl.errors import PsError
 from edl.job_records import Training
+from ps.checkpoint.directory import CheckpointDirectory
 from ps.checkpoint.reader import Loaded
 from ps.hashing import SHARDS, buckets_of
 from ps.protocol.messages import CheckpointOrder, FoundCheckpoints, Joined, Orders, PlacementMap, PserverAddress, pack
-from ps.rows import ShardChange, TablePush, TrainerPush
+from ps.rows import ShardChange, TablePush, Taken, TrainerPush
 from ps.server import bucket_machine as h
 from ps.server.bucket_shell import BucketShell
 from ps.server.checkpoint_task import CheckpointTask
 from ps.server.server import Setup
-from ps.spec import BUCKETS
+from ps.spec import BUCKETS, Eviction, Optimizer, TableSpec, UpdateRule
 from ps.store.store import RowStore
 from tests.support.ps_servers import COUNTS
+from tests.support.ps_stores import ZEROS, part, store_of
 
 
 class CheckpointTaskDeps:
@@ -257,6 +260,98 @@ def test_checkpoints_are_searched_again_when_the_rows_are_gone_again() -> None:
     checkpoint_task.start()
     checkpoint_task._thread.join()
     assert around.said == [FoundCheckpoints(0), FoundCheckpoints(0)]
+
+
+def marked(tmp_path: Path) -> tuple[RowStore, CheckpointTask, Callable[[str], None]]:
+    """A store with a row in each shard, its task, and a function that begins a phase of checkpoint 1; "" abandons
+    it."""
+    store = RowStore(kernels="numpy")
+    store.define(COUNTS)
+    keys = np.arange(1000, dtype=np.int64)
+    store.push([TrainerPush(1, 1, [TablePush("counts", keys, np.ones((1000, 2), np.float32))])], step=1)
+    task = CheckpointTask(store, PlainFiles(tmp_path), "job", CheckpointTaskDeps(), SystemClock())
+
+    def order(phase: str) -> None:
+        checkpoint = CheckpointOrder(1, phase) if phase else None
+        task.orders(Orders(0, 1, PlacementMap(), 0, (), Training(), (), checkpoint=checkpoint))
+
+    order("mark")
+    return store, task, order
+
+
+def test_after_an_abandoned_checkpoint_no_row_is_copied_before_it_changes(tmp_path: Path) -> None:
+    store, task, order = marked(tmp_path)
+    assert store._snapshot is not None and store._snapshot.open
+    order("")
+    assert not store._snapshot.open
+    task.stop()
+
+
+def test_a_part_of_a_checkpoint_that_is_abandoned_meanwhile_is_not_reported_as_written(tmp_path: Path) -> None:
+    store, task, order = marked(tmp_path)
+    assert store._snapshot is not None
+    take, deps = store._snapshot.take, task._deps
+
+    def take_late(shard: int, changed_since: int | None = None) -> Taken:
+        if shard == 9:
+            order("")
+        return take(shard, changed_since)
+
+    store._snapshot.take = take_late  # type: ignore[method-assign]
+    order("write")
+    task.stop()
+    task.start()
+    task._thread.join()
+    assert isinstance(deps, CheckpointTaskDeps)
+    assert "abandoned" in deps.said[-1].failed
+
+
+class Half(CheckpointTaskDeps):
+    """Dependencies of a pserver that owns half of the buckets, or all."""
+
+    def __init__(self, first: int) -> None:
+        super().__init__()
+        self.mine = np.zeros(BUCKETS, np.uint8)
+        self.mine[first : first + BUCKETS // 2] = 1
+
+    def owned(self) -> Any:
+        return self.mine.copy()
+
+
+def test_changes_that_came_between_the_owner_s_mark_and_the_replica_s_are_saved(tmp_path: Path) -> None:
+    """No trainer pushes gradients then, but rows are evicted, or set by a trainer that is no member yet."""
+    spec = TableSpec("t", 2, Optimizer(UpdateRule.ADD), ZEROS, eviction=Eviction(unseen_steps=5))
+    around, (owner, heir) = (Half(0), Half(BUCKETS // 2)), (store_of("numpy", spec), store_of("numpy", spec))
+    tasks = [CheckpointTask(one, PlainFiles(tmp_path), "job", deps, SystemClock())
+             for one, deps in zip((owner, heir), around, strict=True)]  # fmt: skip
+    keys = np.arange(900, dtype=np.int64)
+    keys = keys[buckets_of(keys) < BUCKETS // 2]
+
+    def order(which: int, number: int, phase: str, **more: Any) -> str:
+        placement = PlacementMap(history=1)
+        checkpoint = CheckpointOrder(number, phase, **more)
+        tasks[which].orders(Orders(0, which + 1, placement, 0, (), Training(), (spec,), checkpoint=checkpoint))
+        if phase != "mark":
+            work = tasks[which]._work.get()
+            assert work is not None
+            work()
+        done = around[which].said[-1]
+        assert not done.failed
+        return str(done.report)
+
+    owner.push([TrainerPush(1, 1, [part(keys, 1.0)])], step=1, each=heir.apply_piece)
+    order(0, 1, "mark")
+    owner.sweep("t", step=9, each=heir.apply_piece)
+    owner.push([TrainerPush(1, 2, [part(keys[:9], 2.0)])], step=9, each=heir.apply_piece)
+    order(1, 1, "mark")
+    run = json.loads(order(0, 1, "complete", parts=(order(0, 1, "write"), order(1, 1, "write"))))["run"]
+    around[1].mine[:] = 1
+    order(1, 2, "mark")
+    run = json.loads(order(1, 2, "complete", parts=(order(1, 2, "write", run=run),)))["run"]
+    saved = CheckpointDirectory(PlainFiles(tmp_path), "job").read(run, np.ones(BUCKETS, np.uint8))
+    found = {int(key): row[0] for one in saved for rows in one.rows.values()
+             for key, row in zip(rows.keys, rows.weights, strict=True)}  # fmt: skip
+    assert found == dict.fromkeys(keys[:9].tolist(), 2.0)
 
 
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("a defect")])

@@ -16,7 +16,7 @@ from ps.hashing import SHARDS, bucket_of, buckets_of
 from ps.net.caller import EndpointPeer, FrameCaller, FrameEndpoint, FrameReply
 from ps.protocol import messages, replication
 from ps.protocol.frames import Frame, FrameOp, pack_head
-from ps.rows import BucketImage, ShardChange, TablePush, TrainerPush
+from ps.rows import BucketImage, ShardChange, TablePush, TrainerPush, no_rows
 from ps.server.replicate_out import IMAGES_BYTES, ReplicationStream
 from ps.server.server import ParameterServer
 from ps.spec import BUCKETS
@@ -526,6 +526,27 @@ def test_few_images_are_under_way_and_the_newest_copy_goes_first(listening: Call
     assert owner.most <= IMAGES_BYTES + 12_000_000
     stream.mark(5)
     until(owner.changed, lambda: owner.marks == [5])
+    stream.close()
+
+
+def test_frames_hold_no_more_items_than_fit_into_their_heads(listening: Callable[..., At]) -> None:
+    """In mode sync a piece names all trainers; in jobs with many tables it names these."""
+    go, some = threading.Event(), np.array([5], np.uint16)
+    table = no_rows(1, 0)
+
+    def handle(peer: EndpointPeer, frame: Frame) -> FrameReply:
+        go.wait(30)
+        return FrameReply()
+
+    owner = Owner(listening(handle))
+    owner.stream = stream = ReplicationStream(2, owner, SystemClock())
+    for seq in range(1 << 40, (1 << 40) + 500):
+        pushes = tuple((trainer, seq, some) for trainer in range(1, 300))
+        stream.put(ShardChange(0, pushes, some, {"x" * 90 + str(number): table for number in range(20)}), 1)
+    go.set()
+    stream.mark(1)
+    until(owner.changed, lambda: owner.marks == [1] or owner.said)
+    assert owner.said == []
     stream.close()
 
 

@@ -439,6 +439,23 @@ def test_a_push_that_waited_through_the_end_of_its_history_is_not_applied(monkey
     assert trainer.pull(COUNTS, [1], history=2)[0, 0] == 0
 
 
+def test_a_scan_notices_a_bucket_that_leaves_before_its_rows_are_read(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, _, _ = made()
+    trainer, bucket = Trainer(place(one)), bucket_of(1)
+    trainer.push(1, SGD, [1, 2], 3.0)
+    await_served = one.handlers._await_served
+
+    def leaves(buckets: Any, asked: Any) -> None:
+        await_served(buckets, asked)
+        one.bucket_machine.allowed[bucket] = one.bucket_shell.served[bucket] = 0
+        one.store.drop([bucket])
+
+    monkeypatch.setattr(one.handlers, "_await_served", leaves)
+    assert trainer.ask(FrameOp.SCAN, {"table": "sgd", "bucket": bucket}).op is FrameOp.MOVED
+
+
 def test_scan_and_statistics(made: Made) -> None:
     one, _, _ = made()
     trainer = Trainer(place(one))

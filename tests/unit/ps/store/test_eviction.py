@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ps.hashing import shard_of_bucket
-from ps.rows import ShardChange
-from ps.spec import Eviction, Optimizer, TableSpec, UpdateRule
-from tests.support.ps_stores import ZEROS, both_kernels, pull, push, store_of
+from ps.hashing import SHARDS, buckets_of, shard_of_bucket
+from ps.rows import ShardChange, TrainerPush
+from ps.spec import BUCKETS, Eviction, Optimizer, TableSpec, UpdateRule
+from ps.store.store import RowStore
+from tests.support.ps_stores import ZEROS, both_kernels, part, pull, push, store_of
 
 KEYS = np.arange(500, dtype=np.int64)
 
@@ -16,6 +17,12 @@ KEYS = np.arange(500, dtype=np.int64)
 def table(**eviction: int) -> TableSpec:
     """A table with counters as rows."""
     return TableSpec("t", 2, Optimizer(UpdateRule.ADD), ZEROS, eviction=Eviction(**eviction))  # type: ignore[arg-type]
+
+
+def keys_in(store: RowStore, bucket: int) -> list[int]:
+    """The keys that have a row in the bucket."""
+    rows = store.image(bucket).rows.get("t")
+    return [] if rows is None else rows.keys.tolist()
 
 
 @both_kernels
@@ -104,9 +111,6 @@ def test_copies_hear_of_it(kernels: str) -> None:
         pieces.append(piece)
         copy.apply_piece(piece)
 
-    from ps.rows import TrainerPush
-    from tests.support.ps_stores import part
-
     store.push([TrainerPush(1, 1, [part(KEYS, 1.0)])], step=1, each=each)
     store.push([TrainerPush(1, 2, [part(KEYS[:9], 1.0)])], step=15, each=each)
     pieces.clear()
@@ -114,6 +118,50 @@ def test_copies_hear_of_it(kernels: str) -> None:
     assert copy.rows("t") == 9
     assert sorted(np.concatenate([piece.removed["t"] for piece in pieces]).tolist()) == list(range(9, 500))
     assert all(shard_of_bucket(int(bucket)) == piece.shard for piece in pieces for bucket in piece.buckets)
+
+
+@both_kernels
+def test_an_heir_tells_its_own_copies_of_no_eviction_that_it_heard_of_as_a_copy(kernels: str) -> None:
+    owner, heir, copy = (store_of(kernels, table(unseen_steps=10)) for _ in range(3))
+    heir.push([], step=1, each=copy.apply_piece)
+    owner.push([TrainerPush(1, 1, [part(KEYS, 1.0)])], step=1, each=heir.apply_piece)
+    owner.sweep("t", step=15, each=heir.apply_piece)
+    owner.push([TrainerPush(1, 2, [part(KEYS, 3.0)])], step=16, each=heir.apply_piece)
+    for bucket in np.unique(buckets_of(KEYS)).tolist():
+        copy.take_image(heir.image(bucket))
+    heir.push([TrainerPush(1, 3, [part(KEYS[:250], 1.0)])], step=17, each=copy.apply_piece)
+    assert copy.rows("t") == heir.rows("t") == 500
+    assert (pull(copy, KEYS, insert=False) == pull(heir, KEYS, insert=False)).all()
+
+
+@both_kernels
+def test_a_copy_remembers_no_keys_of_evicted_rows_for_others(kernels: str) -> None:
+    """It may never push to these shards itself, which would discard them."""
+    owner, copy = (store_of(kernels, table(unseen_steps=10)) for _ in range(2))
+    copy.push([], step=1, each=lambda piece: None)
+    for step in range(0, 1000, 20):
+        owner.push([TrainerPush(1, step, [part(KEYS, 1.0)])], step=step, each=copy.apply_piece)
+        owner.sweep("t", step=step + 15, each=copy.apply_piece)
+    assert copy.rows("t") == 0
+    assert sum(len(copy.tables["t"].unreported(shard)) for shard in range(SHARDS)) == 0
+
+
+@both_kernels
+def test_a_bucket_that_was_away_keeps_rows_that_were_evicted_before(kernels: str) -> None:
+    """A pull had to make room, and no push to the shard reported that before another pserver took the bucket."""
+    first, copy = store_of(kernels, table(most_rows=1)), store_of(kernels, table(most_rows=1))
+    first.cap("t", 64)
+    first.push([TrainerPush(1, 1, [part(KEYS[:64], 1.0)])], step=1, each=copy.apply_piece)
+    pull(first, KEYS[64:128], step=2)
+    gone = np.setdiff1d(KEYS[:64], [key for bucket in range(BUCKETS) for key in keys_in(first, bucket)])
+    assert len(gone)
+    second = store_of(kernels, table(most_rows=1))
+    second.push([TrainerPush(1, 2, [part(gone, 5.0)])], step=3, each=first.apply_piece)
+    for bucket in range(BUCKETS):
+        copy.take_image(first.image(bucket))
+    first.cap("t", 0)
+    first.push([TrainerPush(1, 3, [part(KEYS[128:], 1.0)])], step=4, each=copy.apply_piece)
+    assert (pull(copy, gone, insert=False) == 5).all() and copy.rows("t") == first.rows("t")
 
 
 @both_kernels

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -289,6 +289,26 @@ def all_taken(snapshot: StoreSnapshot, since: int | None = None) -> dict[int, tu
 
 
 @both_kernels
+@pytest.mark.parametrize("count", [10, 3000])
+def test_a_pull_notices_a_bucket_that_leaves_before_its_rows_are_read(kernels: str, count: int) -> None:
+    """Its rows are gone by then; initial weights in their place would be wrong."""
+    store = store_of(kernels, COUNTER)
+    keys, allowed = MANY[:count], np.ones(BUCKETS, np.uint8)
+    push(store, keys, 1.0)
+    bucket, in_turn = bucket_of(int(keys[3])), store._in_turn
+
+    def leaves(ranges: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+        allowed[bucket] = 0
+        store.drop([bucket])
+        return in_turn(ranges)
+
+    store._in_turn = leaves  # type: ignore[method-assign]
+    out = np.empty((count, 2), np.float32)
+    assert store.pull("t", keys, out, step=1, allowed=allowed) > 0
+    assert store.image(bucket).rows == {}
+
+
+@both_kernels
 def test_a_snapshot_is_the_store_at_its_mark(kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ps.store.snapshot.STRETCH", 8)
     store = store_of(kernels, NORMAL)
@@ -435,3 +455,14 @@ def test_threads_lose_nothing(kernels: str) -> None:
     assert (found >= total).all()
     wanted = {key: row[:2] for key, row in everything(store).items()}
     assert {key: row[:2] for key, row in everything(copy).items()} == wanted
+
+
+@both_kernels
+def test_a_snapshot_has_rows_once_whose_damaged_gradients_are_skipped(kernels: str) -> None:
+    store = store_of(kernels, TableSpec("t", 2, Optimizer(UpdateRule.ADD), ZEROS, damaged=Damaged.SKIP))
+    push(store, MANY, 1.0)
+    snapshot = store.snapshot(1)
+    for _ in range(2):
+        push(store, MANY[:100], np.full((100, 2), np.nan))
+    taken = [snapshot.take(shard).rows["t"] for shard in range(SHARDS)]
+    assert sorted(key for rows in taken for key in rows.keys.tolist()) == sorted(MANY.tolist())

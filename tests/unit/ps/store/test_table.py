@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import sys
 from typing import Any
@@ -71,6 +72,19 @@ def test_a_slab_keeps_what_it_holds_while_it_grows(columns: int) -> None:
         slab.array[rows:larger] = np.arange(rows, larger)[:, None]
         rows = larger
     assert (slab.array[:rows] == np.arange(rows)[:, None]).all()
+
+
+def test_a_lack_of_memory_is_named_as_such_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    slab = Slab(np.uint32, 1)
+    slab.grow(100)
+    slab.array[:] = 7
+    monkeypatch.setattr(mmap, "mmap", full)
+    with pytest.raises(MemoryError):
+        slab.grow(MAPPED)
+    assert (slab.array[:100] == 7).all()
 
 
 def test_a_view_that_was_kept_stays_good(monkeypatch: pytest.MonkeyPatch) -> None:
