@@ -251,10 +251,10 @@ def _finish(turn: MasterTurn, check: HealthCheck) -> None:
             continue  # lost, or cut off: checked when it is back
         if node in due or node in found.faulty or node in found.slow:
             verdicts.append(judge.verdict(entry.info))
-    turn.write(health=policy.with_verdicts(turn.record.health, verdicts, set(turn.nodes)))
-    times = {**turn.health.verdict_s, **{one.node: turn.now_s for one in verdicts}}
-    known = {one.node for one in turn.record.health.verdicts}
-    kept = {node: at_s for node, at_s in times.items() if node in known}
+    turn.write(health=policy.with_verdicts(turn.record.health, verdicts, _present(turn)))
+    times = {**turn.health.verdict_s, **{one.incarnation: turn.now_s for one in verdicts}}
+    known = {one.incarnation for one in turn.record.health.verdicts}
+    kept = {incarnation: at_s for incarnation, at_s in times.items() if incarnation in known}
     turn.health = dataclasses.replace(turn.health, verdict_s=kept)
     _drop_slots(turn, check)
     _note(turn, check, verdicts, found)
@@ -349,14 +349,17 @@ def _expire(turn: MasterTurn) -> None:
     expiry_s, verdicts = turn.spec.health.expiry_s, turn.record.health.verdicts
     if not expiry_s or not verdicts or turn.record.phase is Phase.ENDED:
         return
-    due = {one.node: turn.health.verdict_s.get(one.node, turn.began_s) + expiry_s for one in verdicts}
-    expired = {node for node, due_s in due.items() if turn.now_s >= due_s}
+    due = {one.incarnation: turn.health.verdict_s.get(one.incarnation, turn.began_s) + expiry_s for one in verdicts}
+    expired = {incarnation for incarnation, due_s in due.items() if turn.now_s >= due_s}
     if expired:
-        present = {node: entry.info.incarnation for node, entry in turn.nodes.items()}
-        turn.write(health=policy.without_expired(turn.record.health, expired, present))
-    left = [due_s for node, due_s in due.items() if node not in expired]
+        turn.write(health=policy.without_expired(turn.record.health, expired, _present(turn)))
+    left = [due_s for incarnation, due_s in due.items() if incarnation not in expired]
     if left:
         turn.wake_at(min(left))
+
+
+def _present(turn: MasterTurn) -> Mapping[NodeId, Incarnation]:
+    return {node: entry.info.incarnation for node, entry in turn.nodes.items()}
 
 
 # --- status ----------------------------------------------------------------------------------------------------------
@@ -373,9 +376,10 @@ def views(state: MasterState, now_s: float) -> tuple[HealthView, ...]:
     for name in sorted(busy):
         entry = state.nodes.get(name)
         found.append(HealthView(name, entry.info.host if entry else "", "checking", "", excluded=True))
-    for one in record.verdicts:
-        if one.node not in busy:
-            at_s = state.health.verdict_s.get(one.node, state.began_s)
+    named = busy.union(one.node for one in record.suspects)
+    for one in {one.node: one for one in record.verdicts}.values():  # the newest about each name
+        if one.node not in named:
+            at_s = state.health.verdict_s.get(one.incarnation, state.began_s)
             left_s = max(0.0, at_s + rules.expiry_s - now_s) if rules.expiry_s else 0.0
             times_s = now_s - at_s, left_s
             what = one.node, one.host, one.fitness.value, one.why, one.excluded

@@ -102,6 +102,27 @@ def test_what_the_job_has_dropped_itself_stays_its_own() -> None:
     assert one.by == "job"
 
 
+def test_what_the_job_would_use_again_stays_out_while_it_is_on_the_denylist() -> None:
+    """Also if the job dropped it first, by itself or by hand, before it was put there."""
+    rule = Slotted(strikes=1, cooldown_s=10.0)
+    rule.come(on("m1", "a", GPUS))
+    rule.breaks(failure())
+    rule.cordon("a", "2")
+    rule.free(on("m1", "a", GPUS), 2)
+    rule.feed(ev.DenylistChanged((entry(device="G1"), entry(device="G2", until_s=86400.0))))
+    assert rule.places == {"a": (0, 3)}
+    rule.wait(10.0)
+    verdict, text = rule.cordon("a", "2", cordoned=False)
+    assert verdict is Verdict.ACCEPTED
+    assert "may take part again, except slot 2: device G2 is on the denylist until 1970-01-02 00:00 UTC" in text
+    assert text.endswith("To lift it for all jobs: edl denylist remove")
+    assert rule.places == {"a": (0, 3)}
+    assert {one.slot: one.denied for one in rule.state.record.dropped} == {1: True, 2: True}
+    rule.feed(ev.DenylistChanged(()))
+    rule.free(on("m1", "a", GPUS), 3)
+    assert rule.places == {"a": ALL}
+
+
 def test_a_device_is_known_in_another_node() -> None:
     rule = Slotted(NodeRange(1, 1))
     rule.feed(ev.DenylistChanged((entry(device="G3"),)))
