@@ -45,7 +45,7 @@ def apply(turn: MasterTurn, infos: Iterable[NodeInfo]) -> Sequence[Dropped]:
             for one in found:
                 turn.note(Kind.SLOT, f"slot {one.slot} of {info.node} takes no part: {one.why}", info.node)
     if added:
-        turn.write(dropped=rules.newest((*turn.record.dropped, *added)))
+        turn.write(dropped=rules.newest((*turn.record.dropped, *added), turn.nodes))
     return added
 
 

@@ -133,7 +133,8 @@ def _others(turn: MasterTurn, entry: NodeEntry) -> int:
 
 def _drop(turn: MasterTurn, one: Dropped, info: NodeInfo) -> None:
     others = tuple(other for other in turn.record.dropped if not rules.is_same(other, info, one.slot))
-    turn.write(dropped=rules.newest((*others, one)), strikes=rules.without(turn.record.strikes, info, one.slot))
+    strikes = rules.without(turn.record.strikes, info, one.slot)
+    turn.write(dropped=rules.newest((*others, one), turn.nodes), strikes=strikes)
 
 
 def _take_back(turn: MasterTurn, one: Dropped, why: str) -> None:

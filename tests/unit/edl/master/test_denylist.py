@@ -8,8 +8,9 @@ import pytest
 
 from edl.config import NodeRange
 from edl.master import events as ev
+from edl.master.policies.slots import KEPT
 from edl.master.view import job_status
-from edl.types import NodeId
+from edl.types import Incarnation, NodeId
 from edl.wire.denylist import DenylistEntry
 from edl.wire.json_messages import from_plain, to_plain
 from edl.wire.records import NodeInfo
@@ -121,6 +122,21 @@ def test_what_the_job_would_use_again_stays_out_while_it_is_on_the_denylist() ->
     rule.feed(ev.DenylistChanged(()))
     rule.free(on("m1", "a", GPUS), 3)
     assert rule.places == {"a": ALL}
+
+
+def test_replacements_with_names_of_their_own_do_not_fill_the_record() -> None:
+    """A pod on a bad host may be replaced by another one there again and again."""
+    rule = Slotted()
+    rule.feed(ev.DenylistChanged((entry("m1"),)))
+    here = on("m1", "a")
+    for number in range(200):
+        pod = dataclasses.replace(here, node=NodeId(f"pod-{number}"), incarnation=Incarnation(1000 + number))
+        rule.feed(ev.NodeRegistered(pod))
+        assert [one.slot for one in rule.state.record.dropped if one.node == pod.node] == [*ALL]
+        if number:
+            rule.feed(ev.NodeRefused(pod.node, pod.incarnation))
+    assert len(rule.state.record.dropped) <= KEPT + 2 * len(ALL)
+    assert [one.slot for one in rule.state.record.dropped if one.node == "pod-0"] == [*ALL], "it is still there"
 
 
 def test_a_device_is_known_in_another_node() -> None:
