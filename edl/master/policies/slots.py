@@ -118,6 +118,24 @@ def newest(dropped: Sequence[Dropped], present: Collection[NodeId]) -> tuple[Dro
     return tuple(one for one in dropped if id(one) not in forgotten)
 
 
+class KnownDrops:
+    """Drops with an index: a Master looks for those of each node at each event, and there may be a thousand nodes."""
+
+    def __init__(self, dropped: Sequence[Dropped]) -> None:
+        self.dropped = dropped
+        self._found: dict[str, list[Dropped]] = {}
+        for one in dropped:
+            for name in {one.node, one.device} - {""}:
+                self._found.setdefault(name, []).append(one)
+
+    def places(self, info: NodeInfo, replicas: Replicas) -> tuple[int, ...]:
+        """See the function ``places``."""
+        if not self.dropped:
+            return first(info.slots)
+        names = (info.node, *info.devices)
+        return places([one for name in names for one in self._found.get(name, ())], info, replicas)
+
+
 def dropped_here(dropped: Sequence[Dropped], info: NodeInfo, slot: int) -> Dropped | None:
     """The drop that concerns a slot; None if the slot may take part."""
     return next((one for one in dropped if is_same(one, info, slot)), None)
