@@ -104,7 +104,10 @@ def keep_going(turn: MasterTurn) -> None:
         return
     pairing, answers = check.rounds[-1]
     factor, reserve = turn.spec.health.factor, _reserve(turn, check)
-    if check.stage == 1 and (again := second_round(pairing, _results(turn, answers), reserve, factor)):
+    again: Pairing = {}
+    if check.stage == 1:
+        again = second_round(pairing, _results(turn, answers), reserve, factor, _gone(turn, check))
+    if again:
         _begin_stage(turn, check, again)
     else:
         _finish(turn, check)
@@ -229,6 +232,11 @@ def _results(turn: MasterTurn, answers: Mapping[str, HealthChecked]) -> Mapping[
     return found
 
 
+def _gone(turn: MasterTurn, check: HealthCheck) -> frozenset[str]:
+    """Nodes of the check that are lost or have been replaced since."""
+    return frozenset(node for node, known in check.incarnations.items() if turn.current(node, known) is None)
+
+
 def _reserve(turn: MasterTurn, check: HealthCheck) -> list[str]:
     """Ready nodes outside the check that may serve as witnesses."""
     return [entry.info.node for entry in turn.ready() if entry.info.node not in check.incarnations]
@@ -240,7 +248,8 @@ def _reserve(turn: MasterTurn, check: HealthCheck) -> list[str]:
 def _finish(turn: MasterTurn, check: HealthCheck) -> None:
     """Record the verdicts, and let them take effect."""
     rounds = [(pairing, _results(turn, answers)) for pairing, answers in check.rounds]
-    found = conclude(rounds, turn.spec.health.factor)
+    found, gone = conclude(rounds, turn.spec.health.factor), _gone(turn, check)
+    found = dataclasses.replace(found, links=tuple(one for one in found.links if gone.isdisjoint(one.nodes)))
     turn.health = dataclasses.replace(turn.health, check=None, checked_s=turn.now_s, due_since_s=None)
     judge, due = _Judge(turn, check, found), set(check.due)
     verdicts: list[HealthVerdict] = []

@@ -180,6 +180,25 @@ def test_a_silent_node_is_waited_for_twice_and_no_longer() -> None:
     assert rule.members == "abc"
 
 
+def test_a_node_that_is_gone_is_not_waited_for_in_a_second_round() -> None:
+    rule = Checked(NodeRange(1, 3))
+    rule.join("a", "b", "c")
+    rule.probe({"a": "wrong numbers"}, dead="bc")
+    for name in "bc":
+        rule.lose(name)
+    assert rule.notes == ["node a is kept out: wrong numbers"], "it ends with the last of them"
+
+
+def test_nor_is_it_a_peer_of_others_in_it() -> None:
+    rule = Checked(NodeRange(1, 4))
+    rule.join("a", "b", "c", "d")
+    rule.probe(deaf="a", dead="b")
+    rule.lose("b")
+    assert {node: [peer.node for peer in order.peers] for node, order in rule.orders.items()} == {
+        "a": ["c", "d"], "c": ["a"], "d": ["a"],
+    }  # fmt: skip
+
+
 def test_nobody_is_blamed_if_two_nodes_cannot_talk() -> None:
     rule = Checked(NodeRange(1, 2))
     rule.join("a", "b")
