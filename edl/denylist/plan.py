@@ -15,7 +15,7 @@ from edl.wire.health import HealthView
 from edl.wire.health_records import Fitness
 from edl.wire.status import DroppedSlot, JobStatus
 
-FAULTY = Fitness.FAULTY.value
+FAULTY, GOOD = Fitness.FAULTY.value, Fitness.GOOD.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,26 +54,38 @@ def plan(
     bad, faulty = _dropped(status), _faulty(status)
     there = {one.name for one in entries if not one.expired(wall_s)}
     until_s = wall_s + author.keep_s if author.keep_s else 0.0
+    found = [*((one.host_id, "", one.why, True) for one in faulty), *_bad_hardware(status, bad)]
     wanted = {
         one.name: one
         for one in (
-            DenylistEntry(host, device, why, f"job {author.job}", author.run, wall_s, until_s)
-            for host, device, why in (*((one.host_id, "", one.why) for one in faulty), *_bad_hardware(status, bad))
+            DenylistEntry(host, device, why, f"job {author.job}", author.run, wall_s, until_s, checked)
+            for host, device, why, checked in found
         )
         if one.name not in there and one.name not in added
     }
-    places = _places(status)
-    outdated = (
-        one.name
-        for one in entries
-        if one.expired(wall_s) or (one.run == author.run and not any(one.covers(*place) for place in places))
-    )
+    used = _Used(status)
+    outdated = (one.name for one in entries if one.expired(wall_s) or (one.run == author.run and used.contains(one)))
     return Plan(tuple(wanted.values()), tuple(name for name in outdated if name not in wanted))
+
+
+class _Used:
+    """What the job uses, as far as it may be on the denylist."""
+
+    def __init__(self, status: JobStatus) -> None:
+        self._bad = _places(status)
+        self._sound = {one.host_id for one in status.health if one.state == GOOD}
+
+    def contains(self, entry: DenylistEntry) -> bool:
+        """Whether the job uses again what this entry of its own is about. That a verdict is forgotten, because its node
+        is gone or has moved, says nothing for the host."""
+        if any(entry.covers(*place) for place in self._bad):
+            return False
+        return not entry.checked or entry.host in self._sound
 
 
 def still_bad(status: JobStatus, added: Collection[str]) -> list[str]:
     """Those of the added names whose device or host the job still keeps out. Of one that it uses again a later defect
-    is to be added again."""
+    counts as new."""
     bad = {
         name
         for host, devices in _places(status)
@@ -98,12 +110,13 @@ def _places(status: JobStatus) -> list[tuple[str, str]]:
     ]
 
 
-def _bad_hardware(status: JobStatus, bad: Sequence[DroppedSlot]) -> Iterator[tuple[str, str, str]]:
-    """Host, device (empty: the whole host) and reason of all that the job has found bad."""
+def _bad_hardware(status: JobStatus, bad: Sequence[DroppedSlot]) -> Iterator[tuple[str, str, str, bool]]:
+    """Host, device (empty: the whole host) and reason of all slots that the job has found bad; no check of the host has
+    found them."""
     slots = {node.node: node.slots + node.spare_slots for node in status.nodes}
     for one in bad:
         for device in filter(None, one.device.split(",")):
-            yield one.host_id, device, one.why
+            yield one.host_id, device, one.why, False
         unknown = [other for other in bad if other.node == one.node and not other.device]
         if not one.device and one.host_id and len(unknown) == slots.get(one.node):
-            yield one.host_id, "", one.why
+            yield one.host_id, "", one.why, False

@@ -11,7 +11,7 @@ If no proven node is left, nobody is named.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 WITNESSES = 3
@@ -71,15 +71,18 @@ def first_round(nodes: Sequence[str]) -> Pairing:
     return pairs or {node: () for node in nodes}
 
 
-def second_round(first: Pairing, results: Results, reserve: Sequence[str], factor: float) -> Pairing:
+def second_round(
+    first: Pairing, results: Results, reserve: Sequence[str], factor: float, gone: Collection[str] = ()
+) -> Pairing:
     """The exchanges of the suspects of the first round; empty: there are no suspects. ``reserve``: further nodes that
-    may serve as witnesses. ``factor``: see ``slow_nodes``."""
+    may serve as witnesses. ``factor``: see ``slow_nodes``. ``gone``: nodes that no longer exist."""
     proven = _proven([first], [results])
     wrong = {node for node, result in results.items() if result.error}
     slow = slow_nodes(results, factor)
     sound = proven | {node for node in results if not first.get(node, ())}  # those with peers, and those without
-    suspects = [node for node in first if node not in wrong and (node in slow or node not in sound)]
-    witnesses = [node for node in first if node in proven and node not in slow]
+    there = [node for node in first if node not in gone]
+    suspects = [node for node in there if node not in wrong and (node in slow or node not in sound)]
+    witnesses = [node for node in there if node in proven and node not in slow]
     others = [node for node in reserve if node not in first]
     pairs: dict[str, set[str]] = {node: set() for node in suspects}
     for index, node in enumerate(suspects):
@@ -87,8 +90,8 @@ def second_round(first: Pairing, results: Results, reserve: Sequence[str], facto
         peers = [*_circle(witnesses, start, WITNESSES, node), *_circle(others, start, WITNESSES, node)][:WITNESSES]
         if not witnesses:  # suspects among each other: first those that have not met, then the old pairs
             new = _circle(suspects, index + 1, WITNESSES + len(first[node]), node)
-            among = [*(one for one in new if one not in first[node]), *(one for one in first[node] if one not in wrong)]
-            peers = [*peers, *among][:WITNESSES]
+            old = [one for one in first[node] if one not in wrong and one not in gone]
+            peers = [*peers, *(one for one in new if one not in first[node]), *old][:WITNESSES]
         for other in peers:
             pairs[node].add(other)
             pairs.setdefault(other, set()).add(node)

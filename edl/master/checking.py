@@ -104,7 +104,10 @@ def keep_going(turn: MasterTurn) -> None:
         return
     pairing, answers = check.rounds[-1]
     factor, reserve = turn.spec.health.factor, _reserve(turn, check)
-    if check.stage == 1 and (again := second_round(pairing, _results(turn, answers), reserve, factor)):
+    again: Pairing = {}
+    if check.stage == 1:
+        again = second_round(pairing, _results(turn, answers), reserve, factor, _gone(turn, check))
+    if again:
         _begin_stage(turn, check, again)
     else:
         _finish(turn, check)
@@ -229,6 +232,11 @@ def _results(turn: MasterTurn, answers: Mapping[str, HealthChecked]) -> Mapping[
     return found
 
 
+def _gone(turn: MasterTurn, check: HealthCheck) -> frozenset[str]:
+    """Nodes of the check that are lost or have been replaced since."""
+    return frozenset(node for node, known in check.incarnations.items() if turn.current(node, known) is None)
+
+
 def _reserve(turn: MasterTurn, check: HealthCheck) -> list[str]:
     """Ready nodes outside the check that may serve as witnesses."""
     return [entry.info.node for entry in turn.ready() if entry.info.node not in check.incarnations]
@@ -240,7 +248,8 @@ def _reserve(turn: MasterTurn, check: HealthCheck) -> list[str]:
 def _finish(turn: MasterTurn, check: HealthCheck) -> None:
     """Record the verdicts, and let them take effect."""
     rounds = [(pairing, _results(turn, answers)) for pairing, answers in check.rounds]
-    found = conclude(rounds, turn.spec.health.factor)
+    found, gone = conclude(rounds, turn.spec.health.factor), _gone(turn, check)
+    found = dataclasses.replace(found, links=tuple(one for one in found.links if gone.isdisjoint(one.nodes)))
     turn.health = dataclasses.replace(turn.health, check=None, checked_s=turn.now_s, due_since_s=None)
     judge, due = _Judge(turn, check, found), set(check.due)
     verdicts: list[HealthVerdict] = []
@@ -251,10 +260,10 @@ def _finish(turn: MasterTurn, check: HealthCheck) -> None:
             continue  # lost, or cut off: checked when it is back
         if node in due or node in found.faulty or node in found.slow:
             verdicts.append(judge.verdict(entry.info))
-    turn.write(health=policy.with_verdicts(turn.record.health, verdicts, set(turn.nodes)))
-    times = {**turn.health.verdict_s, **{one.node: turn.now_s for one in verdicts}}
-    known = {one.node for one in turn.record.health.verdicts}
-    kept = {node: at_s for node, at_s in times.items() if node in known}
+    turn.write(health=policy.with_verdicts(turn.record.health, verdicts, _present(turn)))
+    times = {**turn.health.verdict_s, **{one.incarnation: turn.now_s for one in verdicts}}
+    known = {one.incarnation for one in turn.record.health.verdicts}
+    kept = {incarnation: at_s for incarnation, at_s in times.items() if incarnation in known}
     turn.health = dataclasses.replace(turn.health, verdict_s=kept)
     _drop_slots(turn, check)
     _note(turn, check, verdicts, found)
@@ -349,14 +358,17 @@ def _expire(turn: MasterTurn) -> None:
     expiry_s, verdicts = turn.spec.health.expiry_s, turn.record.health.verdicts
     if not expiry_s or not verdicts or turn.record.phase is Phase.ENDED:
         return
-    due = {one.node: turn.health.verdict_s.get(one.node, turn.began_s) + expiry_s for one in verdicts}
-    expired = {node for node, due_s in due.items() if turn.now_s >= due_s}
+    due = {one.incarnation: turn.health.verdict_s.get(one.incarnation, turn.began_s) + expiry_s for one in verdicts}
+    expired = {incarnation for incarnation, due_s in due.items() if turn.now_s >= due_s}
     if expired:
-        present = {node: entry.info.incarnation for node, entry in turn.nodes.items()}
-        turn.write(health=policy.without_expired(turn.record.health, expired, present))
-    left = [due_s for node, due_s in due.items() if node not in expired]
+        turn.write(health=policy.without_expired(turn.record.health, expired, _present(turn)))
+    left = [due_s for incarnation, due_s in due.items() if incarnation not in expired]
     if left:
         turn.wake_at(min(left))
+
+
+def _present(turn: MasterTurn) -> Mapping[NodeId, Incarnation]:
+    return {node: entry.info.incarnation for node, entry in turn.nodes.items()}
 
 
 # --- status ----------------------------------------------------------------------------------------------------------
@@ -373,9 +385,10 @@ def views(state: MasterState, now_s: float) -> tuple[HealthView, ...]:
     for name in sorted(busy):
         entry = state.nodes.get(name)
         found.append(HealthView(name, entry.info.host if entry else "", "checking", "", excluded=True))
-    for one in record.verdicts:
-        if one.node not in busy:
-            at_s = state.health.verdict_s.get(one.node, state.began_s)
+    named = busy.union(one.node for one in record.suspects)
+    for one in {one.node: one for one in record.verdicts}.values():  # the newest about each name
+        if one.node not in named:
+            at_s = state.health.verdict_s.get(one.incarnation, state.began_s)
             left_s = max(0.0, at_s + rules.expiry_s - now_s) if rules.expiry_s else 0.0
             times_s = now_s - at_s, left_s
             what = one.node, one.host, one.fitness.value, one.why, one.excluded

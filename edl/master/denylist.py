@@ -7,7 +7,7 @@ denylist does not want to find out once more that the hardware is bad. A compani
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from edl.master.events import DenylistChanged, Kind
 from edl.master.policies import slots as rules
@@ -31,10 +31,10 @@ def changed(turn: MasterTurn, event: DenylistChanged) -> None:
     apply(turn, (entry.info for entry in turn.nodes.values()))
 
 
-def apply(turn: MasterTurn, infos: Iterable[NodeInfo]) -> None:
-    """Drop the slots of these nodes that are on the denylist."""
+def apply(turn: MasterTurn, infos: Iterable[NodeInfo]) -> Sequence[Dropped]:
+    """Drop the slots of these nodes that are on the denylist and not dropped yet. Returns the new drops."""
     if not turn.denylist:
-        return
+        return ()
     added: list[Dropped] = []
     for info in infos:
         found = [one for one in _drops(turn, info) if rules.dropped_here(turn.record.dropped, info, one.slot) is None]
@@ -45,7 +45,8 @@ def apply(turn: MasterTurn, infos: Iterable[NodeInfo]) -> None:
             for one in found:
                 turn.note(Kind.SLOT, f"slot {one.slot} of {info.node} takes no part: {one.why}", info.node)
     if added:
-        turn.write(dropped=rules.newest((*turn.record.dropped, *added)))
+        turn.write(dropped=rules.newest((*turn.record.dropped, *added), turn.nodes))
+    return added
 
 
 def _drops(turn: MasterTurn, info: NodeInfo) -> Iterator[Dropped]:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from edl.master import denylist
 from edl.master.events import Kind, Unfit
 from edl.master.policies import slots as rules
 from edl.master.policies.slots import Dropped, DroppedBy, Strike
+from edl.master.sizing import LIFT
 from edl.master.state import NodeEntry, NodeStatus
 from edl.master.turn import MasterTurn
 from edl.rendezvous.ranks import ReadyNode, order
@@ -131,7 +133,8 @@ def _others(turn: MasterTurn, entry: NodeEntry) -> int:
 
 def _drop(turn: MasterTurn, one: Dropped, info: NodeInfo) -> None:
     others = tuple(other for other in turn.record.dropped if not rules.is_same(other, info, one.slot))
-    turn.write(dropped=rules.newest((*others, one)), strikes=rules.without(turn.record.strikes, info, one.slot))
+    strikes = rules.without(turn.record.strikes, info, one.slot)
+    turn.write(dropped=rules.newest((*others, one), turn.nodes), strikes=strikes)
 
 
 def _take_back(turn: MasterTurn, one: Dropped, why: str) -> None:
@@ -161,25 +164,32 @@ def come_back(turn: MasterTurn) -> None:
         _take_back(turn, one, f"the cool-down of {limits.cooldown_s:g} s is over (--slot-cooldown)")
 
 
-def _forget(turn: MasterTurn, back: Sequence[Dropped]) -> None:
+def _forget(turn: MasterTurn, back: Sequence[Dropped]) -> Sequence[Dropped]:
+    """Let these slots take part again. Returns new drops of those that have been put on the denylist meanwhile."""
     turn.write(dropped=tuple(one for one in turn.record.dropped if one not in back))
     turn.dropped_s = {key: at_s for key, at_s in turn.dropped_s.items() if key not in {(o.node, o.slot) for o in back}}
+    nodes, devices = {one.node for one in back}, {one.device for one in back} - {""}
+    infos = [entry.info for entry in turn.nodes.values()]
+    return denylist.apply(turn, (one for one in infos if one.node in nodes or devices.intersection(one.devices)))
 
 
 # --- by hand ---------------------------------------------------------------------------------------------------------
 
 
-def cordon(turn: MasterTurn, request: Cordon) -> None:
-    """Carry out a request that ``edl.master.sizing`` has accepted."""
+def cordon(turn: MasterTurn, request: Cordon) -> str:
+    """Carry out a request that ``edl.master.sizing`` has accepted. Returns what the requester should know besides."""
     entry = turn.nodes.get(NodeId(request.node))
     info = entry.info if entry is not None else None
     if not request.cordoned:
-        _forget(turn, rules.meant(turn.record.dropped, info, request.node, request.device))
-    elif request.device and info is not None:
+        denied = _forget(turn, rules.meant(turn.record.dropped, info, request.node, request.device))
+        but = "; ".join(f"slot {one.slot}: {one.why}" for one in denied)
+        return f", except {but}. {LIFT}" if but else ""
+    if request.device and info is not None:
         slot = rules.named(info, request.device)
         assert slot is not None  # noqa: S101 - otherwise the request would have been refused
         why = ": ".join(part for part in (request.by, " ".join(request.reason.split())) if part)
         _drop(turn, rules.drop_of(info, slot, f"by hand ({why})", turn.record.round, DroppedBy.HAND), info)
+    return ""
 
 
 def drops_since_last_world(turn: MasterTurn) -> list[str]:

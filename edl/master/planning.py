@@ -101,6 +101,18 @@ def _wait_for_it(turn: MasterTurn, commit: int) -> None:
         turn.write(departing=tuple(marked))
 
 
+def save_again(turn: MasterTurn) -> None:
+    """A member has reconnected. With its earlier stream, the order for the checkpoint that nodes wait for before they
+    leave may be lost, or the report that it is complete: agree on another one, unless it is known to be complete."""
+    stored = max((entry.stored for entry in turn.nodes.values()), default=NO_STATE)
+    departing = tuple(
+        one if stored >= Version(one.era, one.commit) else dataclasses.replace(one, era=0, commit=0)
+        for one in turn.record.departing
+    )
+    if departing != turn.record.departing:
+        turn.write(departing=departing)
+
+
 def look_at_agreement(turn: MasterTurn) -> None:
     """Check an agreement in progress: it is abandoned when the time is up."""
     agreement = turn.agreement

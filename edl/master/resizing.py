@@ -33,11 +33,10 @@ def handle_request(turn: MasterTurn, event: ScaleRequested) -> None:
     seen = remember(record.seen, request, judged)
     if judged.sizing != record.sizing or seen != record.seen:
         turn.write(sizing=judged.sizing, seen=seen)
-    if judged.verdict is Verdict.ACCEPTED:
-        _take_on(turn, request)
+    but = _take_on(turn, request) if judged.verdict is Verdict.ACCEPTED else ""
     if judged.said:
         turn.note(Kind.DRAIN if isinstance(request, Drain) else Kind.SCALE, _line(request, judged))
-    turn.effects.append(Grant(judged.verdict, judged.text))
+    turn.effects.append(Grant(judged.verdict, judged.text + but))
 
 
 def decide(turn: MasterTurn, request: Resize) -> None:
@@ -49,17 +48,18 @@ def decide(turn: MasterTurn, request: Resize) -> None:
         turn.note(Kind.SCALE, _line(request, judged))
 
 
-def _take_on(turn: MasterTurn, request: ScaleRequest) -> None:
-    """Begin what an accepted request needs beyond the new ``Sizing``."""
+def _take_on(turn: MasterTurn, request: ScaleRequest) -> str:
+    """Begin what an accepted request needs beyond the new ``Sizing``. Returns what the answer should say besides."""
     match request:
         case Resize() | SetBounds():
             turn.resizing = True
         case Drain():
             _send_away(turn, request)
         case Cordon():
-            dropping.cordon(turn, request)
+            return dropping.cordon(turn, request)
         case Suspend(suspended=False):
             turn.forming_since_s = turn.now_s
+    return ""
 
 
 def _send_away(turn: MasterTurn, request: Drain) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 from edl.config import NodeRange
 from edl.job_records import HealthMode
 from edl.master.events import Conclude, Decision, Effect, HistoryNote, Kind, Probe, Revoke, TellNode, WakeAt
-from edl.master.policies import slots
 from edl.master.policies.health import KnownHealth
+from edl.master.policies.slots import KnownDrops
 from edl.master.state import MasterState, NodeEntry, NodeStatus, Phase, Record
 from edl.rendezvous.rules import NextSize, next_size
 from edl.types import Incarnation, NodeId
@@ -60,6 +60,7 @@ class MasterTurn:
         self._departing: set[tuple[NodeId, Incarnation]] = set()
         self._cordoned: set[NodeId] = set()
         self._known_health: KnownHealth | None = None
+        self._known_drops: KnownDrops | None = None
         self._lagging: NodeId | None = None
         """The last member that was not underway when ``underway`` looked; most likely it still is not."""
 
@@ -169,7 +170,10 @@ class MasterTurn:
 
     def places(self, entry: NodeEntry) -> tuple[int, ...]:
         """The slots of a node that the next world's workers use; empty: all are dropped."""
-        return slots.places(self.record.dropped, entry.info, self.spec.replicas)
+        known = self._known_drops
+        if known is None or known.dropped is not self.record.dropped:
+            known = self._known_drops = KnownDrops(self.record.dropped)
+        return known.places(entry.info, self.spec.replicas)
 
     def excluded(self, entry: NodeEntry) -> bool:
         """Whether a node is kept out of the next world: cordoned, departing, faulty, or without a usable slot."""

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from edl.master import autoscaling, checking, hyper, resizing
 from edl.master.events import Kind
-from edl.master.policies import slots
 from edl.master.policies.health import KnownHealth
+from edl.master.policies.slots import KnownDrops
 from edl.master.state import Agreement, MasterState, NodeEntry, NodeStatus, Phase, Record
 from edl.master.turn import MasterTurn
 from edl.rendezvous.parting import need_s
@@ -34,7 +34,7 @@ def job_status(
     """Everything that ``edl status`` shows. ``history``: the whole history. ``revision``: store revision of the size.
     ``now_s``: the Master's clock."""
     record = state.record
-    known = KnownHealth(record.health)
+    known, drops = KnownHealth(record.health), KnownDrops(record.dropped)
     saved = max((entry.stored for entry in state.nodes.values()), default=NO_STATE)
     paced = [entry for entry in state.nodes.values() if entry.paced_round == record.round]
     return JobStatus(
@@ -49,7 +49,7 @@ def job_status(
         restarts_allowed=state.spec.max_restarts,
         master=master,
         nodes=tuple(
-            _node_view(entry, record, out=_why_out(entry, state, known))
+            _node_view(entry, record, out=_why_out(entry, state, known, drops))
             for entry in sorted(state.nodes.values(), key=lambda entry: _order(entry, record.world))
         ),
         history=history[-SHOWN:],
@@ -88,11 +88,11 @@ def _warnings(state: MasterState) -> tuple[str, ...]:
     return tuple(text for text in (state.unwritten[1], *unkept, *unlogged) if text)
 
 
-def _why_out(entry: NodeEntry, state: MasterState, known: KnownHealth) -> str:
+def _why_out(entry: NodeEntry, state: MasterState, known: KnownHealth, drops: KnownDrops) -> str:
     """The state of a node that takes no part: ``cordoned``, also if it has no usable slot, or what a health check has
     found; empty: it may take part."""
     record, info = state.record, entry.info
-    if record.sizing.excludes(info.node) or not slots.places(record.dropped, info, state.spec.replicas):
+    if record.sizing.excludes(info.node) or not drops.places(info, state.spec.replicas):
         return "cordoned"
     check = state.health.check
     if check is not None and info.node in check.due and entry.status is NodeStatus.READY:

@@ -24,6 +24,8 @@ class DenylistEntry:
     """Time at which it was added, in seconds since 1970 by the clock of who added it."""
     until_s: float = 0.0
     """Time at which it expires, by the clock of who looks; 0: never."""
+    checked: bool = False
+    """A health check has found the host faulty: the job uses it again only when another one has found it good."""
 
     @property
     def name(self) -> str:

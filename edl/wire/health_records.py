@@ -44,6 +44,8 @@ class HealthSuspect:
     node: NodeId
     host: str
     why: str
+    host_id: str = ""
+    """See ``NodeInfo``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ class HealthMemory:
     """Time at which the last check ended."""
     due_since_s: float | None = None
     """Time since which nodes wait for a check while a world runs; None: none does."""
-    verdict_s: Mapping[NodeId, float] = field(default_factory=dict)
+    verdict_s: Mapping[Incarnation, float] = field(default_factory=dict)
     """Times of verdicts, as far as this Master knows; older ones count from its take-over."""
 
 
@@ -53,21 +53,20 @@ NO_CHECKS = HealthMemory()
 
 
 class KnownHealth:
-    """A health record with an index by node."""
+    """A health record with indexes."""
 
     def __init__(self, record: HealthRecord) -> None:
         self.record = record
         self.empty = not (record.verdicts or record.suspects)
         """Whether nothing is known."""
-        self._verdicts = {one.node: one for one in record.verdicts}
+        self._verdicts = {one.incarnation: one for one in record.verdicts}
         self._suspects = {one.node: one for one in record.suspects}
-        self._hosts = {one.host: one.why for one in record.suspects}
-        self._bad = {text: one for one in record.verdicts if one.excluded for text in (one.node, one.host)}
+        self._hosts = {_host_of(one): one.why for one in record.suspects}
+        self._bad = {text: one for one in record.verdicts if one.excluded for text in (one.node, _host_of(one))}
 
     def verdict(self, info: NodeInfo) -> HealthVerdict | None:
         """The verdict about this incarnation of a node; None: there is none that holds."""
-        found = self._verdicts.get(info.node)
-        return found if found is not None and found.incarnation == info.incarnation else None
+        return self._verdicts.get(info.incarnation)
 
     def is_kept_out(self, info: NodeInfo) -> bool:
         """Whether this node must not be in any world."""
@@ -82,9 +81,10 @@ class KnownHealth:
             return suspect.why
         if rules.mode is HealthMode.OFF or member or self.verdict(info) is not None:
             return ""
-        if info.host in self._hosts:
-            return self._hosts[info.host]
-        bad = self._bad.get(info.node) or self._bad.get(info.host)
+        host = info.host_id or info.host
+        if host in self._hosts:
+            return self._hosts[host]
+        bad = self._bad.get(info.node) or self._bad.get(host)
         if bad is not None:
             return f"{bad.node} on this host was kept out: {bad.why}"
         return "it is new" if rules.mode.on_join else ""
@@ -93,19 +93,32 @@ class KnownHealth:
 def with_suspect(record: HealthRecord, info: NodeInfo, why: str) -> HealthRecord:
     """The record after a node has become suspect: what was known about it no longer holds."""
     suspects = tuple(one for one in record.suspects if one.node != info.node)
+    here = info.host_id or info.host
     return dataclasses.replace(
         record,
-        verdicts=tuple(one for one in record.verdicts if one.node != info.node),
-        suspects=(*suspects, HealthSuspect(info.node, info.host, why))[-KEPT:],
+        verdicts=tuple(
+            one for one in record.verdicts if one.node != info.node or (one.excluded and _host_of(one) != here)
+        ),
+        suspects=(*suspects, HealthSuspect(info.node, info.host, why, info.host_id))[-KEPT:],
     )
 
 
-def with_verdicts(record: HealthRecord, found: Sequence[HealthVerdict], present: Collection[NodeId]) -> HealthRecord:
-    """The record after a check. ``present``: the nodes that exist now."""
-    judged = {one.node for one in found}
-    hosts = {one.host for one in found}
-    verdicts = (*(one for one in record.verdicts if one.node not in judged), *found)
-    absent = [one for one in verdicts if one.node not in present]
+def with_verdicts(
+    record: HealthRecord, found: Sequence[HealthVerdict], present: Mapping[NodeId, Incarnation]
+) -> HealthRecord:
+    """The record after a check. ``present``: the nodes that exist now.
+
+    What is known of a host that is checked now is forgotten, unless its node is still there; what is known of a bad
+    host is not, although its node's name is used on another host now."""
+    judged, hosts = {one.node for one in found}, {_host_of(one) for one in found}
+
+    def holds(one: HealthVerdict) -> bool:
+        if present.get(one.node) == one.incarnation:
+            return one.node not in judged
+        return _host_of(one) not in hosts and (one.excluded or one.node not in judged)
+
+    verdicts = (*(one for one in record.verdicts if holds(one)), *found)
+    absent = [one for one in verdicts if present.get(one.node) != one.incarnation]
     outdated = absent[:-KEPT]
     return dataclasses.replace(
         record,
@@ -113,21 +126,28 @@ def with_verdicts(record: HealthRecord, found: Sequence[HealthVerdict], present:
         suspects=tuple(
             one
             for one in record.suspects
-            if one.node not in judged and not (one.host in hosts and one.node not in present)
+            if one.node not in judged and not (_host_of(one) in hosts and one.node not in present)
         ),
     )
 
 
+def _host_of(one: HealthVerdict | HealthSuspect) -> str:
+    """The host's own name, which stays when its address changes; its address if there is none."""
+    return one.host_id or one.host
+
+
 def without_expired(
-    record: HealthRecord, expired: Collection[NodeId], present: Mapping[NodeId, Incarnation]
+    record: HealthRecord, expired: Collection[Incarnation], present: Mapping[NodeId, Incarnation]
 ) -> HealthRecord:
-    """The record after verdicts have expired: nodes that were kept out and are still there must be checked again."""
-    gone = [one for one in record.verdicts if one.node in expired]
+    """The record after verdicts have expired, which are named by the incarnations of their nodes: nodes that were kept
+    out and are still there must be checked again."""
+    gone = [one for one in record.verdicts if one.incarnation in expired]
     again = [one for one in gone if one.excluded and present.get(one.node) == one.incarnation]
-    suspects = (HealthSuspect(one.node, one.host, "the time for which it was kept out is over") for one in again)
+    why = "the time for which it was kept out is over"
+    suspects = (HealthSuspect(one.node, one.host, why, one.host_id) for one in again)
     return dataclasses.replace(
         record,
-        verdicts=tuple(one for one in record.verdicts if one.node not in expired),
+        verdicts=tuple(one for one in record.verdicts if one.incarnation not in expired),
         suspects=(*record.suspects, *suspects)[-KEPT:],
     )
 
@@ -135,4 +155,4 @@ def without_expired(
 def sound(info: NodeInfo, number: int, why: str = "") -> HealthVerdict:
     """The verdict about a node in which nothing was found that keeps it out. The devices are left out, because a job
     may have a thousand such nodes."""
-    return HealthVerdict(info.node, info.host, info.incarnation, Fitness.GOOD, why, number=number)
+    return HealthVerdict(info.node, info.host, info.incarnation, Fitness.GOOD, why, number=number, host_id=info.host_id)

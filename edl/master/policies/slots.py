@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from edl.config import Replicas
@@ -109,10 +109,31 @@ def drop_of(info: NodeInfo, slot: int, why: str, round: Round, by: DroppedBy, st
     return Dropped(info.node, info.host, slot, device_of(info, slot), why, round, by, strike, info.host_id)
 
 
-def newest(dropped: Sequence[Dropped]) -> tuple[Dropped, ...]:
-    """The newest drops that may be kept, and all that are on the denylist: these are not this job's to forget."""
-    forgotten = {id(one) for one in [one for one in dropped if not one.denied][:-KEPT]}
+def newest(dropped: Sequence[Dropped], present: Collection[NodeId]) -> tuple[Dropped, ...]:
+    """The drops that may be kept: the newest ones of this job, the newest ones of absent nodes that are on the
+    denylist, and all of ``present`` nodes that are."""
+    own = [one for one in dropped if not one.denied]
+    absent = [one for one in dropped if one.denied and one.node not in present]
+    forgotten = {id(one) for one in (*own[:-KEPT], *absent[:-KEPT])}
     return tuple(one for one in dropped if id(one) not in forgotten)
+
+
+class KnownDrops:
+    """Drops with an index: a Master looks for those of each node at each event, and there may be a thousand nodes."""
+
+    def __init__(self, dropped: Sequence[Dropped]) -> None:
+        self.dropped = dropped
+        self._found: dict[str, list[Dropped]] = {}
+        for one in dropped:
+            for name in {one.node, one.device} - {""}:
+                self._found.setdefault(name, []).append(one)
+
+    def places(self, info: NodeInfo, replicas: Replicas) -> tuple[int, ...]:
+        """See the function ``places``."""
+        if not self.dropped:
+            return first(info.slots)
+        names = (info.node, *info.devices)
+        return places([one for name in names for one in self._found.get(name, ())], info, replicas)
 
 
 def dropped_here(dropped: Sequence[Dropped], info: NodeInfo, slot: int) -> Dropped | None:

@@ -71,6 +71,19 @@ def test_a_host_that_a_health_check_found_faulty_is_added_until_it_is_good() -> 
     assert plan(dataclasses.replace(status(), health=(slow,)), (), (), ME, NOW_S) == Plan(), "no other job's concern"
 
 
+def test_a_faulty_host_stays_until_a_check_finds_it_good() -> None:
+    """A verdict is forgotten when its node goes silent, when it expires, and when the node's name moves to another
+    host. None of that says anything for the host."""
+    view = HealthView("a", "10.0.0.1", "faulty", "wrong numbers", excluded=True, host_id="m1")
+    (one,) = plan(dataclasses.replace(status(), health=(view,)), (), (), ME, NOW_S).add
+    elsewhere = HealthView("a", "10.0.0.2", "good", "", excluded=False, host_id="m2")
+    due = HealthView("a", "10.0.0.1", "due", "it went silent", excluded=True)
+    for health in ((), (elsewhere,), (due,)):
+        assert plan(dataclasses.replace(status(), health=health), (one,), (), ME, NOW_S) == Plan(), health
+    good = HealthView("b", "10.0.0.3", "good", "", excluded=False, host_id="m1")
+    assert names(plan(dataclasses.replace(status(), health=(good,)), (one,), (), ME, NOW_S)) == ([], ["host/m1"])
+
+
 def test_what_somebody_has_removed_is_not_added_again() -> None:
     assert plan(status(dropped(device="G7")), (), {"device/G7"}, ME, NOW_S) == Plan()
 

@@ -12,14 +12,14 @@ from edl.job_records import HealthMode, HealthRules, SlowNodes
 from edl.master import events as ev
 from edl.master.checking import MARGIN_S, MOST_NOTED, request
 from edl.master.machine import take_over
-from edl.master.policies.health import KEPT, with_suspect, with_verdicts
-from edl.master.state import Phase
+from edl.master.policies.health import KEPT, KnownHealth, with_suspect, with_verdicts
+from edl.master.state import Phase, Record
 from edl.master.turn import MasterTurn
 from edl.master.view import job_status
 from edl.types import Incarnation, NodeId, Rank, Round
 from edl.wire.health import CheckHealth, HealthChecked, LinkFinding, SlotFinding
 from edl.wire.health_records import NO_HEALTH, Fitness, HealthVerdict
-from edl.wire.messages import StartRound, WorkerFailed
+from edl.wire.messages import Attach, StartRound, WorkerFailed
 from edl.wire.records import Failure
 from tests.unit.edl.master.test_machine import Rule, info
 
@@ -66,6 +66,64 @@ class Checked(Rule):
 
     def verdicts(self) -> dict[str, Fitness]:
         return {one.node: one.fitness for one in self.state.record.health.verdicts}
+
+
+def test_a_host_that_is_found_faulty_is_no_longer_good_by_what_an_earlier_node_found() -> None:
+    old = HealthVerdict(NodeId("a"), "10.0.0.1", Incarnation(1), Fitness.GOOD, "", host_id="m1")
+    bad = HealthVerdict(NodeId("b"), "10.0.0.2", Incarnation(2), Fitness.FAULTY, "wrong", excluded=True, host_id="m1")
+    known = with_verdicts(NO_HEALTH, [old], {old.node: old.incarnation})
+    assert with_verdicts(known, [bad], {bad.node: bad.incarnation}).verdicts == (bad,)
+    both = {one.node: one.incarnation for one in (old, bad)}
+    assert with_verdicts(known, [bad], both).verdicts == (old, bad)
+
+
+def test_a_bad_host_is_remembered_when_the_name_of_its_node_moves_to_another_one() -> None:
+    """As that of a pod of a StatefulSet does."""
+    bad = HealthVerdict(NodeId("a"), "10.0.0.1", Incarnation(1), Fitness.FAULTY, "wrong", excluded=True, host_id="m1")
+    good = HealthVerdict(NodeId("a"), "10.0.0.2", Incarnation(2), Fitness.GOOD, "", host_id="m2")
+    known = with_verdicts(NO_HEALTH, [bad], {bad.node: bad.incarnation})
+    moved = with_verdicts(known, [good], {good.node: good.incarnation})
+    assert moved.verdicts == (bad, good)
+    suspect = with_suspect(moved, dataclasses.replace(info("a"), host_id="m2"), "it went silent")
+    assert suspect.verdicts == (bad,)
+    again = HealthVerdict(NodeId("c"), "10.0.0.3", Incarnation(3), Fitness.GOOD, "", host_id="m1")
+    assert with_verdicts(moved, [again], {one.node: one.incarnation for one in (good, again)}).verdicts == (good, again)
+    rule = Checked(NodeRange(1, 4), FAILURE, record=Record(health=moved))
+    kept_out = KnownHealth(moved)
+    assert not kept_out.is_kept_out(dataclasses.replace(info("b"), incarnation=Incarnation(2)))
+    assert kept_out.why_due(dataclasses.replace(info("c"), host_id="m1"), FAILURE, member=False)
+    (view,) = job_status(rule.state, NodeId("a"), (), now_s=rule.now_s).health
+    assert (view.node, view.state, view.host_id) == ("a", "good", "m2")
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_the_host_of_a_bad_node_is_known_by_its_name(silent: bool) -> None:
+    """In Kubernetes each pod has an address of its own, and a host has one pod after the other."""
+    rule = Checked(NodeRange(1, 4), FAILURE)
+    on = {name: dataclasses.replace(info(name), host_id="m1" if name in "bc" else f"m-{name}") for name in "abcd"}
+
+    def come(names: str) -> None:
+        for name in names:
+            rule.feed(ev.NodeRegistered(on[name]))
+            rule.feed(ev.NodeAttached(Attach(on[name], Round(0), Round(0), False)))
+        for name in names:
+            rule.ready(name)
+
+    come("ab")
+    rule.wait(1.0)
+    assert rule.members == "ab"
+    if silent:
+        rule.lose("b")  # it went silent, and has not come back
+    else:
+        rule.crash("b")
+        rule.ready("a", seen=1)
+        rule.ready("b", seen=1)
+        rule.probe({"b": "wrong numbers"})
+        rule.feed(ev.NodeDetached(NodeId("b"), info("b").incarnation))
+    come("cd")
+    reasons = {turn.nodes[NodeId(name)].info.host_id: turn.must_be_checked(turn.nodes[NodeId(name)])
+               for turn in [MasterTurn(rule.state, rule.now_s)] for name in "cd"}  # fmt: skip
+    assert reasons == {"m1": True, "m-d": False}
 
 
 # --- joining ---------------------------------------------------------------------------------------------------------
@@ -120,6 +178,25 @@ def test_a_silent_node_is_waited_for_twice_and_no_longer() -> None:
     assert rule.notes[0] == "node d is kept out: no answer to 2 probes"
     rule.wait(1.0)
     assert rule.members == "abc"
+
+
+def test_a_node_that_is_gone_is_not_waited_for_in_a_second_round() -> None:
+    rule = Checked(NodeRange(1, 3))
+    rule.join("a", "b", "c")
+    rule.probe({"a": "wrong numbers"}, dead="bc")
+    for name in "bc":
+        rule.lose(name)
+    assert rule.notes == ["node a is kept out: wrong numbers"], "it ends with the last of them"
+
+
+def test_nor_is_it_a_peer_of_others_in_it() -> None:
+    rule = Checked(NodeRange(1, 4))
+    rule.join("a", "b", "c", "d")
+    rule.probe(deaf="a", dead="b")
+    rule.lose("b")
+    assert {node: [peer.node for peer in order.peers] for node, order in rule.orders.items()} == {
+        "a": ["c", "d"], "c": ["a"], "d": ["a"],
+    }  # fmt: skip
 
 
 def test_nobody_is_blamed_if_two_nodes_cannot_talk() -> None:
@@ -438,7 +515,8 @@ def verdict(number: int, *, excluded: bool = False) -> HealthVerdict:
 
 
 def test_verdicts_about_absent_nodes_are_limited_and_those_about_present_ones_are_not() -> None:
-    record = with_verdicts(NO_HEALTH, [verdict(number) for number in range(1000)], {NodeId("n3")})
+    found = [verdict(number) for number in range(1000)]
+    record = with_verdicts(NO_HEALTH, found, {NodeId("n3"): found[3].incarnation})
     assert len(record.verdicts) == KEPT + 1
     assert record.verdicts[0].node == "n3" and record.verdicts[-1].node == "n999"
 

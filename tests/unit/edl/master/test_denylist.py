@@ -8,8 +8,9 @@ import pytest
 
 from edl.config import NodeRange
 from edl.master import events as ev
+from edl.master.policies.slots import KEPT
 from edl.master.view import job_status
-from edl.types import NodeId
+from edl.types import Incarnation, NodeId
 from edl.wire.denylist import DenylistEntry
 from edl.wire.json_messages import from_plain, to_plain
 from edl.wire.records import NodeInfo
@@ -100,6 +101,42 @@ def test_what_the_job_has_dropped_itself_stays_its_own() -> None:
     rule.feed(ev.DenylistChanged((entry(device="G1"),)))
     (one,) = job_status(rule.state, NodeId("a"), ()).dropped
     assert one.by == "job"
+
+
+def test_what_the_job_would_use_again_stays_out_while_it_is_on_the_denylist() -> None:
+    """Also if the job dropped it first, by itself or by hand, before it was put there."""
+    rule = Slotted(strikes=1, cooldown_s=10.0)
+    rule.come(on("m1", "a", GPUS))
+    rule.breaks(failure())
+    rule.cordon("a", "2")
+    rule.free(on("m1", "a", GPUS), 2)
+    rule.feed(ev.DenylistChanged((entry(device="G1"), entry(device="G2", until_s=86400.0))))
+    assert rule.places == {"a": (0, 3)}
+    rule.wait(10.0)
+    verdict, text = rule.cordon("a", "2", cordoned=False)
+    assert verdict is Verdict.ACCEPTED
+    assert "may take part again, except slot 2: device G2 is on the denylist until 1970-01-02 00:00 UTC" in text
+    assert text.endswith("To lift it for all jobs: edl denylist remove")
+    assert rule.places == {"a": (0, 3)}
+    assert {one.slot: one.denied for one in rule.state.record.dropped} == {1: True, 2: True}
+    rule.feed(ev.DenylistChanged(()))
+    rule.free(on("m1", "a", GPUS), 3)
+    assert rule.places == {"a": ALL}
+
+
+def test_replacements_with_names_of_their_own_do_not_fill_the_record() -> None:
+    """A pod on a bad host may be replaced by another one there again and again."""
+    rule = Slotted()
+    rule.feed(ev.DenylistChanged((entry("m1"),)))
+    here = on("m1", "a")
+    for number in range(200):
+        pod = dataclasses.replace(here, node=NodeId(f"pod-{number}"), incarnation=Incarnation(1000 + number))
+        rule.feed(ev.NodeRegistered(pod))
+        assert [one.slot for one in rule.state.record.dropped if one.node == pod.node] == [*ALL]
+        if number:
+            rule.feed(ev.NodeRefused(pod.node, pod.incarnation))
+    assert len(rule.state.record.dropped) <= KEPT + 2 * len(ALL)
+    assert [one.slot for one in rule.state.record.dropped if one.node == "pod-0"] == [*ALL], "it is still there"
 
 
 def test_a_device_is_known_in_another_node() -> None:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import pytest
 
 from edl.master import events as ev
-from edl.wire.messages import Kept
+from edl.master.machine import take_over
+from edl.types import NodeId, Round
+from edl.wire.messages import Attach, Depart, Kept
+from edl.wire.purpose import Purpose
 from edl.wire.records import Version
 from edl.wire.scale_requests import Drain, DrainMode
+from tests.unit.edl.master.test_machine import info
 from tests.unit.edl.master.test_resizing import Resizable, training
 
 
@@ -32,3 +36,19 @@ def test_with_care_and_a_checkpoint_that_fails_they_stay(nodes: str, by: str, as
     text = f"{who}: the checkpoint could not be written (disk full)"
     assert drain_notes(rule) == [ev.HistoryNote(ev.Kind.DRAIN_FAILED, text, node)]
     assert (rule.state.record.departing, rule.state.agreement) == ((), None)
+
+
+def test_a_checkpoint_that_is_complete_while_there_is_no_master_is_not_waited_for() -> None:
+    """Nobody repeats the report, and the next checkpoint may be hours away."""
+    rule = training("abc")
+    rule.submit(Drain(("c",), "me", mode=DrainMode.MUST))
+    assert rule.boundary(9) is Purpose.SAVE
+    rule.state = take_over(rule.spec, rule.state.record, [info(name) for name in "abc"], rule.now_s).state
+    for name in "abc":
+        rule.feed(ev.NodeAttached(Attach(info(name), Round(1), Round(1), False, underway=True)))
+    assert rule.boundary(20) is Purpose.SAVE
+    rule.say("a", Kept(Version(1, 9), "dir"))  # the first one is late
+    assert not any(isinstance(one, Depart) for one in rule.sent("c"))
+    rule.say("a", Kept(Version(1, 20), "dir"))
+    assert isinstance(rule.sent("c")[0], Depart)
+    assert rule.state.nodes[NodeId("c")].departing
