@@ -10,6 +10,7 @@ import paddle
 
 from edl.errors import StateError
 from edl.paddle.framework import FRAMEWORK
+from edl.paddle.logical import buffers
 from edl.paddle.optimizer_state import capture, load
 from edl.worker import state as core
 from edl.worker import tree
@@ -50,7 +51,8 @@ class State(core.BaseState):
 
     def _strict(self, name: str, obj: Any) -> frozenset[str]:
         if isinstance(obj, paddle.nn.Layer):
-            return frozenset(f"{name}.{path}" for path, _ in obj.named_parameters())
+            own = set(map(id, buffers(obj)))
+            return frozenset(f"{name}.{path}" for path, one in obj.named_parameters() if id(one) not in own)
         return frozenset({name}) if isinstance(obj, (paddle.optimizer.Optimizer, OuterSteps)) else frozenset()
 
     def _modes(self) -> Iterator[tuple[str, Any, str]]:

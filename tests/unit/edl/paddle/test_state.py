@@ -294,3 +294,12 @@ def test_an_interrupted_evaluation_does_not_reach_the_next_world() -> None:
     state._set_modes_back()
     assert [part.training for part in model.sublayers(include_self=True)] == [True, True, False, True]
     assert [name for name, one in model.named_parameters() if one.stop_gradient] == frozen
+
+
+def test_the_statistics_of_batch_norm_may_differ_between_workers() -> None:
+    """Each worker has those of its own batches. To Paddle they are parameters without a gradient."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1D(4), nn.Linear(4, 2))
+    model[0].weight.stop_gradient = True
+    held = State(model=model)._held()
+    strict = {path for path, _ in held.leaves if held.must_equal(path)}
+    assert {path for path, _ in held.leaves} - strict == {"model.1._mean", "model.1._variance"}
