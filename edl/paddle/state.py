@@ -9,6 +9,7 @@ from typing import Any
 import paddle
 
 from edl.errors import StateError
+from edl.paddle.ddp import Parallel
 from edl.paddle.framework import FRAMEWORK
 from edl.paddle.logical import buffers
 from edl.paddle.optimizer_state import capture, load
@@ -57,6 +58,9 @@ class State(core.BaseState):
 
     def _modes(self) -> Iterator[tuple[str, Any, str]]:
         for name, layer in self._layers().items():
+            if isinstance(layer, Parallel):
+                yield name, layer, "training"
+                layer = layer.layer  # which is not among the wrapper's sublayers
             parts = layer.named_sublayers(include_self=True)
             yield from ((f"{name}.{path}", part, "training") for path, part in parts)
             yield from ((f"{name}.{path}", part, "stop_gradient") for path, part in layer.named_parameters())
