@@ -141,3 +141,16 @@ def _forget(optimizer: Any, unsaved: set[str], names: Mapping[str, str]) -> None
     created = getattr(optimizer, "_already_create_accumulator", None)
     if created:
         created.difference_update(own_names)
+    if own_names and getattr(optimizer, "_use_multi_tensor", False):
+        _empty_lists(optimizer)
+
+
+def _empty_lists(optimizer: Any) -> None:
+    """Let the next step of an optimizer with ``use_multi_tensor`` collect its tensors anew. It keeps them in lists, by
+    group, which it fills when they are empty."""
+    kinds = optimizer._create_multi_tensor_dict().keys()
+    for held in vars(optimizer).values():
+        if isinstance(held, dict) and held.keys() == kinds:
+            for by_group in held.values():
+                for tensors in by_group or ():
+                    tensors.clear()

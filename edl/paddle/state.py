@@ -9,7 +9,9 @@ from typing import Any
 import paddle
 
 from edl.errors import StateError
+from edl.paddle.ddp import Parallel
 from edl.paddle.framework import FRAMEWORK
+from edl.paddle.logical import buffers
 from edl.paddle.optimizer_state import capture, load
 from edl.worker import state as core
 from edl.worker import tree
@@ -50,11 +52,15 @@ class State(core.BaseState):
 
     def _strict(self, name: str, obj: Any) -> frozenset[str]:
         if isinstance(obj, paddle.nn.Layer):
-            return frozenset(f"{name}.{path}" for path, _ in obj.named_parameters())
+            own = set(map(id, buffers(obj)))
+            return frozenset(f"{name}.{path}" for path, one in obj.named_parameters() if id(one) not in own)
         return frozenset({name}) if isinstance(obj, (paddle.optimizer.Optimizer, OuterSteps)) else frozenset()
 
     def _modes(self) -> Iterator[tuple[str, Any, str]]:
         for name, layer in self._layers().items():
+            if isinstance(layer, Parallel):
+                yield name, layer, "training"
+                layer = layer.layer  # which is not among the wrapper's sublayers
             parts = layer.named_sublayers(include_self=True)
             yield from ((f"{name}.{path}", part, "training") for path, part in parts)
             yield from ((f"{name}.{path}", part, "stop_gradient") for path, part in layer.named_parameters())

@@ -121,7 +121,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, plain: Mapping[str, Any], o
     """Like ``load_state_dict``, but fills the existing tensors, and frees the others before it creates new ones."""
     own_way = type(optimizer).load_state_dict is not torch.optim.Optimizer.load_state_dict
     if own_way or getattr(optimizer, _LOADING_HOOKS, None) or getattr(optimizer, _CAPTURING_HOOKS, None):
-        optimizer.load_state_dict(owned(plain))  # the meaning of its keys is unknown
+        optimizer.load_state_dict(formatted(owned(plain), optimizer))  # the meaning of its keys is unknown
         return
     groups = [placed(part, live) for part, live in _pairs(plain["param_groups"], optimizer.param_groups, owned)]
     parameters = dict(
@@ -141,6 +141,24 @@ def load_optimizer(optimizer: torch.optim.Optimizer, plain: Mapping[str, Any], o
     state = {number: _given(part, matched, parameters.get(number), owned) for number, part in plain["state"].items()}
     optimizer.load_state_dict({**owned({k: v for k, v in plain.items() if k not in ("state", "param_groups")}),
                                "state": state, "param_groups": groups})  # fmt: skip
+
+
+def formatted(kept: Any, optimizer: torch.optim.Optimizer) -> Any:
+    """A saved state whose tensors have the memory formats of their parameters, which a snapshot does not keep: fused
+    optimizers read both as they lie in memory. Changes ``kept``; an unknown structure is left as it is."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    state = kept.get("state") if isinstance(kept, dict) else None
+    for number, of_one in state.items() if isinstance(state, dict) else ():
+        if not isinstance(of_one, dict) or not isinstance(number, int) or not 0 <= number < len(parameters):
+            continue
+        parameter = parameters[number]
+        if not parameter.is_contiguous() and _is_dense(parameter) and not _is_wrapper(parameter):
+            of_one.update({
+                name: torch.empty_like(parameter, dtype=part.dtype, device=part.device, requires_grad=False).copy_(part)
+                for name, part in of_one.items()
+                if isinstance(part, torch.Tensor) and part.shape == parameter.shape
+            })  # fmt: skip
+    return kept
 
 
 def _pairs(plain: Any, live: Any, owned: Owned) -> Iterator[tuple[Any, Any]]:

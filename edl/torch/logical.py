@@ -63,14 +63,14 @@ class LogicalModel:
         return parameter.grad.reshape(-1)
 
     def give(self, used: bytes, arrays: list[torch.Tensor]) -> None:
-        """Set the gradients; they are views of the arrays if the types are equal."""
+        """Set the gradients; they are views of the arrays if types and memory formats are equal."""
         for numbers, array in zip(self._kinds.values(), arrays, strict=True):
             at = 0
             for number in numbers:
                 parameter = self._parameters[number]
                 piece = array[at : at + parameter.numel()]
                 at += parameter.numel()
-                parameter.grad = piece.view(parameter.shape).to(parameter.dtype) if used[number] else None
+                parameter.grad = _formatted(piece.view(parameter.shape), parameter) if used[number] else None
 
     def squared(self, arrays: list[torch.Tensor]) -> float:
         """The squared norm. Waits for the device."""
@@ -111,6 +111,14 @@ class LogicalModel:
         with torch.no_grad():
             for buffer, values in zip(buffers, saved, strict=True):
                 buffer.copy_(values)
+
+
+def _formatted(gradient: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """The gradient in the type and memory format of its parameter, as autograd makes it: fused optimizers read both as
+    they lie in memory."""
+    if parameter.is_contiguous():
+        return gradient.to(parameter.dtype)
+    return torch.empty_like(parameter, requires_grad=False).copy_(gradient)
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -67,12 +67,14 @@ class _Hooks:
         self._set = []
 
     def _scale(self, optimizer: Optimizer, factor: float) -> None:
+        tensors: dict[int, torch.Tensor] = {}  # groups without a rate of their own share one tensor
         for group in optimizer.param_groups:
             own = group["lr"]
-            if isinstance(own, torch.Tensor):  # in place: it may be part of a captured graph
-                kept = own.detach().clone()
-                own.mul_(factor)
-                self._set.append((group, own, kept))
+            if isinstance(own, torch.Tensor):
+                if id(own) not in tensors:
+                    tensors[id(own)] = own.detach().clone()
+                    own.mul_(factor)  # in place: it may be part of a captured graph
+                self._set.append((group, own, tensors[id(own)]))
             else:
                 group["lr"] = own * factor
                 self._set.append((group, group["lr"], own))

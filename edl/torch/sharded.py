@@ -194,7 +194,7 @@ def load_local_parts(name: str, obj: Any, plain: Any, owned: Callable[[Any], Any
     if isinstance(obj, torch.nn.Module):
         _load_module(obj, plain, owned)
     elif isinstance(obj, torch.optim.Optimizer):
-        kept = owned(plain)
+        kept = loading.formatted(owned(plain), obj)
         kept.pop(NAMES, None)
         parameters = _parameters(obj)
         for number, of_one in kept.get("state", {}).items():
@@ -499,9 +499,12 @@ class _Restore:
         kept = {key: self.plain(value, None, key) for key, value in rest.items()}
         options = [self.plain(group, None, "param_groups") for group in groups]
         renewed = [{**old, "params": new["params"]} for old, new in zip(options, own, strict=True)]
-        self._then.append(
-            (name, lambda: optimizer.load_state_dict({**kept, "state": _made(state), "param_groups": renewed}))
-        )
+
+        def give() -> None:
+            made = {**kept, "state": _made(state), "param_groups": renewed}
+            optimizer.load_state_dict(loading.formatted(made, optimizer))
+
+        self._then.append((name, give))
 
     def _by_name(self, name: str) -> dict[str, Any]:
         """The saved state of each parameter; None if it had no gradient yet."""

@@ -19,6 +19,8 @@ class Buildable(Protocol):
     _layouts: dict[str, Any]
 
     def _add(self, name: str, value: Any) -> None: ...
+    def _load_object(self, name: str, obj: Any, plain: Any) -> None: ...
+    def _load_value(self, name: str, live: Any, plain: Any) -> Any: ...
 
 
 class Builder:
@@ -67,6 +69,7 @@ class _Initial:
         self._objects = {name: copy.deepcopy(obj.state_dict()) for name, obj in state._objects.items()}
 
     def restore(self, state: Buildable) -> None:
-        state._values.update(copy.deepcopy(self._values))
+        for name, value in self._values.items():
+            state._values[name] = state._load_value(name, state._values[name], copy.deepcopy(value))
         for name, kept in self._objects.items():
-            state._objects[name].load_state_dict(copy.deepcopy(kept))
+            state._load_object(name, state._objects[name], copy.deepcopy(kept))

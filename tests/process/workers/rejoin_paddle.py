@@ -32,7 +32,7 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--results", action="store_true", help="write down the model's sum and norm after each step")
     parser.add_argument("--slow-start", type=float, default=0.0, help="seconds of preparation before edl.run")
     parser.add_argument("--harm", default="", metavar="STEP:RANK", help="once, add 1 to a weight of this rank")
-    parser.add_argument("--local-value", action="store_true", help="keep the node's name in the state")
+    parser.add_argument("--local-value", action="store_true", help="keep what differs between nodes")
     return parser.parse_args()
 
 
@@ -42,7 +42,8 @@ paddle.set_default_dtype("float64")  # so that the order of additions does not s
 time.sleep(options.slow_start)
 model = nn.Sequential(nn.Linear(8, options.width), nn.LayerNorm(options.width), nn.Tanh(), nn.Linear(options.width, 1))
 optimizer = paddle.optimizer.Adam(learning_rate=0.01, parameters=model.parameters())
-state = edl.State(model=model, optimizer=optimizer, step=0, losses=[], where="")
+statistics = {"norm": nn.BatchNorm1D(8)} if options.local_value else {}
+state = edl.State(model=model, optimizer=optimizer, step=0, losses=[], where="", **statistics)
 
 
 def last_step() -> int:
@@ -104,6 +105,8 @@ def train(state: edl.State) -> None:
             batch = np.random.default_rng(state.step).standard_normal((BATCH, 8))
             mine = paddle.to_tensor(batch[here.rank :: here.world_size])
             loss = ((parallel(mine) - mine.sum(1, keepdim=True)) ** 2).mean()
+            for norm in statistics.values():
+                norm(mine)
             loss.backward()
             optimizer.step()
             optimizer.clear_grad()

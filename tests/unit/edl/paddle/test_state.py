@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import mmap
 import random
 import subprocess
 import sys
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -108,16 +110,10 @@ def train(net: Any, optimizer: Any, steps: int) -> list[float]:
 
 def through_memory(state: State, other: State) -> None:
     """Commit one state and restore it into the other, without an agent."""
-    import mmap
-
     for stream in ("state", "own"):
         memory: list[mmap.mmap] = []
 
-        def room(size: int, memory: list[mmap.mmap] = memory) -> memoryview:
-            memory.append(mmap.mmap(-1, size))
-            return memoryview(memory[0])
-
-        state._write(stream, Meta("job", 1, 1, 1, 0, 1, "paddle"), room)
+        state._write(stream, Meta("job", 1, 1, 1, 0, 1, "paddle"), partial(_room, memory))
         kept = FirstState(memory[0])
         names = [name for name in other._objects if (name == "numbers") == (stream == "own")]
         other._load(kept.parsed, kept.view, frozenset(names))
@@ -147,6 +143,26 @@ def test_an_optimizer_that_had_not_stepped_is_restored_to_that() -> None:
     net.set_state_dict(weights)
     load(optimizer, {"model": net}, kept)
     assert train(net, optimizer, 3) == expected
+
+
+@pytest.mark.parametrize("kind", ["Adam", "Momentum"])
+def test_lists_of_an_optimizer_that_had_not_stepped_are_forgotten(kind: str) -> None:
+    """With ``use_multi_tensor`` Paddle steps with the tensors that it once put into lists."""
+    net, _ = build()
+    rate = optim.lr.StepDecay(0.1, 2)
+    optimizer = getattr(optim, kind)(rate, parameters=net.parameters(), use_multi_tensor=True)
+    state = State(model=net, optimizer=optimizer)
+    memory: list[mmap.mmap] = []
+    state._write("", Meta("job", 1, 1, 1, 0, 1, "paddle"), partial(_room, memory))
+    expected = train(net, optimizer, 3)
+    for _ in range(2):
+        state._load(FirstState(memory[0]).parsed, memoryview(memory[0]), frozenset(state._objects))
+        assert train(net, optimizer, 3) == expected
+
+
+def _room(memory: list[mmap.mmap], size: int) -> memoryview:
+    memory.append(mmap.mmap(-1, size))
+    return memoryview(memory[0])
 
 
 def test_names_are_those_of_the_layers() -> None:
@@ -294,3 +310,22 @@ def test_an_interrupted_evaluation_does_not_reach_the_next_world() -> None:
     state._set_modes_back()
     assert [part.training for part in model.sublayers(include_self=True)] == [True, True, False, True]
     assert [name for name, one in model.named_parameters() if one.stop_gradient] == frozen
+
+
+def test_an_interrupted_evaluation_of_a_wrapped_layer_does_not_either() -> None:
+    layer = nn.Sequential(nn.Linear(3, 4), nn.Dropout())
+    model = edl.paddle.parallel(layer)
+    state = State(model=model)
+    state._note_modes()
+    model.eval()
+    state._set_modes_back()
+    assert [part.training for part in (model, layer, *layer.sublayers())] == [True] * 4
+
+
+def test_the_statistics_of_batch_norm_may_differ_between_workers() -> None:
+    """Each worker has those of its own batches. To Paddle they are parameters without a gradient."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1D(4), nn.Linear(4, 2))
+    model[0].weight.stop_gradient = True
+    held = State(model=model)._held()
+    strict = {path for path, _ in held.leaves if held.must_equal(path)}
+    assert {path for path, _ in held.leaves} - strict == {"model.1._mean", "model.1._variance"}

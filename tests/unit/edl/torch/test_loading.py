@@ -159,6 +159,32 @@ def test_the_memory_format_stays() -> None:
         assert [model.weight.stride(), optimizer.state[model.weight]["exp_avg"].stride()] == strides
 
 
+@pytest.mark.parametrize("fresh", [False, True])
+def test_the_memory_format_stays_where_an_optimizer_gets_copies(fresh: bool) -> None:
+    def step(model: Any, optimizer: Any) -> None:
+        model(torch.arange(75.0).view(1, 3, 5, 5)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def built() -> tuple[Any, Any]:
+        torch.manual_seed(0)
+        model = torch.nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+        optimizer = torch.optim.Adam(model.parameters(), fused=True)  # reads everything as it lies in memory
+        optimizer.register_load_state_dict_pre_hook(lambda *_: None)
+        return model, optimizer
+
+    model, optimizer = built()
+    step(model, optimizer)
+    memory = Memory(State(model=model, optimizer=optimizer))
+    step(model, optimizer)
+    wanted = copy.deepcopy(model.state_dict())
+    if fresh:
+        model, optimizer = built()
+    memory.restore(State(model=model, optimizer=optimizer))
+    step(model, optimizer)
+    assert same(model.state_dict(), wanted)
+
+
 class Shaped(torch.nn.Module):  # type: ignore[misc,name-defined]
     def __init__(self, buffer: Any) -> None:
         super().__init__()

@@ -15,6 +15,7 @@ from edl.torch.random_state import RandomState  # noqa: E402
 from edl.torch.sharded import load_local_parts, local_parts  # noqa: E402
 from edl.torch.state import State  # noqa: E402
 from edl.worker import tree  # noqa: E402
+from edl.worker.building import _Initial  # noqa: E402
 from edl.worker.numbers import key  # noqa: E402
 from tests.support.torch_memory import Memory  # noqa: E402
 
@@ -175,3 +176,18 @@ def test_an_interrupted_evaluation_does_not_reach_the_next_world() -> None:
     state._note_modes()  # the script calls another function that trains
     state._set_modes_back()
     assert not any(part.training for part in model.modules())
+
+
+def test_beside_build_a_world_that_begins_from_nothing_forgets_the_interrupted_step() -> None:
+    model, factor, scaler = torch.nn.Linear(2, 2), torch.nn.Parameter(torch.ones(2)), torch.amp.GradScaler("cpu")
+    state = State(build=lambda mesh: {}, model=model, factor=factor, scaler=scaler)
+    initial = _Initial(state)
+    weight = model.weight.detach().clone()
+    optimizer = torch.optim.SGD([*model.parameters(), factor], lr=0.1)
+    scaler.scale((model(torch.ones(1, 2)) * factor).sum()).backward()
+    scaler.step(optimizer)
+    scaler.scale(model(torch.ones(1, 2)).sum()).backward()
+    initial.restore(state)
+    assert torch.equal(model.weight, weight) and model.weight.grad is None
+    assert state.factor is factor and factor.tolist() == [1, 1] and factor.grad is None
+    scaler.unscale_(optimizer)

@@ -209,6 +209,20 @@ def test_torch_several_groups_and_a_rate_that_is_a_tensor(with_torch: Any, presc
 
 
 @pytest.mark.torch
+def test_torch_a_tensor_that_is_the_rate_of_several_groups(with_torch: Any, prescribed: list[Settings]) -> None:
+    one, other = weight(), weight()
+    rate = torch.tensor(0.1, dtype=torch.float64)
+    optimizer = torch.optim.SGD([{"params": [one]}, {"params": [other]}], lr=rate)
+    assert optimizer.param_groups[0]["lr"] is optimizer.param_groups[1]["lr"]
+    edl.scale_lr(optimizer)
+    prescribed[0] = by(3.0)
+    for step in (1, 2):
+        optimizer.step()
+        assert 1 - one.item() == pytest.approx(0.3 * step) and 1 - other.item() == pytest.approx(0.3 * step)
+        assert optimizer.param_groups[1]["lr"].item() == 0.1
+
+
+@pytest.mark.torch
 def test_torch_a_step_that_fails_leaves_the_rate(with_torch: Any, prescribed: list[Settings]) -> None:
     parameter = weight()
     optimizer = torch.optim.SGD([parameter], lr=0.1)

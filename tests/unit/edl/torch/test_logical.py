@@ -1,0 +1,37 @@
+"""Gradients of logical ranks, as torch's optimizers get them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from edl.torch.logical import LogicalModel  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+def trained(channels_last: bool, through: bool) -> Any:
+    """The model after two steps of a fused optimizer, which expects that gradients lie in memory as parameters do."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten(), torch.nn.Linear(36, 1))
+    if channels_last:
+        model.to(memory_format=torch.channels_last)
+    inputs = torch.randn(8, 3, 5, 5)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1, fused=True)
+    logical = LogicalModel(model)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(inputs).square().mean().backward()
+        if through:
+            logical.give(*logical.take())
+        optimizer.step()
+    return [parameter.detach().contiguous() for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_gradients_have_the_memory_format_of_their_parameters(channels_last: bool) -> None:
+    for found, wanted in zip(trained(channels_last, True), trained(channels_last, False), strict=True):
+        assert torch.equal(found, wanted)
