@@ -62,7 +62,8 @@ def judge(turn: MasterTurn) -> None:
     for one in turn.record.dropped:
         if one.by_itself and one.strike is not None and rules.against(one.strike, known) < limit:
             _take_back(turn, one, rules.excused(failure))
-    if rules.against(strike, known) >= limit:
+    # A slot that was dropped while its worker ran stays with who dropped it: only the job's own drops come back.
+    if rules.against(strike, known) >= limit and slot in rules.usable(turn.record.dropped, entry.info):
         _drop_by_itself(turn, entry, slot, rules.because(strike, failure), strike)
 
 
@@ -130,8 +131,8 @@ def _others(turn: MasterTurn, entry: NodeEntry) -> int:
 
 
 def _drop(turn: MasterTurn, one: Dropped, info: NodeInfo) -> None:
-    others = tuple(other for other in turn.record.dropped if not rules.is_same(other, info, one.slot))
-    turn.write(dropped=rules.newest((*others, one)), strikes=rules.without(turn.record.strikes, info, one.slot))
+    dropped = rules.newest((*turn.record.dropped, one))
+    turn.write(dropped=dropped, strikes=rules.without(turn.record.strikes, info, one.slot))
 
 
 def _take_back(turn: MasterTurn, one: Dropped, why: str) -> None:
