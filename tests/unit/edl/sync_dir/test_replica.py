@@ -143,6 +143,13 @@ def test_times_and_modes_are_kept_and_nothing_comes_back_as_a_change(make: Make)
     inodes = {node.name: (node.out / "x").stat().st_ino for node in (a, b)}
     assert alike(3, a, b) == []
     assert inodes == {node.name: (node.out / "x").stat().st_ino for node in (a, b)}
+    (a.out / "x").chmod(0o755)
+    assert alike(4, a, b) == []
+    assert (b.out / "x").stat().st_mode & 0o777 == 0o755
+    (b.out / "x").chmod(0o600)
+    assert alike(5, a, b) == []
+    assert (a.out / "x").stat().st_mode & 0o777 == 0o600
+    assert inodes == {node.name: (node.out / "x").stat().st_ino for node in (a, b)}, "only the mode was copied"
 
 
 def test_files_that_are_older_than_the_job_are_moved_aside(make: Make) -> None:
