@@ -152,6 +152,37 @@ def test_times_and_modes_are_kept_and_nothing_comes_back_as_a_change(make: Make)
     assert inodes == {node.name: (node.out / "x").stat().st_ino for node in (a, b)}, "only the mode was copied"
 
 
+def test_each_change_here_is_entered_once(make: Make) -> None:
+    """A change that was entered again would go to all nodes again, for ever."""
+    node = make("a")
+    node.write("x", "x")
+    node.tree.open()
+    replica = NodeReplica(node.name, node.tree)
+    replica.open()
+
+    def changes() -> list[FileRecord]:
+        """All that looking finds after this moment."""
+        begin = replica.head
+        while replica.look():
+            pass
+        for _ in range(3):
+            replica.look()
+        number, found = replica.since(begin)
+        assert number == begin + len(found)
+        return found
+
+    changes()
+    assert changes() == []
+    node.write("x", "longer")
+    (written,) = changes()
+    assert written.version.counter > 0, "it is of the job, not older"
+    assert changes() == []
+    (node.out / "x").unlink()
+    (gone,) = changes()
+    assert gone.removed and gone.version > written.version
+    assert changes() == []
+
+
 def test_files_that_are_older_than_the_job_are_moved_aside(make: Make) -> None:
     a, b = make("a"), make("b")
     a.write("x", "newer", mtime_s=2_000_000_000)
