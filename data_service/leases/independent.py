@@ -50,9 +50,10 @@ Refusals = tuple[tuple[int, str], ...]
 
 
 def begin(data: DataSet, turn: LeaseTurn) -> None:
-    """Start with nothing consumed, for a newly registered data set."""
+    """Start with nothing consumed and no named position, for a newly registered data set."""
     data.begin(data.fresh(0))
     data.independent = IndependentState()
+    turn.effects += data.values.drop(f"commits/{data.name}")
     keep(data, turn)
 
 

@@ -166,11 +166,9 @@ def _replace(data: DataSet, turn: LeaseTurn, files: FileList, message: RegisterF
     manifest = files.manifest
     if data.files is not None:
         turn.effects += file_additions.forget(data)
-    if data.manifest is not None and data.manifest.digest != manifest.digest:
-        data.previous = data.manifest
-        if data.quarantine or data.failures:
-            data.quarantine, data.failures = {}, {}
-            turn.effects += data.values.drop(f"quarantine/{data.name}")
+    if data.manifest is None or data.manifest.digest != manifest.digest:
+        data.previous, data.quarantine, data.failures = data.manifest, {}, {}
+        turn.effects += data.values.drop(f"quarantine/{data.name}")  # it may be of data that could not be read back
     if data.manifest is None:
         turn.note(f"data {data.name} registered: {manifest.describe()}, {manifest.format}")
     else:

@@ -40,7 +40,7 @@ def settle(policy: HyperPolicy, before: Settings, workers: int, commit: int, was
         reached = factor_at(before, commit)
         ramp_steps = policy.warmup if factor != before.factor else _left_of_ramp(before, commit)
     after = Settings(
-        number=before.number,
+        number=before.number + 1,
         global_batch=policy.global_batch,
         local_batch=policy.local_batch,
         logical_ranks=policy.logical_ranks,
@@ -55,7 +55,7 @@ def settle(policy: HyperPolicy, before: Settings, workers: int, commit: int, was
     )
     if workers == was and _means(after) == _means(before) and _same_course(before, commit):
         return before
-    return replace(after, number=before.number + 1)
+    return after
 
 
 def lr_rule(rule: LrRule | str, reference: int, size: int) -> float:

@@ -64,7 +64,8 @@ def judge(turn: MasterTurn) -> None:
     for one in turn.record.dropped:
         if one.by_itself and one.strike is not None and rules.against(one.strike, known) < limit:
             _take_back(turn, one, rules.excused(failure))
-    if rules.against(strike, known) >= limit:
+    # A slot that was dropped while its worker ran stays with who dropped it: only the job's own drops come back.
+    if rules.against(strike, known) >= limit and slot in rules.usable(turn.record.dropped, entry.info):
         _drop_by_itself(turn, entry, slot, rules.because(strike, failure), strike)
 
 

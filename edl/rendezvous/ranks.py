@@ -99,9 +99,8 @@ def _fill_groups(
     broken = [part for part in parts if len(part) < group]
     for index, part in enumerate(broken):
         while part and len(part) < group:
-            givers = [newcomers] if newcomers else [later for later in reversed(broken[index + 1 :]) if later]
-            if not givers:
-                break
+            # As all nodes together fill whole replicas, one of these has a node left.
+            givers = [newcomers] if newcomers else broken[:index:-1]
             part.append(_take(givers, part, racks))
     return [*itertools.chain.from_iterable(parts), *_by_rack(newcomers, group, racks)]
 

@@ -163,6 +163,8 @@ class NodeReplica:
     def _put(self, record: FileRecord, staged: str) -> None:
         path, here = record.path, self._index.get(record.path)
         if here is not None and here.same_content(record):
+            if not record.removed and here.mode != record.mode:
+                self._known[path] = self._tree.set_mode(record)
             return
         if path in self._strangers and here and (here.size, here.mtime_ns) != (record.size, record.mtime_ns):
             self._tree.move_aside(path)

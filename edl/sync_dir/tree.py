@@ -218,6 +218,13 @@ class SyncedTree:
         os.replace(staged, target)
         return stamp
 
+    def set_mode(self, record: FileRecord) -> FileStamp:
+        """Give a file that is here already the record's mode. Another user's file keeps its own."""
+        target = self.locate(record.path)
+        with contextlib.suppress(PermissionError):
+            os.chmod(target, record.mode | READABLE)
+        return stamp_of(os.lstat(target))
+
     def remove(self, path: str) -> None:
         """Remove a file, and the folders that become empty."""
         target = self.locate(path)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 
+from data_service.leases.grants import encode_quarantine
 from data_service.leases.independent import LEAST_SILENCE_S, MOST_ENDED
 from data_service.leases.machine import LeaseMachine
+from data_service.leases.state import QuarantinedShard
 from data_service.ledger import Ledger
 from data_service.manifest import Manifest, ManifestBuilder
 from data_service.protocol.messages import (
@@ -19,6 +22,7 @@ from data_service.protocol.messages import (
     DataSetOptions,
     Done,
     FilesRegistered,
+    Gone,
     Lease,
     LeasesGranted,
     NextEpoch,
@@ -30,28 +34,29 @@ from data_service.protocol.messages import (
     decode,
     encode,
 )
-from edl.master.service import Caller, Said, TellWorker, Tick, WorldBegan
+from edl.master.service import Caller, Effect, Keep, Said, TellWorker, Tick, WorldBegan
 from edl.types import Incarnation, NodeId, Rank, Round
 from edl.wire.records import Member, World
 
 NODE = NodeId("n")
 
 
-def listed() -> Manifest:
+def listed(file: str = "file") -> Manifest:
     """A manifest of six shards of ten records."""
     builder = ManifestBuilder("ipc")
-    builder.file("file", 100)
+    builder.file(file, 100)
     for begin in range(0, 60, 10):
         builder.shard(begin, begin + 10, 10)
     return builder.build()
 
 
 class Master:
-    """A machine, two trainers, a clock."""
+    """A machine, two trainers, a clock. ``kept``: what an earlier one has stored."""
 
-    def __init__(self, mode: str = INDEPENDENT, slots: int = 2) -> None:
+    def __init__(self, mode: str = INDEPENDENT, slots: int = 2, kept: Mapping[str, bytes] | None = None) -> None:
         self.machine = LeaseMachine()
-        self.machine.load({}, 0.0)
+        self.kept = dict(kept or {})
+        self.store(self.machine.load(self.kept, 0.0))
         self.now_s = 0.0
         self.ids = 0
         self.manifest: Manifest = listed()
@@ -59,10 +64,18 @@ class Master:
         world = World(Round(1), (Member(NODE, Incarnation(0), "h", slots, Rank(0), ()),), 0)
         self.machine.step(WorldBegan(world), 0.0)
 
+    def store(self, effects: Sequence[Effect]) -> None:
+        for one in effects:
+            if isinstance(one, Keep) and one.value:
+                self.kept[one.name] = one.value
+            elif isinstance(one, Keep):
+                self.kept.pop(one.name, None)
+
     def ask(self, slot: int, kind: type[Any], **fields: Any) -> Any:
         self.ids += 1
         word = kind(self.ids, "d", **fields)
         effects = self.machine.step(Said(Caller(NODE, slot), Round(1), encode(word)), self.now_s)
+        self.store(effects)
         answers = [decode(one.body) for one in effects if isinstance(one, TellWorker) and one.caller.slot == slot]
         return next((one for one in answers if getattr(one, "id", None) == self.ids), None)
 
@@ -135,10 +148,38 @@ def test_going_back_is_done_once_for_each_history(master: Master) -> None:
     assert isinstance(master.ask(1, Rollback, name="cut-1", history=3), Done) and master.done == 1
 
 
-def test_another_masters_machine_remembers_the_history(master: Master) -> None:
+def test_another_masters_machine_remembers_the_history_and_the_named_positions(master: Master) -> None:
     ledger = master.ask(0, Commit, name="cut-1").ledger
     master.ask(0, Rollback, name="cut-1", ledger=ledger, history=5)
-    assert master.machine.sets["d"].independent.history == 5
+    after = Master(kept=master.kept).machine.sets["d"].independent
+    assert (after.history, list(after.commits)) == (5, ["cut-1"])
+
+
+def test_named_positions_do_not_outlive_their_data(master: Master) -> None:
+    master.ask(0, Commit, name="cut-1")
+    for slot in (0, 1):
+        master.ask(slot, Gone)
+    master.manifest = listed("other")
+    master.begin()
+    after = Master(kept=master.kept)
+    for slot in (0, 1):
+        after.open(slot)
+    assert after.ask(0, Rollback, name="cut-1", history=2).kind == "commit"
+
+
+def test_what_is_known_of_unreadable_data_is_not_believed_of_other_data(master: Master) -> None:
+    master.ask(0, Commit, name="cut-1")
+    skipped = QuarantinedShard(3, "file", 30, 40, 0, 0, ("unreadable",))
+    stored = Master(kept={**master.kept, "quarantine/d": b"=" + encode_quarantine({3: skipped})})
+    assert 3 in stored.machine.sets["d"].quarantine
+    del stored.kept["free/d"]
+    after = Master(kept=stored.kept)
+    assert after.ask(0, Open, rank=0).kind == "ledger"
+    after.manifest = listed("other")
+    after.begin()
+    for one in (after, Master(kept=after.kept)):
+        data = one.machine.sets["d"]
+        assert not data.quarantine and not data.independent.commits and data.position.pending == 6
 
 
 def test_a_position_of_other_data_is_refused(master: Master) -> None:

@@ -494,22 +494,44 @@ def test_an_order_comes_back_to_what_was_left_behind() -> None:
     assert {first, order.next(states)} == {7, 59_999}
 
 
+def carry_out(writes: list[Keep], store: dict[str, bytes]) -> None:
+    for keep in writes:
+        store[keep.name] = keep.value
+        if not keep.value:
+            del store[keep.name]
+
+
 def test_long_values_are_kept_in_parts() -> None:
     chunked, store = ChunkedValues(), dict[str, bytes]()
-
-    def put(value: bytes) -> None:
-        for keep in chunked.put("a", value):
-            store[keep.name] = keep.value
-            if not keep.value:
-                del store[keep.name]
-
-    for value in (b"x" * (2 * PART_BYTES + 5), b"short", b"y" * PART_BYTES):
-        put(value)
+    long = b"x" * (2 * PART_BYTES + 5)
+    for value in (long, long, b"short", b"y" * PART_BYTES):
+        carry_out(chunked.put("a", value), store)
         assert ChunkedValues().get(store, "a") == value
         assert max(map(len, store.values())) <= PART_BYTES + 1
-    del store[next(name for name in store if name != "a")]
+    part = next(name for name in store if name != "a")
+    store[part] = store[part].replace(b"y", b"z", 1)
+    with pytest.raises(DataError, match="is damaged"):
+        ChunkedValues().get(store, "a")
+    del store[part]
     with pytest.raises(DataError, match="is incomplete"):
         ChunkedValues().get(store, "a")
+
+
+@pytest.mark.parametrize("by_another", [False, True])
+def test_nothing_of_a_long_value_stays_once_it_is_replaced_or_dropped(by_another: bool) -> None:
+    def reader() -> ChunkedValues:
+        """The writer, or the Master that reads the store after it."""
+        after = ChunkedValues() if by_another else chunked
+        after.get(store, "a")
+        return after
+
+    chunked, store = ChunkedValues(), dict[str, bytes]()
+    carry_out(chunked.put("a", b"x" * (2 * PART_BYTES)), store)
+    carry_out(reader().put("a", b"short"), store)
+    assert list(store) == ["a"]
+    carry_out(chunked.put("a", b"x" * (2 * PART_BYTES)), store)
+    carry_out(reader().drop("a"), store)
+    assert not store
 
 
 def test_numbers_for_people() -> None:

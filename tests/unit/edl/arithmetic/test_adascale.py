@@ -65,6 +65,12 @@ def test_the_gain_at_four_times_the_batch(signal: float, noise: float, expected:
     assert known.gain_at(samples, 4.0) == pytest.approx(expected)
 
 
+def test_a_job_that_has_measured_nothing_can_be_saved() -> None:
+    other = AdaScale()
+    other.load_state_dict(AdaScale().state_dict())
+    assert (other.gain, other.progress, other.variance, other.square, other.known) == (1.0, 0.0, 0.0, 0.0, False)
+
+
 def test_one_part_tells_nothing() -> None:
     known = AdaScale()
     known.measured(1, 8, 3.0, 3.0)

@@ -62,7 +62,7 @@ def test_node_is_all_that_is_next_to_the_gpu() -> None:
 
 
 def test_only_cores_that_the_launcher_may_use() -> None:
-    assert bind("node", of(host(), (1, 2, 5)), (0, 1), 0) == (1, 2)
+    assert bind("node", of(host(), (1, 2, 5, 8)), (0, 1), 0) == (1, 2, 8)
 
 
 def test_a_kernel_that_does_not_tell_the_node_has_one() -> None:
@@ -106,6 +106,11 @@ def test_core_complex_prefers_the_one_with_more_usable_cores() -> None:
     plan = of(host(nodes=1, cores=8, threads=1, complexes=2), (0, 1, 4, 5, 6))
     assert bind("core-complex", plan, (0, 0), 0) == (4, 5, 6)
     assert bind("core-complex", plan, (0, 0), 1) == (0, 1)
+
+
+def test_the_order_in_which_the_kernel_lists_its_files_does_not_matter() -> None:
+    files = host(nodes=2, cores=4, threads=2, complexes=2)
+    assert of(dict(reversed(files.items()))) == of(files)
 
 
 def test_caches_of_instructions_do_not_count() -> None:

@@ -156,9 +156,9 @@ def test_rules(rule: LrRule, factor: float) -> None:
 
 
 def test_logical_ranks_keep_the_size_whatever_the_workers() -> None:
-    policy = HyperPolicy(logical_ranks=8, rule=LrRule.LINEAR)
+    policy = HyperPolicy(logical_ranks=8, rule=LrRule.LINEAR, reference=4)
     first = settle(policy, NO_SETTINGS, 8, 0)
-    assert settle(policy, first, 3, 10, was=8).factor == first.factor == 1.0
+    assert settle(policy, first, 3, 10, was=8).factor == first.factor == 2.0
 
 
 def test_a_changed_factor_comes_in_over_the_warm_up() -> None:
@@ -272,6 +272,12 @@ def test_the_environment_leads_to_the_same_steps(local: int, logical: int, batch
     held = settings(global_batch=50, local_batch=local, logical_ranks=logical)
     read = from_environment(environment(held, 4, 1))
     assert step_plan(read, batch_size, 4) == step_plan(held, batch_size, 4)
+
+
+def test_the_environment_tells_the_settings_number_and_lr_factor() -> None:
+    held = Settings(number=7, factor=0.25)
+    read = from_environment(environment(held, 4, 1))
+    assert (read.number, factor_at(read, 0)) == (7, 0.25)
 
 
 def test_an_environment_that_says_nothing_or_nonsense() -> None:

@@ -20,10 +20,10 @@ from edl.master.view import job_status
 from edl.rendezvous.ranks import ReadyNode, order
 from edl.types import Incarnation, NodeId, Rank, Round
 from edl.wire.json_messages import from_plain, to_plain
-from edl.wire.messages import Attach, Ready, StartRound, StopRound, UseSlots, WorkerFailed, WorkersDone
+from edl.wire.messages import Attach, Leaving, Ready, StartRound, StopRound, UseSlots, WorkerFailed, WorkersDone
 from edl.wire.purpose import Purpose
 from edl.wire.records import Failure, Member, NodeInfo, World
-from edl.wire.scale_requests import Cordon, Verdict
+from edl.wire.scale_requests import Cordon, Drain, Verdict
 from tests.unit.edl.agent.machine.test_machine import Node
 from tests.unit.edl.agent.machine.test_rounds import entered, parked, underway
 from tests.unit.edl.master.test_resizing import Resizable
@@ -103,6 +103,31 @@ class TestStrikes:
         assert world is not None and (world.size, world.members[0].slots) == (3, 3)
         told = rule.told()["a"]
         assert isinstance(told, StartRound) and "slot 1 of a dropped: failed by itself 2 times" in told.reason
+        assert not rule.state.record.strikes, "they go with the slot"
+        rule.breaks(failure(slot=2))
+        told = rule.told()["a"]
+        assert isinstance(told, StartRound) and "slot 1 of a dropped" not in told.reason, "that was news before"
+
+    def test_an_incident_strikes_once_however_long_the_next_world_takes(self) -> None:
+        rule = Slotted(strikes=9)
+        rule.spec = dataclasses.replace(rule.spec, timeouts=dataclasses.replace(rule.spec.timeouts, restart_s=60.0))
+        rule.state = dataclasses.replace(rule.state, spec=rule.spec)
+        rule.come(node_info())
+        for incidents in (1, 2):
+            rule.breaks(failure())
+            for _ in range(3):
+                rule.wait(0.1)
+            assert [(one.slot, one.count) for one in rule.state.record.strikes] == [(1, incidents)]
+        assert rule.state.record.phase is Phase.FORMING, "it pauses, as the last two worlds failed at once"
+
+    def test_a_failed_node_that_is_gone_is_not_struck(self) -> None:
+        rule = Slotted(strikes=1)
+        rule.come(node_info("a"), node_info("b"))
+        rule.feed(ev.NodeSaid(NodeId("a"), Incarnation(1), WorkerFailed(failure())))
+        rule.feed(ev.NodeSaid(NodeId("a"), Incarnation(1), Leaving("preempted")))
+        rule.lose("a")
+        rule.free(node_info("b"), 1)
+        assert rule.places == {"b": ALL} and not rule.state.record.dropped
 
     @pytest.mark.parametrize(("strikes", "after"), [(1, 1), (2, 2), (3, 3), (0, 0)])
     def test_as_many_as_the_job_says(self, strikes: int, after: int) -> None:
@@ -193,6 +218,41 @@ class TestDrops:
         assert rule.places == {"a": (1,)}
         assert any("the last one of its node" in one.text for one in rule.effects if isinstance(one, ev.HistoryNote))
 
+    @pytest.mark.parametrize("other", ["cordoned", "drained", "leaving"])
+    def test_a_node_that_cannot_take_part_is_no_reason_to_drop_the_last_slot(self, other: str) -> None:
+        rule = Slotted(NodeRange(1, 2), strikes=1)
+        rule.come(node_info("a", 1), node_info("b", 1))
+        match other:
+            case "cordoned":
+                rule.submit(Cordon("b", True, "me"))
+            case "drained":
+                rule.submit(Drain(("b",), "me"))
+            case "leaving":
+                rule.feed(ev.NodeSaid(NodeId("b"), Incarnation(2), Leaving("preempted")))
+        rule.feed(ev.Unfit(NodeId("a"), Incarnation(1), 0, "fails its memory test"))
+        assert not rule.state.record.dropped
+        notes = [one.text for one in rule.effects if isinstance(one, ev.HistoryNote) and one.kind is ev.Kind.SLOT]
+        assert any("it stays: it is the last one of its node" in text for text in notes)
+
+    @pytest.mark.parametrize("underway", [True, False])
+    def test_a_ready_whole_node_replaces_an_impaired_one_unless_that_costs_steps(self, underway: bool) -> None:
+        rule = Slotted(NodeRange(2, 2), strikes=1)
+        rule.come(node_info("a"), node_info("b"), aware=underway)
+        rule.breaks(failure())
+        for name in "ab":
+            rule.free(node_info(name), 1, aware=underway)
+        assert rule.places == {"a": (0, 2, 3), "b": ALL}
+        if underway:
+            rule.underway("a", "b")
+        rule.come(node_info("c"), aware=underway)
+        assert rule.state.record.phase is Phase.RUNNING
+        assert (rule.state.agreement is not None) is underway
+        if underway:
+            rule.boundary()
+            for name in "ab":
+                rule.free(node_info(name), 2, aware=True)
+            assert rule.places == {"c": ALL, "b": ALL}
+
     @pytest.mark.parametrize("others_end", [True, False])
     def test_the_slot_of_the_last_independent_worker_stays(self, others_end: bool) -> None:
         """Else the job would end well, with what that worker still had to do undone."""
@@ -229,6 +289,8 @@ class TestDrops:
         rule.come(node_info())
         rule.feed(ev.Unfit(NodeId("a"), Incarnation(1), 2, "fails its memory test"))
         assert any(isinstance(message, StopRound) for message in rule.sent("a"))
+        notes = [one.text for one in rule.effects if isinstance(one, ev.HistoryNote) and one.kind is ev.Kind.SLOT]
+        assert notes == ["slot 2 of a dropped: fails its memory test"]
         rule.free(node_info(), 1)
         assert rule.places == {"a": (0, 1, 3)}
         before = rule.state
@@ -272,6 +334,31 @@ class TestDrops:
         assert rule.places == {"a": (0, 2, 3)} and rule.state.record.restarts == 3
         rule.wait(500.0)
         assert rule.places == {"a": (0, 2, 3)}
+
+    def test_what_came_back_is_dropped_at_its_next_failure_however_many_the_job_allows(self) -> None:
+        rule = Slotted(restarts=9, strikes=3, cooldown_s=50.0)
+        rule.come(node_info())
+        for _ in range(3):
+            rule.breaks(failure())
+        assert rule.places == {"a": (0, 2, 3)}
+        rule.wait(50.0)
+        rule.free(node_info(), rule.state.record.round)
+        assert rule.places == {"a": ALL}
+        rule.breaks(failure())
+        assert rule.places == {"a": (0, 2, 3)}
+
+    def test_the_next_master_begins_the_cool_down_again(self) -> None:
+        rule = Slotted(strikes=1, cooldown_s=50.0)
+        rule.come(node_info())
+        rule.breaks(failure())
+        record = rule.state.record
+        rule.state = take_over(rule.spec, record, [node_info()], rule.now_s).state
+        rule.feed(ev.NodeAttached(Attach(node_info(), record.round, record.round, False)))
+        assert ev.WakeAt(rule.now_s + 50.0) in rule.effects
+        rule.wait(49.0)
+        assert rule.state.record.dropped
+        rule.wait(1.0)
+        assert not rule.state.record.dropped
 
     def test_of_returning_nodes_the_device_counts(self) -> None:
         cards = ("GPU-0", "GPU-1", "GPU-2", "GPU-3")
@@ -334,15 +421,41 @@ class TestByHand:
         assert rule.cordon("a", "1") == (Verdict.ACCEPTED, "slot 1 of a dropped")
         assert rule.state.agreement is not None and rule.state.agreement.purpose is Purpose.SWITCH
         assert UseSlots((0, 2, 3), "slots of this node are dropped or take part again") in rule.sent("a")
+        assert rule.scale.waiting == "slot 1 of a dropped: by hand (me: noise)"
         rule.boundary()
         rule.free(node_info(), 1, aware=True)
         assert rule.places == {"a": (0, 2, 3)} and rule.state.record.restarts == 0
         rule.underway("a")
         assert rule.scale.observed == rule.scale.generation == 1
         assert rule.cordon("a", "1", cordoned=False)[0] is Verdict.ACCEPTED
+        assert rule.scale.waiting == "slot 1 of a takes part"
         rule.boundary(19)
         rule.free(node_info(), 2, aware=True)
         assert rule.places == {"a": ALL}
+
+    def test_a_spare_slot_gives_its_place_back(self) -> None:
+        rule = Slotted()
+        rule.come(node_info(spare=1), aware=True)
+        rule.cordon("a", "1")
+        rule.free(node_info(spare=1), 1, aware=True)
+        assert rule.places == {"a": (0, 2, 3, 4)}
+        rule.underway("a")
+        rule.cordon("a", "1", cordoned=False)
+        assert rule.scale.waiting == "slot 4 of a no longer needed; slot 1 of a takes part"
+
+    def test_its_failure_before_the_boundary_leaves_it_dropped_by_hand(self) -> None:
+        """Else it would take part again after the cool-down."""
+        rule = Slotted(strikes=1, cooldown_s=50.0)
+        rule.come(node_info(), aware=True)
+        rule.underway("a")
+        rule.cordon("a", "1")
+        rule.feed(ev.NodeSaid(NodeId("a"), Incarnation(1), WorkerFailed(failure())))
+        rule.wait(5.0)
+        rule.free(node_info(), 1, aware=True)
+        assert rule.places == {"a": (0, 2, 3)}
+        assert [(one.slot, one.by) for one in rule.state.record.dropped] == [(1, slots.DroppedBy.HAND)]
+        rule.wait(60.0)
+        assert rule.places == {"a": (0, 2, 3)}
 
     @pytest.mark.parametrize(
         ("device", "cordoned", "verdict", "text"),

@@ -8,6 +8,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from edl.master.forming import is_last_holder
 from edl.master.restoring import Load, Restore, Unusable, choose, copy_holders
@@ -124,6 +126,12 @@ def test_a_sharded_checkpoint_is_read_by_the_workers() -> None:
     assert choose(nodes, nodes) == Restore(Version(3, 20), stored=True)
 
 
+def test_one_node_that_verified_a_sharded_checkpoint_is_enough() -> None:
+    stored = Version(3, 20)
+    nodes = [node("a", stored=stored, sharded=True), node("b", stored=stored, sharded=True, tried=True)]
+    assert choose(nodes, nodes) == Restore(stored, stored=True)
+
+
 def test_an_older_sharded_checkpoint_takes_the_place_of_one_that_somebody_found_damaged() -> None:
     nodes = [node("a", stored=Version(3, 10), sharded=True, tried=True), node("b", stored=Version(3, 20), sharded=True)]
     assert choose(nodes, nodes) == Load(NodeId("b"))
@@ -165,6 +173,33 @@ def test_copies_on_other_racks_are_spread_evenly_and_stay_where_they_are() -> No
     moved = [one for one, other in then.items() if other != first[one]]
     assert [first[NodeId(one)] for one in moved] == ["e"], "only who had copies there sends them to another"
     assert Counter(then.values()).most_common(1)[0][1] == 2
+
+
+def test_of_equal_nodes_on_other_racks_the_next_member_has_the_copies() -> None:
+    racks = [node(name, rack="1" if name in "ac" else "2") for name in "abcd"]
+    assert names(racks, []) == {"a": "b", "b": "c", "c": "d", "d": "a"}
+
+
+def test_a_node_of_unknown_rack_is_on_no_other_rack() -> None:
+    members = [node("a", rack="1"), node("b"), node("c", rack="2"), node("d")]
+    assert names(members, []) == {"a": "c", "b": "c", "c": "a", "d": "a"}
+
+
+def test_copies_move_off_a_node_that_has_too_many_once_others_can_share_them() -> None:
+    alone = [node(name, rack="1") for name in "abcd"] + [node("e", rack="2")]
+    first = names(alone, [])
+    assert [first[name] for name in "abcd"] == ["e"] * 4, "there is no other rack"
+    joined = [replace(one, copy_holder=NodeId(first[one.info.node])) for one in alone]
+    then = names([*joined, *(node(name, rack="2") for name in "fgh")], [])
+    assert sorted(then[name] for name in "abcd") == ["e", "f", "g", "h"]
+
+
+@given(st.lists(st.sampled_from(["", "1", "2", "3"]), min_size=2, max_size=8))
+def test_copies_stay_where_they_are_while_the_nodes_do(racks: list[str]) -> None:
+    members = [node(name, rack=rack) for name, rack in zip("abcdefgh", racks, strict=False)]
+    first = names(members, [])
+    again = [replace(one, copy_holder=NodeId(first[one.info.node])) for one in members]
+    assert names(again, []) == first
 
 
 def test_a_single_node_has_its_copies_on_a_spare() -> None:

@@ -9,8 +9,12 @@ import pytest
 
 from edl.config import NodeRange
 from edl.errors import SettingError
+from edl.master.policies.slots import DroppedBy, drop_of
 from edl.master.sizing import (
     KEYS_KEPT,
+    LONGEST_BY,
+    LONGEST_KEY,
+    LONGEST_REASON,
     NO_SIZING,
     Cordoned,
     Facts,
@@ -19,9 +23,11 @@ from edl.master.sizing import (
     Sizing,
     judge,
     remember,
+    shortened,
     within,
 )
-from edl.types import NodeId
+from edl.types import Incarnation, NodeId, Round
+from edl.wire.records import NodeInfo
 from edl.wire.scale_requests import Cordon, Drain, DrainMode, Resize, ScaleRequest, SetBounds, Suspend, Verdict
 
 ALL = frozenset("abcd")
@@ -51,11 +57,22 @@ CASES: dict[str, tuple[ScaleRequest, Sizing, dict[str, Any], Verdict, str]] = {
     "off the unit at the low end": (Resize(3, "me"), NO_SIZING, {"spec": NodeRange(3, 6, 2)}, REFUSED, "Ask for 4"),
     "within bounds that were changed": (Resize(8, "me"), sized(minimum=2, maximum=8), {}, ACCEPTED, "8 nodes"),
     "an old revision": (Resize(4, "me", revision=6), sized(by="you"), {}, STALE, "changed by you since revision 6"),
+    "an old revision of nobody's": (Resize(4, "me", revision=6), NO_SIZING, {}, STALE, "was changed since revision 6"),
     "the newest revision": (Resize(4, "me", revision=7), NO_SIZING, {}, ACCEPTED, "4 nodes"),
     "bounds by an old revision": (SetBounds(2, 8, "me", revision=6), NO_SIZING, {}, STALE, "it is 7 now"),
     "an ended job": (Resize(4, "me"), NO_SIZING, {"over": "the job has ended: done"}, REFUSED, "has ended"),
     "the end goes before staleness": (Resize(4, "me", revision=6), NO_SIZING, {"over": "ended"}, REFUSED, "ended"),
     "somebody else's size": (Resize(4, "me"), NO_SIZING, {"owner": "statefulset/t"}, REFUSED, "change it there"),
+    "a key too long": (
+        Resize(4, "me", key="k" * (LONGEST_KEY + 1)), NO_SIZING, {}, REFUSED, f"at most {LONGEST_KEY} are"
+    ),
+    "the longest key": (Resize(4, "me", key="k" * LONGEST_KEY), NO_SIZING, {}, ACCEPTED, "4 nodes"),
+    "back to no policy": (Resize(0, "me", auto=True), sized(desired=4), {}, REFUSED, "need --autoscale=throughput"),
+    "back to the policy": (Resize(0, "me", auto=True), sized(desired=4), {"scales": True}, ACCEPTED, "given back"),
+    "the policy's already": (
+        Resize(0, "me", auto=True), sized(desired=4, automatic=True), {"scales": True}, KNOWN, "policy decides already"
+    ),
+    "away from the policy": (Resize(4, "me"), sized(desired=4, automatic=True), {"scales": True}, ACCEPTED, "4 nodes"),
     "a fact": (Resize(4, "ss", external=True), NO_SIZING, {"owner": "ss"}, ACCEPTED, "4 nodes given"),
     "a fact outside": (Resize(9, "ss", external=True), NO_SIZING, {}, ACCEPTED, "6 nodes given (9 is not"),
     "a fact off the unit": (Resize(5, "ss", external=True), NO_SIZING, {}, ACCEPTED, "4 nodes given (5 is not"),
@@ -71,8 +88,15 @@ CASES: dict[str, tuple[ScaleRequest, Sizing, dict[str, Any], Verdict, str]] = {
     "a drain of nobody": (Drain((), "me"), NO_SIZING, {}, REFUSED, "no node named"),
     "a drain of the store": (Drain(("a",), "me"), NO_SIZING, STORED, REFUSED, "leaves 1 node with a member"),
     "a drain of half the store": (Drain(("b",), "me"), NO_SIZING, STORED, REFUSED, "2 of 3 are needed"),
+    "a drain of less than half the store": (
+        Drain(("a",), "me"), NO_SIZING, {"store_members": frozenset("abc"), "members": 3}, ACCEPTED, "drain of a"
+    ),
     "a drain beside the store": (Drain(("c",), "me"), NO_SIZING, STORED, ACCEPTED, "drain of c requested"),
     "a drain of a stranger": (Drain(("a", "x"), "me"), NO_SIZING, {}, UNKNOWN, "no such node: x"),
+    "a drain of a stranger among many": (
+        Drain(("x",), "me"), NO_SIZING, {"nodes": frozenset("abcdefghij")}, UNKNOWN, "a, b, c, d, e, f, g, h and 2 more"
+    ),
+    "a drain where all are needed": (Drain(("a",), "me"), NO_SIZING, {"lowest": 4}, REFUSED, "at least 4 needed"),
     "a drain of too many": (Drain(("a", "b", "c"), "me"), NO_SIZING, {}, REFUSED, "leaves 1 node able"),
     "a drain of all": (Drain(tuple("abcd"), "me"), NO_SIZING, {}, REFUSED, "edl stop"),
     "a drain of one that takes no part": (Drain(("d",), "me"), NO_SIZING, {"able": frozenset("a")}, ACCEPTED, "d"),
@@ -105,6 +129,12 @@ CASES: dict[str, tuple[ScaleRequest, Sizing, dict[str, Any], Verdict, str]] = {
     "one of a plain script": (Suspend(True, "me"), NO_SIZING, {"aware": False}, ACCEPTED, "what it has not saved"),
     "one more": (Suspend(True, "me"), sized(suspended="you"), {}, KNOWN, "suspended already"),
     "its end": (Suspend(False, "me"), sized(suspended="you"), {}, ACCEPTED, "resumed"),
+    "the end of one for which too few are there": (
+        Suspend(False, "me"), sized(suspended="you"), {"able": frozenset("a")}, ACCEPTED, "1 more node, 1 of at least 2"
+    ),
+    "the end of one for which more are needed than the bounds say": (
+        Suspend(False, "me"), sized(suspended="you"), {"lowest": 5}, ACCEPTED, "1 more node, 4 of at least 5"
+    ),
     "the end of none": (Suspend(False, "me"), NO_SIZING, {}, KNOWN, "the job is not suspended: nothing"),
 }  # fmt: skip
 
@@ -116,6 +146,38 @@ def test_verdict(asked: ScaleRequest, sizing: Sizing, facts: dict[str, Any], ver
     told = dataclasses.replace(found.sizing, fact=sizing.fact)
     assert (told != sizing) == (verdict is ACCEPTED)
     assert found.sizing.generation == sizing.generation + (verdict is ACCEPTED)
+
+
+def test_an_accepted_request_changes_what_it_is_about_and_nothing_else() -> None:
+    assert judged(Resize(4, "me")).sizing.desired == 4
+    given = judged(Resize(5, "ss", external=True), sized(desired=2)).sizing
+    assert (given.desired, given.fact) == (4, 5)
+    assert judged(Resize(0, "me", auto=True), sized(desired=4), scales=True).sizing.automatic
+    assert not judged(Resize(2, "me"), sized(desired=4, automatic=True)).sizing.automatic
+    suspended = judged(Suspend(True, "me"), sized(desired=4)).sizing
+    assert (suspended.suspended, suspended.desired) == ("me", 4)
+    assert not judged(Suspend(False, "you"), suspended).sizing.suspended
+    cordoned = sized(cordoned=(Cordoned(NodeId("b"), "you"),))
+    both = judged(Cordon("a", True, "me", "noise"), cordoned).sizing
+    assert both.cordoned == (*cordoned.cordoned, Cordoned(NodeId("a"), "me: noise"))
+    assert judged(Cordon("a", False, "me"), both).sizing.cordoned == cordoned.cordoned
+
+
+def test_a_cordon_of_a_node_without_a_slot_is_lifted_before_its_slots_take_part() -> None:
+    info = NodeInfo(NodeId("a"), Incarnation(1), "a", 1, 1)
+    drop = drop_of(info, 0, "failed", Round(1), DroppedBy.JOB)
+    facts: dict[str, Any] = {"infos": {NodeId("a"): info}, "dropped": (drop,), "able": frozenset("bcd")}
+    cordoned = judged(Cordon("a", True, "me"), **facts)
+    assert (cordoned.verdict, cordoned.sizing.excludes("a")) == (ACCEPTED, True)
+    lifted = judged(Cordon("a", False, "me"), cordoned.sizing, **facts)
+    assert (lifted.sizing.excludes("a"), lifted.text) == (False, "a no longer cordoned")
+    assert judged(Cordon("a", False, "me"), lifted.sizing, **facts).text == "slot 0 of a may take part again"
+
+
+def test_requester_and_reason_are_kept_short_and_on_one_line() -> None:
+    kept = shortened(Resize(4, "m\ne" * LONGEST_BY, "r\n" * LONGEST_REASON))
+    assert len(kept.by) == LONGEST_BY and len(kept.reason) == LONGEST_REASON
+    assert "\n" not in kept.by + kept.reason
 
 
 def test_what_is_accepted_says_who_and_why_in_one_line() -> None:
@@ -145,6 +207,10 @@ def test_keys_are_remembered_with_their_answers_unless_refused() -> None:
     again = judged(Resize(2, "you", key="k"), found.sizing, seen=seen)
     assert (again.verdict, again.text, again.sizing) == (ACCEPTED, found.text, found.sizing)
     assert remember(seen, request, again) == seen
+    other = judged(Resize(2, "you", key="other"), found.sizing, seen=seen)
+    assert (other.text, other.sizing.desired) == ("2 nodes requested", 2)
+    keyless = Resize(2, "you")
+    assert remember(seen, keyless, judged(keyless, found.sizing, seen=seen)) == seen
     assert remember(seen, Resize(8, "me", key="z"), judged(Resize(8, "me", key="z"))) == seen
     for number in range(KEYS_KEPT):
         seen = remember(seen, Resize(4, "me", key=f"{number}"), found)

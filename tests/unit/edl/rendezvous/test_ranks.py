@@ -39,6 +39,7 @@ def candidates(text: str) -> list[ReadyNode]:
         pytest.param("", "a b:0 c:2", 3, "b a c", id="others take what is left"),
         pytest.param("", "a b c:0", 2, "c a", id="who asked for a place comes before other newcomers"),
         pytest.param("", "a:5 b", 2, "a b", id="a rank beyond the world counts as none"),
+        pytest.param("", "a:2 b", 2, "a b", id="ranks begin at 0"),
         pytest.param("a b", "a b x:0", 3, "x a b", id="a node rank outweighs the order of survivors"),
     ],
 )
@@ -121,6 +122,7 @@ def test_whole_replicas_stay_together_in_random_worlds() -> None:
         pytest.param("a b c d", "a/x c/y d/y e/y f/x", 4, "a e c d", id="only as many as are needed come in"),
         pytest.param("a b c d", "a/x c/y e/y f/x", 4, "a f c e", id="replacements go to the replica in their rack"),
         pytest.param("a b c d", "a/x c/y d/y e/y", 4, "a e c d", id="another rack is better than no replica"),
+        pytest.param("a b c d", "a c/y d/y x/y e", 4, "a x c d", id="unknown racks are not the same rack"),
         pytest.param("a b c d e f g h", "a/x d/y f/x h/y", 4, "a f d h", id="survivors complete others in their rack"),
         pytest.param("a b c d", "a/x b/y c/x d/y", 4, "a b c d", id="survivors are not moved for it"),
     ],

@@ -50,6 +50,22 @@ def test_old_files_that_workers_have_started_with_win_over_a_newcomers() -> None
     assert a.wrote("0/f", 2, 5, 0o644).version > FileVersion(1, 99, B)
 
 
+def test_what_the_job_wrote_keeps_its_version_when_its_workers_start_again() -> None:
+    a, b = FileIndex(A), FileIndex(B)
+    b.learn(a.wrote("0/f", 1, 10, 0o644))
+    newest = b.wrote("0/f", 2, 20, 0o644)
+    b.adopt()
+    assert b.get("0/f") == newest and a.wants(newest)
+
+
+def test_a_version_that_is_here_already_is_no_change() -> None:
+    """Else two nodes would tell each other of it for ever."""
+    a = FileIndex(A)
+    for _ in range(2):
+        a.learn(FileRecord("0/f", FileVersion(7, 0, B), 1, 1, 0o644))
+    assert a.head == 1
+
+
 def test_a_removal_is_a_version() -> None:
     a, b = FileIndex(A), FileIndex(B)
     b.learn(a.wrote("0/f", 1, 5, 0o644))

@@ -35,6 +35,20 @@ def test_anything_else_is_a_protocol_error(data: bytes) -> None:
         records_from(data)
 
 
+@pytest.mark.parametrize("frame", [{}, {"record": 7}, {"record": [1]}])
+def test_a_record_with_other_values_is_a_protocol_error(frame: dict[str, object]) -> None:
+    with pytest.raises(ProtocolError):
+        record_from(frame)
+
+
+@pytest.mark.parametrize("at", [0, 3])
+def test_a_record_needs_a_path_and_a_node(at: int) -> None:
+    row = record_to(RECORD)["record"]
+    row[at] = 7
+    with pytest.raises(ProtocolError):
+        record_from({"record": row})
+
+
 @pytest.mark.parametrize("frame", [{}, {"life": "x"}, {"life": 1, "head": 1}, {"life": "x", "head": -1}])
 def test_a_report_with_other_values_is_a_protocol_error(frame: dict[str, object]) -> None:
     with pytest.raises(ProtocolError):

@@ -143,6 +143,44 @@ def test_times_and_modes_are_kept_and_nothing_comes_back_as_a_change(make: Make)
     inodes = {node.name: (node.out / "x").stat().st_ino for node in (a, b)}
     assert alike(3, a, b) == []
     assert inodes == {node.name: (node.out / "x").stat().st_ino for node in (a, b)}
+    (a.out / "x").chmod(0o755)
+    assert alike(4, a, b) == []
+    assert (b.out / "x").stat().st_mode & 0o777 == 0o755
+    (b.out / "x").chmod(0o600)
+    assert alike(5, a, b) == []
+    assert (a.out / "x").stat().st_mode & 0o777 == 0o600
+    assert inodes == {node.name: (node.out / "x").stat().st_ino for node in (a, b)}, "only the mode was copied"
+
+
+def test_each_change_here_is_entered_once(make: Make) -> None:
+    """A change that was entered again would go to all nodes again, for ever."""
+    node = make("a")
+    node.write("x", "x")
+    node.tree.open()
+    replica = NodeReplica(node.name, node.tree)
+    replica.open()
+
+    def changes() -> list[FileRecord]:
+        """All that looking finds after this moment."""
+        begin = replica.head
+        while replica.look():
+            pass
+        for _ in range(3):
+            replica.look()
+        number, found = replica.since(begin)
+        assert number == begin + len(found)
+        return found
+
+    changes()
+    assert changes() == []
+    node.write("x", "longer")
+    (written,) = changes()
+    assert written.version.counter > 0, "it is of the job, not older"
+    assert changes() == []
+    (node.out / "x").unlink()
+    (gone,) = changes()
+    assert gone.removed and gone.version > written.version
+    assert changes() == []
 
 
 def test_files_that_are_older_than_the_job_are_moved_aside(make: Make) -> None:
