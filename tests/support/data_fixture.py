@@ -158,6 +158,8 @@ class Bench:
             match effect:
                 case Keep(name, value):
                     self.kept[name] = value
+                    if not value:
+                        del self.kept[name]
                 case TellWorker(caller, body):
                     if not self.lose():
                         self.boards[caller.slot].coming.append((self.machine, body))

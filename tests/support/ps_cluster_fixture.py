@@ -208,6 +208,8 @@ class Cluster:
             match effect:
                 case sv.Keep(name, value):
                     self.store[name] = value
+                    if not value:
+                        del self.store[name]
                 case sv.AddToHistory(text):
                     self.notes.append(text)
                 case sv.TellWorker(caller, body):

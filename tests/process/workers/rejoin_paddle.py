@@ -43,7 +43,7 @@ time.sleep(options.slow_start)
 model = nn.Sequential(nn.Linear(8, options.width), nn.LayerNorm(options.width), nn.Tanh(), nn.Linear(options.width, 1))
 optimizer = paddle.optimizer.Adam(learning_rate=0.01, parameters=model.parameters())
 statistics = {"norm": nn.BatchNorm1D(8)} if options.local_value else {}
-state = edl.State(model=model, optimizer=optimizer, step=0, losses=[], where="", **statistics)
+state = edl.State(model=model, optimizer=optimizer, step=0, losses=[], where="", **statistics)  # type: ignore[arg-type]
 
 
 def last_step() -> int:

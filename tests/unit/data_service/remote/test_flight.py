@@ -20,8 +20,8 @@ from pyarrow import ipc
 from data_service.formats import FormatReader, open_reader
 from data_service.formats.options import FormatOptions
 from data_service.manifest import Manifest, ShardRef
+from data_service.remote import POLICIES, flight
 from data_service.remote import client as remote
-from data_service.remote import flight
 from data_service.remote.client import Pool, RemoteReader
 from data_service.remote.flight import ReaderServer, Ticket, batches_of
 from data_service.scan import scan
@@ -580,7 +580,7 @@ def test_the_timeout_must_be_more_than_nothing() -> None:
         remote_reader(Pool(), timeout_s=0.0)
     with pytest.raises(SettingError, match="must be one of prefer, only"):
         remote_reader(Pool(), policy="always")
-    assert remote.POLICIES == ("prefer", "only")
+    assert POLICIES == ("prefer", "only")
 
 
 def test_waiting_for_a_reader_can_be_interrupted_and_resumed(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def test_a_drop_names_node_host_and_slot() -> None:
 def test_only_the_newest_drops_are_kept_but_all_of_the_denylist() -> None:
     denied = [dropped(slot, DroppedBy.DENYLIST) for slot in range(3)]
     others = [dropped(slot, DroppedBy.HAND) for slot in range(KEPT + 2)]
-    assert newest([denied[0], others[0], denied[1], *others[1:], denied[2]]) == (
+    assert newest([denied[0], others[0], denied[1], *others[1:], denied[2]], {A.node}) == (
         *denied[:2], *others[2:], denied[2]
     )  # fmt: skip
 
