@@ -203,11 +203,14 @@ def _is_loopback(address: str) -> bool:
 def _outward_address(host: str) -> str | None:
     """This host's address as seen by ``host``; nothing is sent. None without a route."""
     try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((host, 9))
-            return str(probe.getsockname()[0])
+        found = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
     except OSError:
         return None
+    for family, kind, protocol, _, target in found:
+        with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
+            probe.connect(target)
+            return str(probe.getsockname()[0])
+    return None
 
 
 class _Program(enum.Enum):

@@ -36,6 +36,8 @@ class JobEnd:
         self._job = ""
         self._newest = 0
         """Number of the newest entry of the history that is known."""
+        self._again = False
+        """Whether to follow from the newest entry that is known, because it is older than those that were seen."""
         self._following: asyncio.Future[HistoryEntry] | None = None
         self.entry: HistoryEntry | None = None
         """The entry about the end of the job; None: it has not ended."""
@@ -43,7 +45,10 @@ class JobEnd:
     def see(self, status: JobStatus) -> None:
         """Take in the result of a look."""
         self._job = status.job
-        self._newest = status.history[-1].number if status.history else 0
+        newest = status.history[-1].number if status.history else 0
+        # The job may have been started again, and its entries are counted from 1 again.
+        self._again = self._again or newest < self._newest
+        self._newest = newest
         if status.phase == "ended" and self.entry is None:
             kind = Kind.JOB_ENDED.value
             said = [entry for entry in status.history if entry.kind == kind]
@@ -54,6 +59,8 @@ class JobEnd:
         if self.entry is not None or not self._job:
             await pause
             return self.entry
+        if self._again:
+            await self.aclose()
         if self._following is None:
             self._following = asyncio.ensure_future(self._follow())
         pausing = asyncio.ensure_future(pause)
@@ -84,5 +91,6 @@ class JobEnd:
 
     async def aclose(self) -> None:
         """Follow no longer."""
-        if self._following is not None:
-            await end(self._following)
+        following, self._following, self._again = self._following, None, False
+        if following is not None:
+            await end(following)

@@ -12,6 +12,7 @@ from typing import Protocol
 import grpc.aio
 
 from edl.cli.find import NoMaster
+from edl.cli.job_end import JobEnd
 from edl.errors import StoreError, UsageError
 from edl.master.events import Kind
 from edl.rendezvous.phrases import count, listed
@@ -84,7 +85,12 @@ def result_of(granted: Granted) -> ScaleResult:
 
 
 async def reach(
-    connect: Connect, granted: Granted, goal: Goal, say: Callable[[str], None], pause: Callable[[], Awaitable[None]]
+    connect: Connect,
+    granted: Granted,
+    goal: Goal,
+    say: Callable[[str], None],
+    pause: Callable[[], Awaitable[None]],
+    job_end: JobEnd,
 ) -> ScaleResult:
     """Poll the status until the goal is reached or has become impossible, across changes of the Master. ``say``: called
     with what the request is waiting for, whenever that changes. ``pause``: sleeps between two reads."""
@@ -94,23 +100,26 @@ async def reach(
         try:
             async with connect() as client:
                 while True:
-                    seen, silent = goal(await client.status()), 0
+                    status, silent = await client.status(), 0
+                    job_end.see(status)
+                    seen = goal(status)
                     if seen.over:
                         return replace(result_of(granted), ok=seen.ok, text=seen.text, done=seen.ok)
                     if seen.text != said:
                         said = seen.text
                         say(said if said.startswith("waiting") else f"waiting: {said}")
-                    await pause()
+                    await job_end.rest(pause())
         except (NoMaster, StoreError, grpc.aio.AioRpcError) as error:
-            if isinstance(error, NoMaster) and error.outcome is not None:
-                return replace(result_of(granted), ok=False, text=str(error))
+            ending = job_end.ending_of(error)
+            if ending:
+                return replace(result_of(granted), ok=False, text=ending)
             silent += 1
             if silent >= MOST_SILENT_READS:
                 text = f"no Master answers for the job ({said}). The request is still valid; see edl status"
                 return replace(result_of(granted), ok=False, text=text)
             if silent == 2:
                 say("waiting: no Master answers at the moment")
-        await pause()
+        await job_end.rest(pause())
 
 
 async def sleep_between_reads() -> None:

@@ -239,10 +239,13 @@ class _SizeCommand:
     async def _finish(self, granted: Granted, goal: Goal) -> None:
         """Wait for the goal if the command waits, and print the result. Raises ``UsageError`` if it is not reached."""
         from edl.cli import requests
+        from edl.cli.job_end import JobEnd
 
         if self._wait:
+            pause = requests.sleep_between_reads
             try:
-                result = await requests.reach(self._client, granted, goal, _say, requests.sleep_between_reads)
+                async with contextlib.aclosing(JobEnd(self._client)) as job_end:
+                    result = await requests.reach(self._client, granted, goal, _say, pause, job_end)
             except asyncio.CancelledError:
                 _say("no longer waiting; the request is still valid (see edl scale)")
                 raise

@@ -14,10 +14,22 @@ from edl.cli.options import job_options, where_of
 @click.command()
 @job_options
 @click.option(
-    "--limit", default=600.0, show_default=True, help="Seconds without training or progress that are allowed."
+    "--limit",
+    type=click.FloatRange(min=0),
+    default=600.0,
+    show_default=True,
+    help="Seconds without training or progress that are allowed.",
 )
-@click.option("--grace", default=60.0, show_default=True, help="Seconds without an answer that are allowed.")
-@click.option("--every", default=20.0, show_default=True, help="Seconds between two looks.")
+@click.option(
+    "--grace",
+    type=click.FloatRange(min=0),
+    default=60.0,
+    show_default=True,
+    help="Seconds without an answer that are allowed.",
+)
+@click.option(
+    "--every", type=click.FloatRange(min=0.1), default=20.0, show_default=True, help="Seconds between two looks."
+)
 @click.option("--once", is_flag=True, help="Look for at most --grace seconds, until the job answers; then exit.")
 @click.option("--notify", "urls", multiple=True, envvar="EDL_NOTIFY", metavar="URL", help="As of edl-run; repeatable.")
 @click.option("--notify-file", default="", envvar="EDL_NOTIFY_FILE", metavar="FILE", help="File with one URL a line.")

@@ -41,3 +41,10 @@ def test_a_host_without_ipv6(tmp_path: Path) -> None:
     plan, *_ = plans = plan_members(["both:2379"])
     assert asyncio.run(etcd_cluster._listen_addresses(plan, plans)) == ("127.0.0.1",)
     assert asyncio.run(start_local_member(["other:2379"], tmp_path)) is None
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_the_address_that_another_host_sees(address: str) -> None:
+    if not can_bind(address, 0):
+        pytest.skip("this host has no IPv6")
+    assert etcd_cluster._outward_address(address) == address

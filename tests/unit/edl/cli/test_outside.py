@@ -8,8 +8,10 @@ import dataclasses
 from collections.abc import AsyncIterator
 
 import pytest
+from click.testing import CliRunner
 
 from edl.cli import outside
+from edl.cli.__main__ import edl
 from edl.cli.find import NoMaster, Where
 from edl.cli.outside import Outside, OutsideLimits
 from edl.exit_codes import ExitCode
@@ -116,3 +118,9 @@ def test_a_look_at_a_job_that_has_just_ended(
     monkeypatch.setattr(outside, "OUTCOME_S", 0.05)
     assert watched(monkeypatch, severity, NoMaster("no job here"), EndedJob, once=once) == code
     assert capsys.readouterr().out == f"edl job job: {severity}: job-ended: over\n"
+
+
+@pytest.mark.parametrize("option", ["--every=0", "--every=-1", "--limit=-1", "--grace=-1"])
+def test_an_interval_that_is_none_is_refused(option: str) -> None:
+    done = CliRunner().invoke(edl, ["watch", "--rdzv-endpoint=127.0.0.1:1", "--rdzv-id=job", option])
+    assert done.exit_code == 2 and "is not in the range" in done.stderr

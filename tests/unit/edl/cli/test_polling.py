@@ -35,7 +35,7 @@ class Events:
         yield self
 
     async def events(self, after: int, follow: bool) -> AsyncIterator[HistoryEntry]:
-        assert (after, follow) == (0, True)
+        assert follow
         if self.entry is not None:
             yield self.entry
         await asyncio.Event().wait()

@@ -21,12 +21,14 @@ from edl.cli import find, polling
 from edl.cli import requests as wi
 from edl.cli.__main__ import edl
 from edl.cli.find import NoMaster
+from edl.cli.job_end import JobEnd
 from edl.cli.show import scale_lines, show_status
 from edl.errors import StoreUnavailable, UsageError
 from edl.wire.messages import Finish
 from edl.wire.scale_requests import Cordon, Drain, DrainMode, Granted, Resize, ScaleView, SetBounds, Suspend, Verdict
 from edl.wire.status import DroppedSlot, HistoryEntry, JobStatus, NodeView
 from tests.support.fake_master import FakeMaster
+from tests.unit.edl.cli.test_polling import Events
 
 STATUS = FakeMaster().status()
 GRANTED = Granted(Verdict.ACCEPTED, "2 nodes requested", 43, 2)
@@ -67,10 +69,18 @@ class Told:
         self.pauses += 1
 
 
-def reach(goal: wi.Goal, *said: JobStatus | Exception) -> tuple[wi.ScaleResult, list[str]]:
+def reach(
+    goal: wi.Goal, *said: JobStatus | Exception, end: HistoryEntry | None = None
+) -> tuple[wi.ScaleResult, list[str]]:
+    """``end``: what the history says while nobody looks."""
     lines: list[str] = []
     told = Told(*said)
-    result = asyncio.run(wi.reach(told.connect, GRANTED, goal, lines.append, told.pause))
+
+    async def body() -> wi.ScaleResult:
+        async with contextlib.aclosing(JobEnd(Events(end).connect)) as job_end:
+            return await wi.reach(told.connect, GRANTED, goal, lines.append, told.pause, job_end)
+
+    result = asyncio.run(body())
     assert lines.pop(0) == GRANTED.text
     return result, lines
 
@@ -263,6 +273,12 @@ def test_the_job_ends_meanwhile() -> None:
         assert (result.ok, result.text) == (False, "the job has ended: round 2")
     ended = NoMaster("job train has ended with exit code 0: done", Finish(0, "done"))
     assert reach(wi.gone(("node-a",), 2), status(), ended)[0].text == str(ended)
+
+
+def test_the_job_ends_between_two_looks_and_its_store_with_it() -> None:
+    end = HistoryEntry(2, 0.0, "job-ended", "all is done")
+    result, _ = reach(wi.gone(("node-a",), 2), *3 * [status()], StoreUnavailable("no answer"), end=end)
+    assert (result.ok, result.text) == (False, "job train has ended: all is done")
 
 
 def test_the_master_changes_meanwhile() -> None:
