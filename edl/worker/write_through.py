@@ -102,7 +102,7 @@ def _write_remote(files: Files, name: str, fill: Fill) -> tuple[int, int]:
         return _filled(copy.fileno(), fill, lambda view: files.write(name, _pieces(view)))
 
 
-def _filled(descriptor: int, fill: Fill, then: Callable[[memoryview], None]) -> tuple[int, int]:
+def _filled(descriptor: int, fill: Fill, then: Callable[[memoryview], object]) -> tuple[int, int]:
     """Fill a file through its mapping; returns size and checksum. All its space is allocated first: a page without disk
     space would kill the process."""
     maps: list[mmap.mmap] = []
