@@ -69,6 +69,8 @@ class AgentShell:
         self._events: asyncio.Queue[ev.Event | FilesAlike] = asyncio.Queue()
         self._ports = deps.ports
         self._ports_good_for: tuple[MasterStream | None, Round] | None = None
+        self._gave_up_saves = False
+        """The checkpoint directory was busy for too long, and still is."""
         self._no_ports = ""
         """Why no ports could be reserved the last time; empty: they were."""
         self._stream: MasterStream | None = None
@@ -302,7 +304,14 @@ class AgentShell:
             self._stream.send(said)
 
     async def _announce_later(self) -> None:
-        await self._deps.checkpoints.settled()
+        limit_s = self._deps.save_timeout_s
+        try:
+            await asyncio.wait_for(self._deps.checkpoints.settled(), limit_s)
+        except asyncio.TimeoutError:
+            if not self._gave_up_saves:
+                limit = f"{limit_s:g} s (--save-timeout={limit_s:g})"
+                self._deps.log(f"the checkpoint directory is busy for {limit}: the next world does not wait for it")
+            self._gave_up_saves = True
         self.post(ev.StateChanged())
 
     async def _write(self, version: Version, reason: str) -> None:
@@ -322,7 +331,9 @@ class AgentShell:
             self._held.enter(world)
 
     def _announce(self) -> None:
-        if self._deps.checkpoints.busy:
+        if not self._deps.checkpoints.busy:
+            self._gave_up_saves = False
+        elif not self._gave_up_saves:
             # The next world may begin from it.
             self._background.begin(self._announce_later())
             return

@@ -89,7 +89,7 @@ class StateSettings:
     adopt: bool = False
     """Whether to take over the checkpoints of another job."""
     save_timeout_s: float = 600.0
-    """Seconds that the end of the job, or of this launcher, waits for saved commits to be written."""
+    """Seconds that the end of the job or of this launcher, or the next world, waits for saved commits to be written."""
     copying: Copying = Copying.AUTO
     """When commits are copied to another node."""
     copy_rate: int = 0

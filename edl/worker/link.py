@@ -253,7 +253,7 @@ class Link:
             if not mine.due:
                 if mine.ready is not None and mine.ready[1] >= size:
                     return mine.ready[0], mine.maps[mine.ready[0]].view
-                if mine.refused:
+                if mine.refused and time.monotonic() < mine.ask_again_s:
                     return True
             if self._broken >= self._round:
                 raise RoundOver(self._why)
@@ -469,7 +469,8 @@ class Link:
                 case local.NoBuffer(name, why):
                     mine = self._streams[name]
                     mine.due = max(0, mine.due - 1)
-                    mine.ready, mine.refused = None, "" if mine.ahead else why or "no reason given"
+                    mine.ready = None
+                    mine.refuse("" if mine.ahead else why or "no reason given", time.monotonic())
                     mine.ahead = False
                 case local.Piece(name, size):
                     self._keep_piece(name, _mapped(descriptors[0], size, private=True) if descriptors else _TOO_FEW)
@@ -532,7 +533,7 @@ class Link:
             return
         stream.ready, stream.refused, stream.ahead = None, "", False
         if isinstance(memory, str):
-            stream.refused = memory
+            stream.refuse(memory, time.monotonic())
         elif number in stream.maps:
             stream.ready, stream.unknown = (number, size), 0
         elif stream.unknown < MOST_BUFFERS:
@@ -541,7 +542,7 @@ class Link:
             stream.unknown += 1
             self._want(message.stream, size + 1)
         else:
-            stream.refused = f"buffer {number} of {size} bytes came without its descriptor"
+            stream.refuse(f"buffer {number} of {size} bytes came without its descriptor", time.monotonic())
 
     def _note_no_piece(self, message: local.NoPiece) -> None:
         if message.round in (0, self._round):  # else it answers a request of an earlier round

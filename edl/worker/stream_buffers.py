@@ -9,6 +9,8 @@ from edl.worker.mapped_memory import MappedMemory
 MOST_BUFFERS = 4
 """Maximum number of buffers of a stream, which the agent never exceeds. The oldest is unmapped when there would be
 more."""
+REFUSED_S = 60.0
+"""Seconds for which a refusal holds, so that a launcher without memory is not asked at each commit."""
 _SMALL_BYTES = 256 * 1024
 """Tolerance in bytes beyond twice the needed size of a buffer."""
 
@@ -28,6 +30,9 @@ class StreamBuffers:
     """Bytes of the newest snapshot."""
     refused: str = ""
     """Why there is no buffer."""
+    ask_again_s: float = 0.0
+    """Time on the monotonic clock from which a refusal does not hold any more: the host may have been short of memory
+    for a moment only."""
     ahead: bool = False
     """The outstanding request was made ahead of a commit, so a refusal now does not apply to that commit."""
     unknown: int = 0
@@ -43,6 +48,10 @@ class StreamBuffers:
         while len(self.maps) >= MOST_BUFFERS:
             self.drop(next(iter(self.maps)))
         self.maps[number] = memory
+
+    def refuse(self, why: str, now_s: float) -> None:
+        """Note that there is no buffer, for ``REFUSED_S`` seconds."""
+        self.refused, self.ask_again_s = why, now_s + REFUSED_S
 
     def drop(self, number: int) -> None:
         """Unmap a buffer, if it is mapped."""

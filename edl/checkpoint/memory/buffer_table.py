@@ -131,11 +131,13 @@ class BufferTable:
 
     # --- writers -----------------------------------------------------------------------------------------------------
 
-    def room(self, stream: SnapshotStream, size: int, *, keep_previous: bool = False) -> WritableBuffer | BufferRefusal:
+    def room(
+        self, stream: SnapshotStream, size: int, *, keep_previous: bool = False, no_more: str = ""
+    ) -> WritableBuffer | BufferRefusal:
         """A buffer of at least ``size`` bytes for the stream's next snapshot; the same one again until it is filled.
 
         ``keep_previous``: also keep the snapshot before the newest, as long as memory allows, and the one before that
-        until its buffer is needed.
+        until its buffer is needed. ``no_more``: why no further memory can be allocated; empty: it can.
         """
         row = self._rows.setdefault(stream, _Row())
         row.keep_previous = keep_previous
@@ -148,7 +150,7 @@ class BufferTable:
         if number is None and any(self._buffers[n].making for n in row.buffers):
             return BufferRefusal("its memory is still being allocated", later=True)
         if number is None:
-            made = self._make(stream, row, size)
+            made = BufferRefusal(no_more) if no_more else self._make(stream, row, size)
             if isinstance(made, WritableBuffer):
                 return made
             if any(self._buffers[n].pins for n in row.buffers if n not in row.snapshots[:1]):

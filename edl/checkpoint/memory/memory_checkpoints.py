@@ -26,7 +26,7 @@ from edl.checkpoint.memory.shard_saves import PartSaves, parts_to_write
 from edl.checkpoint.memory.snapshot_pool import Loan, MemorySnapshotPool
 from edl.errors import CheckpointError, ProtocolError
 from edl.ports import CheckpointStorage, Copies
-from edl.tasks import end
+from edl.tasks import AGAIN_S, end
 from edl.types import NodeId
 from edl.wire.local import OWN, STATE, Committed
 from edl.wire.messages import Kept
@@ -165,6 +165,8 @@ class MemoryCheckpoints:
                 if not logged:
                     log.warning("State: slot %d waits for a buffer before its next commit: %s", slot, room.why)
                     logged = True
+                if released.is_set():  # at once, by a buffer for which there was no memory
+                    await asyncio.sleep(AGAIN_S)
                 await released.wait()
         return BufferRefusal("the worker is gone")
 

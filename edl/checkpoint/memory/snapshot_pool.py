@@ -225,19 +225,31 @@ class MemorySnapshotPool:
         """A buffer with memory for the stream's next snapshot. Slow when memory has to be allocated."""
         with self._open():
             room = self._buffer_table.room(stream, size, keep_previous=keep_previous)
-            if isinstance(room, BufferRefusal):
-                return room
-            if room.new:
-                self._buffer_table.pin(room.buffer)  # reserved until it has memory
-            elif room.buffer in self._memories:
-                self._memories[room.buffer].renewed()
-                return room
-            else:
-                return BufferRefusal("its memory is still being allocated", later=True)
+            if isinstance(room, BufferRefusal) or not room.new:
+                return self._renewed(room)
+            self._buffer_table.pin(room.buffer)  # reserved until it has memory
         try:
-            return self._made(stream, room)
+            made = self._made(stream, room)
         finally:
             self._changed()
+        return self._room_there(stream, size, keep_previous, made) if isinstance(made, BufferRefusal) else made
+
+    def _room_there(
+        self, stream: SnapshotStream, size: int, keep_previous: bool, refusal: BufferRefusal
+    ) -> WritableBuffer | BufferRefusal:
+        """Room in the buffers that the stream has, because memory for a further one is lacking at the moment."""
+        with self._open():
+            return self._renewed(
+                self._buffer_table.room(stream, size, keep_previous=keep_previous, no_more=refusal.why)
+            )
+
+    def _renewed(self, room: WritableBuffer | BufferRefusal) -> WritableBuffer | BufferRefusal:
+        """Prepare a buffer that exists for new content. Requires the lock."""
+        if isinstance(room, WritableBuffer):
+            if room.buffer not in self._memories:
+                return BufferRefusal("its memory is still being allocated", later=True)
+            self._memories[room.buffer].renewed()
+        return room
 
     def ahead(self, stream: SnapshotStream, size: int, most: int) -> bool:
         """Allocate one more buffer for a stream's later snapshots, unless it has ``most`` or memory is short. Returns

@@ -80,7 +80,7 @@ STATE = (
         check=finite_seconds,
         metavar="SECONDS",
         help=(
-            "Seconds that the end of the job, or of this launcher, waits for [saved "
+            "Seconds that the end of the job or of this launcher, or the next world, waits for [saved "
             "commits](checkpoints.md#what-is-written-and-when) to be written."
         ),
     ),

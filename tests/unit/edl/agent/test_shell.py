@@ -28,8 +28,9 @@ from edl.ports import Processes
 from edl.tasks import end
 from edl.testing.clock import FakeClock
 from edl.types import FencingToken, Incarnation, NodeId
+from edl.wire.messages import Ready
 from edl.wire.process_events import ProcessEvent, WorkersStopped
-from edl.wire.records import NodeInfo
+from edl.wire.records import NO_STATE, NodeInfo
 
 INFO = NodeInfo(NodeId("a"), Incarnation(5), "host-a", 1, 1)
 LEFT = Outcome(143, "left the job")
@@ -41,12 +42,20 @@ class Stuck:
 
     unsaved = ""
     busy = False
+    stored = (NO_STATE, False)
+    refused = ""
 
     def __init__(self) -> None:
         self.said: list[str] = []
         self.waiting = asyncio.Event()
         self.until_s: list[float] = []
         self.happened: asyncio.Queue[ProcessEvent] = asyncio.Queue()
+
+    async def settled(self) -> None:
+        await asyncio.Event().wait()
+
+    def holdings(self) -> tuple[()]:
+        return ()
 
     async def save_what_is_left(self, reason: str) -> None:
         await self.forever()
@@ -293,6 +302,40 @@ def test_ports_that_the_host_lacks_for_the_moment_are_tried_again(
         shell._worker_server.close()
 
     play(scenario())
+
+
+def test_the_next_world_does_not_wait_for_ever_for_a_directory_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        stuck, sent = Stuck(), list[object]()
+        stuck.busy = True
+        shell = shell_of(stuck)
+        monkeypatch.setattr(shell, "_deps", dataclasses.replace(shell._deps, save_timeout_s=0.05))
+        monkeypatch.setattr(shell, "_stream", Recording(sent))
+        shell._announce()
+        assert isinstance(await shell._events.get(), ev.StateChanged)
+        shell._announce()
+        assert [type(message) for message in sent] == [Ready]
+        assert len(stuck.said) == 1
+        stuck.busy = False
+        shell._announce()
+        stuck.busy = True
+        shell._announce()
+        assert len(sent) == 2, "it is waited for again"
+        assert isinstance(await shell._events.get(), ev.StateChanged)
+        shell._ports.release()
+        shell._worker_server.close()
+
+    play(scenario())
+
+
+class Recording:
+    """A stream to the Master that keeps what is sent."""
+
+    def __init__(self, sent: list[object]) -> None:
+        self._sent = sent
+
+    def send(self, message: object) -> None:
+        self._sent.append(message)
 
 
 def test_killed_workers_come_to_the_machine_as_the_fork_server_reports_them() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import os
@@ -7,6 +8,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +17,7 @@ import pytest
 from edl.errors import CheckpointError, StateError
 from edl.wire import local
 from edl.wire.local import OWN, STATE
+from edl.worker import stream_buffers
 from edl.worker.boundary import BoundaryAction, RoundOver
 from edl.worker.link import Link
 from edl.worker.mapped_memory import MappedMemory
@@ -286,6 +289,23 @@ def test_no_memory(worker: Worker) -> None:
     worker.agent.refusal = ""
     seated(worker, 2)
     assert commit(worker, 1, 1000) == 1
+
+
+def test_a_host_that_is_short_of_memory_for_a_moment_is_asked_again(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_buffers, "REFUSED_S", 0.2)
+    worker.agent.refusal = "no memory"
+    seated(worker)
+    with pytest.raises(CheckpointError, match="no memory"):
+        worker.link.buffer(STATE, 1000)
+    worker.agent.refusal = ""
+    until_s = time.monotonic() + 60
+    while time.monotonic() < until_s:
+        with contextlib.suppress(CheckpointError):
+            assert commit(worker, 1, 1000) == 1
+            return
+    raise AssertionError("never asked again")
 
 
 def test_waiting_for_a_buffer_ends_with_the_round(worker: Worker) -> None:

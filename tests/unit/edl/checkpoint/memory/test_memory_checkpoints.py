@@ -241,6 +241,30 @@ def test_with_every_buffer_being_read_the_next_commit_waits() -> None:
     run(test)
 
 
+def test_without_memory_for_a_further_buffer_the_next_commit_waits_for_one_that_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A host that is short of memory for a moment must not cost all later commits."""
+
+    async def test(bench: Bench) -> None:
+        memory = bench.node()
+        worker = Worker(memory)
+        await worker.commit(1)
+        await memory.made_ahead()
+        first = await memory.piece(1, STATE, Version(1, 1), 0)
+        monkeypatch.setattr(memory_files, "available_bytes", lambda: memory_files.SPARE_BYTES)
+        asking = asyncio.ensure_future(worker.commit(2))
+        await until(lambda: h(2) in memory.holdings())
+        await asyncio.to_thread(int)
+        os.close(first[0])
+        memory.restored(1)
+        await asking
+        await worker.commit(3)
+        assert h(3) in memory.holdings()
+
+    run(test)
+
+
 @pytest.mark.parametrize("begun", [True, False])
 def test_a_worker_that_goes_while_it_waits(begun: bool, caplog: pytest.LogCaptureFixture) -> None:
     async def test(bench: Bench) -> None:
