@@ -51,6 +51,8 @@ KNOWN = 16
 """Most checkpoints on which this pserver can base an incremental one. All but the newest ones were abandoned."""
 EVICTED_BYTES = 8 << 20
 """Evicted rows are buffered up to this many bytes, then written."""
+EVICTED_MOST_BYTES = 256 << 20
+"""Evicted rows that cannot be written are kept up to this many bytes, then dropped."""
 _CLOCK = SystemClock()
 
 
@@ -365,7 +367,7 @@ class CheckpointDirectory:
     def evicted(self, table: str, rows: Rows) -> None:
         """Buffer rows that were evicted from a table that exports them; they are written when the buffer is full and at
         each checkpoint. Raises ``CheckpointError`` if writing fails; the rows then stay in the buffer and are written
-        later."""
+        later, unless there are too many."""
         if not len(rows.keys):
             return
         self._evicted.setdefault(table, []).append(rows)
@@ -374,7 +376,15 @@ class CheckpointDirectory:
             try:
                 self.flush_evicted()
             except OSError as error:
-                raise cannot_write(self._files, error, self._evicted_bytes) from error
+                size = self._evicted_bytes
+                if size > EVICTED_MOST_BYTES:
+                    self._drop_evicted()
+                raise cannot_write(self._files, error, size) from error
+
+    def _drop_evicted(self) -> None:
+        count = sum(len(rows) for several in self._evicted.values() for rows in several)
+        self._say(f"dropping {count:,} evicted rows, which take {self._evicted_bytes:,} bytes and cannot be written")
+        self._evicted, self._evicted_bytes = {}, 0
 
     def flush_evicted(self) -> None:
         """Write the buffered evicted rows. Raises ``OSError``."""

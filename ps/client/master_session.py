@@ -130,6 +130,8 @@ class LiveMasterSession:
         self._asks = secrets.randbits(40)
         self._saving: messages.Save | None = None
         self._saved: messages.CheckpointSaved | messages.RequestRefused | None = None
+        self._lrs: dict[int, messages.SetLr] = {}
+        """Changes of the LR that the Master has not answered yet, in their order."""
         self._asked_s = float("-inf")
         line.listen(SERVICE, self._heard)
 
@@ -241,8 +243,12 @@ class LiveMasterSession:
         return next((one for one in self.joined.members if one.number == self.number), None)
 
     def set_lr(self, hold: messages.LrHold) -> None:
-        """Ask the Master to change a learning rate; see ``messages.SetLr``."""
-        self._say(messages.SetLr(self.number, hold))
+        """Ask the Master to change a learning rate; see ``messages.SetLr``. The next Master is asked again if need
+        be."""
+        with self._changed:
+            self._asks += 1
+            message = self._lrs[self._asks] = messages.SetLr(self.number, hold, self._asks)
+        self._say(message)
 
     def newer(self, version: int) -> None:
         """Request a placement map newer than this version."""
@@ -349,6 +355,7 @@ class LiveMasterSession:
             again: list[Any] = [messages.Join(self._nonce, self._tables)]
             if self._joined is not None and self._begun:
                 again.append(messages.Begin(self._joined.number))
+            again += self._lrs.values()
             again += [message for message in (self._saving, self._at, self._named) if message is not None]
         for message in again:
             self._say(message)
@@ -380,17 +387,21 @@ class LiveMasterSession:
             case messages.CheckpointSaved(ask):
                 if self._saving is not None and self._saving.ask == ask:
                     self._saved = message
-            case messages.RequestRefused(kind="stale"):
-                self._over = self._over or f"{message.text}. This process must restart; its launcher does that"
-            case messages.RequestRefused(ask=ask) if ask:
-                if self._saving is not None and self._saving.ask == ask:
-                    self._saved = message
-            case messages.RequestRefused(kind="table"):
-                self._refused = message
+            case messages.LrSet(ask):
+                self._lrs.pop(ask, None)
             case messages.RequestRefused():
-                sys.stderr.write(
-                    f"edl: the Master refused a message of this trainer ({message.kind}): {message.text}\n"
-                )
+                self._take_refusal(message)
+
+    def _take_refusal(self, message: messages.RequestRefused) -> None:
+        if message.kind == "stale":
+            self._over = self._over or f"{message.text}. This process must restart; its launcher does that"
+        elif message.ask and self._lrs.pop(message.ask, None) is None:
+            if self._saving is not None and self._saving.ask == message.ask:
+                self._saved = message
+        elif message.kind == "table":
+            self._refused = message
+        else:
+            sys.stderr.write(f"edl: the Master refused a message of this trainer ({message.kind}): {message.text}\n")
 
     def _join(self, message: messages.Joined) -> None:
         old = self._joined

@@ -127,8 +127,8 @@ class TrainerRegistry:
                 if one is not None:
                     turn.note(f"trainer {trainer.name} cannot reach pserver {one.label}: {why}")
                 turn.send(trainer.caller, self.placement_update())
-            case messages.SetLr(_, hold):
-                self._set_lr(turn, trainer, hold)
+            case messages.SetLr(_, hold, ask):
+                self._set_lr(turn, trainer, hold, ask)
             case messages.Save(ask):
                 self._checkpoints.ask(turn, trainer.caller, ask)
             case messages.AtCheckpoint():
@@ -227,15 +227,18 @@ class TrainerRegistry:
 
     # --- learning rates ----------------------------------------------------------------------------------------------
 
-    def _set_lr(self, turn: PlacementTurn, trainer: TrainerEntry, hold: messages.LrHold) -> None:
+    def _set_lr(self, turn: PlacementTurn, trainer: TrainerEntry, hold: messages.LrHold, ask: int) -> None:
         if hold.table and hold.table not in self._state.tables:
-            turn.send(trainer.caller, messages.RequestRefused("word", f"set_lr: there is no table {hold.table}"))
+            wrong = f"set_lr: there is no table {hold.table}"
         elif not 0 <= hold.factor < float("inf"):
-            turn.send(
-                trainer.caller, messages.RequestRefused("word", f"set_lr: factor {hold.factor} must be 0 or more")
-            )
+            wrong = f"set_lr: factor {hold.factor} must be 0 or more"
         else:
+            wrong = ""
             self._hold(turn, self._state.holds, hold)
+        if wrong:
+            turn.send(trainer.caller, messages.RequestRefused("word", wrong, ask))
+        elif ask:
+            turn.send(trainer.caller, messages.LrSet(ask))
 
     def settings_hold(self, turn: PlacementTurn, settings: Settings) -> None:
         """Apply the LR factor of the world's settings."""

@@ -358,10 +358,12 @@ class Suspect:
 
 @dataclass(frozen=True, slots=True)
 class SetLr:
-    """Request to change the LR from ``hold.step`` on; 0: as soon as possible for all trainers."""
+    """Request to change the LR from ``hold.step`` on; 0: as soon as possible for all trainers. Answered with ``LrSet``
+    or ``RequestRefused`` with the same ``ask``; if that is 0, not answered with ``LrSet``."""
 
     number: int
     hold: LrHold
+    ask: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -482,6 +484,13 @@ class CheckpointSaved:
 
 
 @dataclass(frozen=True, slots=True)
+class LrSet:
+    """The requested change of the LR is persisted."""
+
+    ask: int
+
+
+@dataclass(frozen=True, slots=True)
 class RequestRefused:
     """A request is refused. ``kind``: ``table`` (defined differently), ``stale`` (number or history no longer valid:
     start again), ``save``, or ``word`` (invalid message)."""
@@ -517,6 +526,7 @@ _UNION: TaggedUnion[Any] = TaggedUnion(
         NameData,
         GoOn,
         CheckpointSaved,
+        LrSet,
         RequestRefused,
     ),
     tag="word",

@@ -98,8 +98,13 @@ class CheckpointTask:
         self._thread = self._threads.start(self._run, name="edl-ps-checkpoints")
 
     def stop(self) -> None:
-        """Stop after the current item."""
+        """Stop after the queued items, and after writing the evicted rows that have been kept back."""
+        self._work.put(self._flush_evicted)
         self._work.put(None)
+
+    def finish(self, wait_s: float) -> None:
+        """After ``stop``, wait at most ``wait_s`` seconds for the last item."""
+        self._thread.join(wait_s)
 
     def orders(self, orders: Orders) -> None:
         """Start the phase in the orders' checkpoint, if it is new. A marked one that is not in them is abandoned."""
@@ -143,6 +148,13 @@ class CheckpointTask:
 
         if len(rows) and self._files is not None:
             self._work.put(write)
+
+    def _flush_evicted(self) -> None:
+        if self._directory is not None:
+            try:
+                self._directory.flush_evicted()
+            except OSError as error:
+                log.warning("Parameter server: cannot write evicted rows: %s", error)
 
     def reset(self) -> None:
         """All rows were discarded: drop the mark and obsolete the loads under way. The Master may repeat the search for

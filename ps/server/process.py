@@ -34,6 +34,8 @@ from ps.server.server import ParameterServer, Setup
 log = logging.getLogger(__name__)
 FILES = 3 * EndpointLimits().peers
 """Open files needed: a socket and lent memory per connection, plus files for checkpoints."""
+FINISH_S = 5.0
+"""Most seconds that a pserver which leaves takes to write evicted rows."""
 
 
 def serve(setup: Setup, host: str, port: int, grace_s: float, lease_s: float, launcher: ParentLauncher) -> NoReturn:
@@ -70,6 +72,8 @@ def serve(setup: Setup, host: str, port: int, grace_s: float, lease_s: float, la
             "Parameter server %s: exits with %d buckets; other pservers take over from replicas", setup.name, served
         )
     server.stop()
+    if drained.is_set():
+        server.checkpoint_task.finish(FINISH_S)
     sys.stderr.flush()
     os._exit(0 if drained.is_set() or launcher.gone else 1)  # os._exit: threads may still be running
 

@@ -475,6 +475,32 @@ def test_evicted_rows_are_kept_beside_the_checkpoints(plain: Files, tmp_path: Pa
     assert sorted(safetensors.load_file(tmp_path / names[1])["user/keys"].tolist()) == sorted(few.keys.tolist())
 
 
+def test_evicted_rows_that_cannot_be_written_are_kept_up_to_a_limit(
+    plain: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk is no reason to run out of memory, weeks later."""
+    said: list[str] = []
+    directory = CheckpointDirectory(plain, "job", 4, say=said.append)
+    monkeypatch.setattr("ps.checkpoint.directory.EVICTED_BYTES", 5000)
+    monkeypatch.setattr("ps.checkpoint.directory.EVICTED_MOST_BYTES", 20_000)
+    rows = rows_of(USER, keys_of(100, 2))
+
+    def full(path: str, parts: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(plain, "write", full)
+        for _ in range(7):
+            with pytest.raises(CheckpointError, match="no space"):
+                directory.evicted("user", rows)
+            assert directory._evicted_bytes <= 25_000
+    assert len(said) == 1 and f"dropping {4 * len(rows):,} evicted rows" in said[0]
+    directory.flush_evicted()
+    safetensors = pytest.importorskip("safetensors.numpy")
+    (name,) = files_below(tmp_path)
+    assert len(safetensors.load_file(tmp_path / name)["user/keys"]) == 3 * len(rows)
+
+
 def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="cannot write to the checkpoint directory"):

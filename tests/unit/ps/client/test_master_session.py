@@ -178,12 +178,31 @@ def test_tables_that_are_defined_later(bench: Bench, master: Master) -> None:
 def test_a_learning_rate_is_the_master_s_matter(bench: Bench, master: Master) -> None:
     client = bench.joined(master)
     client.set_lr(0.5, "plain", 30)
-    assert master.expect(messages.SetLr) == messages.SetLr(5, messages.LrHold(30, 0.5, "plain"))
+    first = master.expect(messages.SetLr)
+    assert first == messages.SetLr(5, messages.LrHold(30, 0.5, "plain"), first.ask) and first.ask
     for factor, table in ((-1, ""), (float("nan"), ""), (1, "none")):
         with pytest.raises(PsError):
             client.set_lr(factor, table)
     with pytest.raises(PsError, match="needs a Master"):
         bench.client().set_lr(1)
+
+
+def test_a_learning_rate_reaches_the_next_master(
+    bench: Bench, master: Master, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """There may be none while it is set."""
+    client = bench.joined(master)
+    for factor in (0.5, 0.25, 0.125):
+        client.set_lr(factor)
+    asks = [master.expect(messages.SetLr).ask for _ in range(3)]
+    master.tell(messages.LrSet(asks[0]))
+    master.lose()
+    assert [master.expect(messages.SetLr).hold.factor for _ in range(2)] == [0.25, 0.125]
+    master.tell(messages.LrSet(asks[1]))
+    master.tell(messages.RequestRefused("word", "there is no such table", asks[2]))
+    assert "no such table" in capsys.readouterr().err
+    master.lose()
+    assert master.said.empty()
 
 
 def test_outdated_placement_maps_change_nothing(bench: Bench, master: Master) -> None:

@@ -284,8 +284,12 @@ def test_learning_rates_apply_from_a_step_that_no_trainer_has_reached() -> None:
     one.tell("a", messages.SetLr(number, messages.LrHold(700, 1.0)))
     again = {(hold.step, hold.table): hold.factor for hold in one.machine.state.lr}
     assert again == {**holds, (700, ""): 4.0}
-    one.tell("a", messages.SetLr(number, messages.LrHold(0, 0.5, "other")))
-    assert "there is no table other" in one.heard("a", messages.RequestRefused)[-1].text
+    assert one.heard("a", messages.LrSet) == []
+    one.tell("a", messages.SetLr(number, messages.LrHold(700, 1.0), 77))
+    assert one.heard("a", messages.LrSet) == [messages.LrSet(77)]
+    one.tell("a", messages.SetLr(number, messages.LrHold(0, 0.5, "other"), 78))
+    refused = one.heard("a", messages.RequestRefused)[-1]
+    assert "there is no table other" in refused.text and refused.ask == 78
 
 
 def test_nonsense_is_answered() -> None:

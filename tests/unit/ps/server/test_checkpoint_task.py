@@ -379,6 +379,18 @@ def test_an_error_with_evicted_rows_does_not_end_the_thread_that_restores(error:
     assert around.said == [FoundCheckpoints(7)]
 
 
+def test_a_pserver_that_leaves_writes_the_evicted_rows_that_it_has_kept_back(tmp_path: Path) -> None:
+    store, task, _ = marked(tmp_path)
+    for bucket in range(BUCKETS):
+        if rows := store.image(bucket).rows.get("counts"):
+            task.evicted("counts", rows)
+    task.start()
+    task.stop()
+    task.finish(60.0)
+    (file,) = (tmp_path / "ps" / "job" / "evicted" / "counts").iterdir()
+    assert file.stat().st_size > 1000 * 16
+
+
 def test_a_restore_that_does_not_fit_names_need_and_limit() -> None:
     key = np.arange(40_000, dtype=np.int64)
     whole, around = RowStore(kernels="numpy"), CheckpointTaskDeps()
