@@ -18,14 +18,15 @@ from edl.wire.messages import Alarms
 OF_MASTER = frozenset({"straggler"})
 """Watchdogs that are part of the Master's machine: their alarms are about nodes that do not report them."""
 MOST_ALARMS = 64
-"""Limit on the alarms in the record. Further ones are reported when others have been cleared."""
+"""Limit on the alarms of nodes in the record. Further ones are reported when others have been cleared. Those of the job
+have no limit: there are few, and their watchdogs report them once."""
 
 
 def watched(turn: MasterTurn, event: JobAlarms) -> None:
     """Handle the alarms of the watchdogs for the whole job."""
     if turn.record.phase is not Phase.ENDED:
-        of_nodes = [alarm for alarm in turn.record.alarms if alarm.node or alarm.shared]
-        before = [alarm for alarm in turn.record.alarms if not (alarm.node or alarm.shared)]
+        of_nodes = [alarm for alarm in turn.record.alarms if not _is_of_job(alarm)]
+        before = [alarm for alarm in turn.record.alarms if _is_of_job(alarm)]
         change(turn, before, [dataclasses.replace(one, node="", shared=False) for one in event.alarms], of_nodes)
 
 
@@ -38,7 +39,7 @@ def settle(turn: MasterTurn) -> None:
     """Bring the record in line with what the nodes have reported."""
     if not turn.record.alarms and not any(entry.alarms for entry in turn.nodes.values()):
         return
-    before = [one for one in turn.record.alarms if (one.node or one.shared) and one.name not in OF_MASTER]
+    before = [one for one in turn.record.alarms if not _is_of_job(one) and one.name not in OF_MASTER]
     others = [one for one in turn.record.alarms if one not in before]
     now = list(_of_nodes(turn))
     keys = {alarm.key for alarm in now}
@@ -69,8 +70,10 @@ def change(turn: MasterTurn, before: Sequence[Alarm], now: Sequence[Alarm], othe
     old, new = {alarm.key: alarm for alarm in before}, {alarm.key: alarm for alarm in now}
     kept = [alarm for alarm in before if alarm.key in new and alarm.severity == new[alarm.key].severity]
     known = {alarm.key for alarm in kept}
-    room = max(0, MOST_ALARMS - len(kept) - len(others))
-    added = [alarm for alarm in new.values() if alarm.key not in known][:room]
+    room = max(0, MOST_ALARMS - sum(not _is_of_job(alarm) for alarm in (*kept, *others)))
+    fresh = [alarm for alarm in new.values() if alarm.key not in known]
+    of_nodes = [alarm for alarm in fresh if not _is_of_job(alarm)]
+    added = [alarm for alarm in fresh if _is_of_job(alarm) or alarm in of_nodes[:room]]
     if not added and len(kept) == len(before):
         return
     for alarm in added:
@@ -79,6 +82,10 @@ def change(turn: MasterTurn, before: Sequence[Alarm], now: Sequence[Alarm], othe
         if key not in new and (not alarm.node or alarm.node in turn.nodes):  # a lost node has its own entry
             turn.mention(Kind.ALARM_CLEARED, described(alarm, "no longer"), alarm.node, alarm.severity)
     turn.write(alarms=tuple(sorted((*others, *kept, *added), key=lambda alarm: alarm.key)))
+
+
+def _is_of_job(alarm: Alarm) -> bool:
+    return not (alarm.node or alarm.shared)
 
 
 def described(alarm: Alarm, text: str) -> str:

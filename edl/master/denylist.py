@@ -33,10 +33,12 @@ def changed(turn: MasterTurn, event: DenylistChanged) -> None:
 
 def apply(turn: MasterTurn, infos: Iterable[NodeInfo]) -> Sequence[Dropped]:
     """Drop the slots of these nodes that are on the denylist and not dropped yet. Returns the new drops."""
+    here = tuple(infos)
+    _forget_moved(turn, here)
     if not turn.denylist:
         return ()
     added: list[Dropped] = []
-    for info in infos:
+    for info in here:
         found = [one for one in _drops(turn, info) if rules.dropped_here(turn.record.dropped, info, one.slot) is None]
         added += found
         if found and len(rules.usable((*turn.record.dropped, *found), info)) == 0:
@@ -47,6 +49,17 @@ def apply(turn: MasterTurn, infos: Iterable[NodeInfo]) -> Sequence[Dropped]:
     if added:
         turn.write(dropped=rules.newest((*turn.record.dropped, *added), turn.nodes))
     return added
+
+
+def _forget_moved(turn: MasterTurn, infos: Sequence[NodeInfo]) -> None:
+    """Forget drops on other hosts that have the names of these nodes: a slot without a known device is recognised by
+    the name of its node."""
+    hosts = {info.node: info.host_id for info in infos}
+    kept = tuple(
+        one for one in turn.record.dropped if not one.denied or hosts.get(one.node, one.host_id) == one.host_id
+    )
+    if len(kept) < len(turn.record.dropped):
+        turn.write(dropped=kept)
 
 
 def _drops(turn: MasterTurn, info: NodeInfo) -> Iterator[Dropped]:

@@ -182,7 +182,8 @@ def cordon(turn: MasterTurn, request: Cordon) -> str:
     entry = turn.nodes.get(NodeId(request.node))
     info = entry.info if entry is not None else None
     if not request.cordoned:
-        denied = _forget(turn, rules.meant(turn.record.dropped, info, request.node, request.device))
+        back = rules.meant(turn.record.dropped, info, request.node, request.device)
+        denied = _forget(turn, [one for one in back if not one.denied])
         but = "; ".join(f"slot {one.slot}: {one.why}" for one in denied)
         return f", except {but}. {LIFT}" if but else ""
     if request.device and info is not None:

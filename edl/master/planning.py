@@ -15,7 +15,7 @@ from edl.master.events import Kind
 from edl.master.forming import at_boundary, dismiss, is_last_holder, names, stop_world, try_to_form
 from edl.master.restoring import copy_holders
 from edl.master.sizing import Departing
-from edl.master.state import Agreement, NodeEntry, NodeStatus, Phase
+from edl.master.state import Agreement, MasterState, NodeEntry, NodeStatus, Phase
 from edl.master.turn import MasterTurn
 from edl.rendezvous.parting import Saver, saver
 from edl.wire.messages import Asked, Boundary, Hold, KeepWith, Kept, Leaving, NotKept, NotLogged, Switch, Underway
@@ -104,7 +104,7 @@ def _wait_for_it(turn: MasterTurn, commit: int) -> None:
 def save_again(turn: MasterTurn) -> None:
     """A member has reconnected. With its earlier stream, the order for the checkpoint that nodes wait for before they
     leave may be lost, or the report that it is complete: agree on another one, unless it is known to be complete."""
-    stored = max((entry.stored for entry in turn.nodes.values()), default=NO_STATE)
+    stored = newest_stored(turn)
     departing = tuple(
         one if stored >= Version(one.era, one.commit) else dataclasses.replace(one, era=0, commit=0)
         for one in turn.record.departing
@@ -313,6 +313,8 @@ def kept(turn: MasterTurn, entry: NodeEntry, message: Kept) -> None:
     if version >= turn.unwritten[0]:
         turn.unwritten = NO_STATE, ""
     lies_stored(turn, version, message.sharded)
+    if version > turn.record.saved and turn.record.phase is not Phase.ENDED:
+        turn.write(saved=version)
     turn.note(Kind.STATE, f"commit {version.commit} is complete in {message.where}", node)
 
 
@@ -338,6 +340,12 @@ def lies_stored(turn: MasterTurn, version: Version, sharded: bool) -> None:
     for other in list(turn.nodes.values()):
         if other.stored < version:
             turn.update(other, stored=version, stored_sharded=sharded)
+
+
+def newest_stored(state: MasterState | MasterTurn) -> Version:
+    """The newest checkpoint: as far as the nodes know, or else as was reported to this Master or an earlier one."""
+    known = max((entry.stored for entry in state.nodes.values()), default=NO_STATE)
+    return known if known != NO_STATE else state.record.saved
 
 
 def _keep_those_that_wait(turn: MasterTurn, failed: Kept) -> None:

@@ -169,7 +169,7 @@ def _may_go(turn: MasterTurn, one: Departing) -> bool:
     """Whether the node may be ordered to leave now: it needs no checkpoint first, or the checkpoint is complete."""
     if one.mode is not DrainMode.MUST:
         return True
-    stored = max((entry.stored for entry in turn.nodes.values()), default=NO_STATE)
+    stored = planning.newest_stored(turn)
     if one.commit and stored >= Version(one.era, one.commit):
         return True
     newest = max((held.version for entry in turn.nodes.values() for held in entry.holdings), default=NO_STATE)

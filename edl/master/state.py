@@ -123,6 +123,9 @@ class Record:
     """Era of the last world; never decreases."""
     newest: Version = NO_STATE
     """The commit from which the last world began. If the next one begins from an older commit, this one was lost."""
+    saved: Version = NO_STATE
+    """The newest commit that was reported to be complete in the checkpoint directory. Nodes that run workers do not
+    report it again."""
     kill: str = ""
     """The requester of the end of the job; empty: none. The job ends as soon as its workers have stopped."""
     settings: Settings = NO_SETTINGS

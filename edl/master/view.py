@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from edl.master import autoscaling, checking, hyper, resizing
+from edl.master import autoscaling, checking, hyper, planning, resizing
 from edl.master.events import Kind
 from edl.master.policies.health import KnownHealth
 from edl.master.policies.slots import KnownDrops
@@ -35,7 +35,7 @@ def job_status(
     ``now_s``: the Master's clock."""
     record = state.record
     known, drops = KnownHealth(record.health), KnownDrops(record.dropped)
-    saved = max((entry.stored for entry in state.nodes.values()), default=NO_STATE)
+    saved = planning.newest_stored(state)
     paced = [entry for entry in state.nodes.values() if entry.paced_round == record.round]
     return JobStatus(
         job=state.spec.job,

@@ -151,3 +151,15 @@ def follow(noted: set[tuple[str, str]], rule: Rule) -> set[tuple[str, str]]:
         assert (key in noted) == (kind == "alarm-cleared")
         noted ^= {key}
     return noted
+
+
+def test_an_alarm_of_the_job_has_room_however_many_nodes_have_one() -> None:
+    """It is reported once: its watchdog would not repeat it when there is room again."""
+    rule = pair()
+    rule.say("b", Alarms(tuple(dataclasses.replace(FULL, about=f"d{number}") for number in range(200))))
+    rule.feed(ev.JobAlarms((WAITING,)))
+    assert texts(rule) == ["waiting: for 5 min"]
+    rule.feed(ev.JobAlarms(()))
+    assert texts(rule) == ["waiting: no longer"]
+    rule.say("b", Alarms(()))
+    assert rule.state.record.alarms == ()

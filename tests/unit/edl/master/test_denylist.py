@@ -8,6 +8,7 @@ import pytest
 
 from edl.config import NodeRange
 from edl.master import events as ev
+from edl.master.machine import take_over
 from edl.master.policies.slots import KEPT
 from edl.master.view import job_status
 from edl.types import Incarnation, NodeId
@@ -122,6 +123,35 @@ def test_what_the_job_would_use_again_stays_out_while_it_is_on_the_denylist() ->
     rule.feed(ev.DenylistChanged(()))
     rule.free(on("m1", "a", GPUS), 3)
     assert rule.places == {"a": ALL}
+
+
+@pytest.mark.parametrize("taken_over", [False, True])
+def test_a_name_that_moves_to_another_host_leaves_the_denylist_behind(taken_over: bool) -> None:
+    """As that of a pod of a StatefulSet does. Without known devices, slots are known by the names of their nodes."""
+    rule = Slotted()
+    rule.feed(ev.DenylistChanged((entry("m1"),)))
+    rule.come(on("m1", "a"), on("m2", "b"))
+    assert rule.places == {"b": ALL}
+    rule.lose("a")
+    if taken_over:
+        rule.state = take_over(rule.spec, rule.state.record, [on("m2", "b")], rule.now_s).state
+    rule.come(on("m3", "a", life=1))
+    assert rule.state.record.dropped == ()
+    rule.lose("b")
+    assert rule.places == {"a": ALL}
+
+
+def test_to_uncordon_a_node_lifts_nothing_from_the_denylist() -> None:
+    """Also while a new Master has not read it yet."""
+    rule = Slotted()
+    rule.come(on("m1", "a", GPUS), on("m2", "b"))
+    rule.feed(ev.DenylistChanged((entry(device="G1"),)))
+    rule.cordon("a", "")
+    rule.cordon("a", "2")
+    nodes = [one.info for one in rule.state.nodes.values()]
+    rule.state = take_over(rule.spec, rule.state.record, nodes, rule.now_s).state
+    assert rule.cordon("a", "", cordoned=False)[0] is Verdict.ACCEPTED
+    assert [(one.slot, one.denied) for one in rule.state.record.dropped] == [(1, True)]
 
 
 def test_replacements_with_names_of_their_own_do_not_fill_the_record() -> None:

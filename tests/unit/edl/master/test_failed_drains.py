@@ -6,6 +6,7 @@ import pytest
 
 from edl.master import events as ev
 from edl.master.machine import take_over
+from edl.master.view import job_status
 from edl.types import NodeId, Round
 from edl.wire.messages import Attach, Depart, Kept
 from edl.wire.purpose import Purpose
@@ -52,3 +53,18 @@ def test_a_checkpoint_that_is_complete_while_there_is_no_master_is_not_waited_fo
     rule.say("a", Kept(Version(1, 20), "dir"))
     assert isinstance(rule.sent("c")[0], Depart)
     assert rule.state.nodes[NodeId("c")].departing
+
+
+def test_what_a_master_has_heard_of_a_checkpoint_the_next_one_knows() -> None:
+    rule = training("abc")
+    rule.submit(Drain(("c",), "me", mode=DrainMode.MUST))
+    assert rule.boundary(9) is Purpose.SAVE
+    rule.feed(ev.NodeDetached(NodeId("c"), info("c").incarnation))
+    rule.say("a", Kept(Version(1, 9), "dir"))
+    rule.state = take_over(rule.spec, rule.state.record, [info(name) for name in "abc"], rule.now_s).state
+    assert job_status(rule.state, NodeId("a"), ()).saved == Version(1, 9)
+    for name in "abc":
+        rule.feed(ev.NodeAttached(Attach(info(name), Round(1), Round(1), False, underway=True)))
+    assert isinstance(rule.sent("c")[0], Depart)
+    rule.say("a", Kept(Version(1, 8), "dir"))
+    assert rule.state.record.saved == Version(1, 9)
