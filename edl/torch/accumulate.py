@@ -130,6 +130,7 @@ class TorchModel:
 
 def _square(gradient: torch.Tensor) -> torch.Tensor:
     values = gradient.coalesce().values() if gradient.is_sparse else gradient
+    values = torch.view_as_real(values) if values.is_complex() else values
     wide = values.detach().float() if values.element_size() < _FLOAT32_BYTES else values.detach()
     return wide.reshape(-1).dot(wide.reshape(-1))
 

@@ -279,6 +279,17 @@ def placed(plain: Any, live: Any) -> Any:
     return _beside_live(plain, live, placed)
 
 
+def placed_in(obj: Any, plain: Any) -> Any:
+    """What a script's own object gets to load: each tensor is on the device of the one that the object has in its
+    place."""
+    return placed(plain, obj.state_dict()) if _holds_tensor(plain) else plain
+
+
+def _holds_tensor(value: Any) -> bool:
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple, deque)) else ()
+    return isinstance(value, torch.Tensor) or any(map(_holds_tensor, parts))
+
+
 def _beside_live(plain: Any, live: Any, change: Callable[[Any, Any], Any]) -> Any:
     """The same structure, with each entry changed according to the entry in the same place of another structure."""
     if isinstance(plain, dict):

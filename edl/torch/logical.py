@@ -74,7 +74,8 @@ class LogicalModel:
 
     def squared(self, arrays: list[torch.Tensor]) -> float:
         """The squared norm. Waits for the device."""
-        return sum(float(array.dot(array)) for array in arrays)
+        flat = (torch.view_as_real(array).flatten() if array.is_complex() else array for array in arrays)
+        return sum(float(array.dot(array)) for array in flat)
 
     # --- among the workers -------------------------------------------------------------------------------------------
 

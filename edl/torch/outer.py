@@ -161,7 +161,7 @@ class TorchReplica:
         kinds = {(one.device, one.dtype): None for one in arrays}
         for device, dtype in kinds:
             same = [one for one in arrays if (one.device, one.dtype) == (device, dtype)]
-            sent = _WIRES[wire] or dtype
+            sent = dtype if dtype.is_complex else _WIRES[wire] or dtype  # no shorter type has an imaginary part
             for group in buckets([one.numel() * sent.itemsize for one in same]):
                 parts = [same[number] for number in group]
                 flat = torch.cat([one.reshape(-1).to(sent) for one in parts])

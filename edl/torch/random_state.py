@@ -21,12 +21,16 @@ class RandomState:
     number of the commit, so the random numbers of a step do not depend on earlier steps. ``generators``: additional
     ones that the script uses, ``torch.Generator`` or ``numpy.random.Generator``. ``seed``: the job's seed; by default
     it is derived from the state of torch's generator on rank 0 when training begins, so ``torch.manual_seed``
-    determines it.
+    determines it. ``model_parallel``: number of consecutive ranks that draw the same numbers, such as a tensor-parallel
+    group, which would otherwise drop out different values of the activations that all of them hold.
     """
 
-    def __init__(self, *generators: Any, seed: int | None = None) -> None:
-        """Raises ``StateError`` for a generator of an unknown kind."""
+    def __init__(self, *generators: Any, seed: int | None = None, model_parallel: int = 1) -> None:
+        """Raises ``StateError`` for a generator of an unknown kind, and for an impossible ``model_parallel``."""
+        if not isinstance(model_parallel, int) or model_parallel < 1:
+            raise StateError(f"RandomState(model_parallel={model_parallel!r}): it must be an integer of at least 1")
         self._seed = seed
+        self.edl_model_parallel = model_parallel
         self._more = [_seeding(one) for one in generators]
 
     def edl_seed(self) -> str:

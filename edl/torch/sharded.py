@@ -204,9 +204,8 @@ def load_local_parts(name: str, obj: Any, plain: Any, owned: Callable[[Any], Any
                     of_one[key] = _like(parameters[number], _piece(part, parameters[number], where))
         obj.load_state_dict(kept)
     else:
-        obj.load_state_dict(
-            _rejoined(owned(plain), obj.state_dict() if holds_tensor_parts(plain) else None, f"state.{name}")
-        )
+        live = obj.state_dict() if holds_tensor_parts(plain) else None
+        obj.load_state_dict(loading.placed_in(obj, _rejoined(owned(plain), live, f"state.{name}")))
 
 
 def _load_module(module: torch.nn.Module, plain: Mapping[str, Any], owned: Callable[[Any], Any]) -> None:
@@ -523,7 +522,7 @@ class _Restore:
     def _other(self, name: str, obj: Any) -> None:
         stored = self.stored.object(name, self.shards, union=getattr(obj, "edl_union", False))
         plain = self.plain(stored, obj.state_dict(), name)
-        self._then.append((name, lambda: obj.load_state_dict(_made(plain))))
+        self._then.append((name, lambda: obj.load_state_dict(loading.placed_in(obj, _made(plain)))))
 
     def _tensor(self, kept: Spread, box: Box) -> torch.Tensor:
         want, memory = ReadRequest.part_of(kept, box)

@@ -87,6 +87,9 @@ class State(core.BaseState):
             super()._load_object(name, obj, plain)
         _forget_step(obj)
 
+    def _given(self, obj: Any, plain: Any) -> Any:
+        return loading.placed_in(obj, self._owned(plain))
+
     def _load_value(self, name: str, live: Any, plain: Any) -> Any:
         return loading.load_value(plain, live, self._owned)
 

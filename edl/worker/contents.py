@@ -87,7 +87,11 @@ class Contents:
         """Load what ``_capture_object`` returned into an object. Arrays in ``plain`` are views of memory that is reused
         afterwards: any receiver that may keep them must get ``self._owned(plain)``."""
         take = next(getattr(obj, method) for method in _LOADERS if hasattr(obj, method))
-        take(self._owned(plain))
+        take(self._given(obj, plain))
+
+    def _given(self, obj: Any, plain: Any) -> Any:
+        """What the script's own object gets to load; it may keep it."""
+        return self._owned(plain)
 
     def _load_value(self, name: str, live: Any, plain: Any) -> Any:
         """The restored value that replaces ``live``; ``plain`` as in ``_load_object``."""

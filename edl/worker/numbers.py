@@ -21,7 +21,10 @@ _AGREED, _PROPOSED = b"=", b"?"
 
 
 class Generators(Protocol):
-    """Generators that ``State`` does not save but seeds at each boundary: a framework's ``RandomState``."""
+    """Generators that ``State`` does not save but seeds at each boundary: a framework's ``RandomState``.
+
+    With an attribute ``edl_model_parallel`` so many consecutive ranks get the same key.
+    """
 
     def edl_seed(self) -> str:
         """This worker's proposal for the seed of the whole job, used if it is rank 0 and the job begins."""
@@ -78,7 +81,8 @@ class RandomNumbers:
     def derive(self, rank: int, commit: int) -> None:
         """Seed the generators for what follows this commit."""
         for generators in self.generators.values():
-            generators.edl_reseed(key("step", self._seed, rank, commit))
+            replica = rank // getattr(generators, "edl_model_parallel", 1)
+            generators.edl_reseed(key("step", self._seed, replica, commit))
 
 
 def reseed_numpy(generator: Any, key: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Gradients of logical ranks, as torch's optimizers get them."""
+"""Gradients of logical ranks, as torch's optimizers get them, and their norms."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from edl.torch.accumulate import TorchModel  # noqa: E402
 from edl.torch.logical import LogicalModel  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -35,3 +36,12 @@ def trained(channels_last: bool, through: bool) -> Any:
 def test_gradients_have_the_memory_format_of_their_parameters(channels_last: bool) -> None:
     for found, wanted in zip(trained(channels_last, True), trained(channels_last, False), strict=True):
         assert torch.equal(found, wanted)
+
+
+def test_the_square_of_a_complex_gradient_is_that_of_its_parts() -> None:
+    model = torch.nn.Module()
+    model.weight = torch.nn.Parameter(torch.tensor([3 + 4j]))
+    model.weight.grad = torch.tensor([3 + 4j])
+    assert TorchModel(model).square() == 25
+    logical = LogicalModel(model)
+    assert logical.squared(logical.take()[1]) == 25

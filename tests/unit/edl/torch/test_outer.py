@@ -89,6 +89,14 @@ def test_a_wrapped_or_frozen_model_is_refused() -> None:
         edl.DiLoCo(sharded)
 
 
+def test_complex_arrays_are_sent_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shorter type would drop the imaginary part."""
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda flat: flat.mul_(2))
+    monkeypatch.setattr(TorchReplica, "workers", 2)
+    (summed,) = TorchReplica(model()).sum_over_workers([torch.tensor([1 + 2j])], "bfloat16")
+    assert summed.tolist() == [2 + 4j]
+
+
 def test_impossible_values_are_refused() -> None:
     with pytest.raises(StateError, match="wire='int8': one of float32, bfloat16, float16"):
         edl.LocalSGD(model(), every=2, wire="int8")

@@ -346,3 +346,21 @@ def test_tensors_of_an_extra_state_are_put_where_the_script_had_them(
     load = sharding.load_local_parts if sharded else lambda name, *rest: loading.load_module(*rest)
     load("model", module, kept, lambda part: part)
     assert any(found is live and plain.keys() == live.keys() for plain, found in asked)
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_tensors_of_a_scripts_own_object_are_put_where_they_were(
+    sharded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An average of a model's parameters, for example: the next step computes with both."""
+    asked: list[tuple[Any, Any]] = []
+
+    def placed(plain: Any, live: Any) -> Any:
+        asked.append((plain, live))
+        return plain
+
+    monkeypatch.setattr(loading, "placed", placed)
+    box = Box([torch.ones(2)])
+    live = box.held
+    Memory(State(box=box, sharded=sharded)).restore(State(box=box, sharded=sharded))
+    assert [(list(plain), found["held"] is live) for plain, found in asked] == [(["held"], True)]

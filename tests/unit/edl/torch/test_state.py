@@ -141,6 +141,12 @@ def test_the_seed_is_what_the_script_has_seeded_torch_with_or_what_it_says() -> 
     assert RandomState(seed=3).edl_seed() == said != RandomState(seed=4).edl_seed()
 
 
+def test_ranks_that_share_numbers_are_at_least_one() -> None:
+    assert RandomState(model_parallel=2).edl_model_parallel == 2
+    with pytest.raises(StateError, match=r"model_parallel=0"):
+        RandomState(model_parallel=0)
+
+
 def test_a_worker_that_has_not_trained_yet_knows_how_large_its_commits_will_be() -> None:
     model = torch.nn.Linear(100, 100)
     optimizer = torch.optim.Adam(model.parameters())

@@ -176,3 +176,19 @@ def test_one_is_enough(values: dict[str, Any]) -> None:
     with pytest.raises(StateError, match=r"state\.two: one RandomState sets all generators, and this state has one"):
         BaseState(Alone(), values)
     assert not BaseState(Alone(), {"step": 0}).keeps_numbers
+
+
+def test_ranks_of_one_replica_may_share_numbers() -> None:
+    def keys_of(together: int) -> list[bytes]:
+        generators = Generators()
+        if together > 1:
+            generators.edl_model_parallel = together  # type: ignore[attr-defined]
+        numbers = RandomNumbers()
+        numbers.add("random", generators)
+        for rank in range(4):
+            numbers.derive(rank, 7)
+        return generators.keys
+
+    assert len(set(keys_of(1))) == 4
+    one, two, three, four = keys_of(2)
+    assert (one, two, three) == (two, one, four) and one != three
