@@ -244,6 +244,24 @@ def test_outdated_messages_do_not_count() -> None:
     assert grid.roles(0) == (1, 0, 2, 0)
 
 
+def test_a_replica_that_is_begun_outdates_what_was_said_before() -> None:
+    """Else an earlier report about the same pserver would count for the new replica."""
+    grid = Grid(1)
+    grid.put(0, 1)
+    grid.stamp(5)
+    grid.join(0, 2)
+    grid.stamp(6)
+    grid.synced(1, 2, 5, [0], True)
+    assert grid.roles(0) == (1, 0, 2, 0)
+
+
+def test_a_bucket_that_is_handed_over_keeps_a_replica_that_is_being_made_elsewhere() -> None:
+    grid = Grid(1)
+    grid.put(0, 1, 2, 3)
+    grid.hand_over(0, 2)
+    assert grid.roles(0) == (2, 1, 3, 1)
+
+
 def heated(heat: Mapping[int, float]) -> Grid:
     grid = placed(sites("a", "b", "c"))
     grid.touched.clear()
