@@ -255,6 +255,39 @@ def test_a_replica_that_is_begun_outdates_what_was_said_before() -> None:
     assert grid.roles(0) == (1, 0, 2, 0)
 
 
+@pytest.mark.parametrize(
+    ("roles", "owner", "follower"),
+    [((1, 0, 2, 0), 3, 2), ((1, 0, 2, 0), 1, 3), ((1, 0, 2, RESTORE), 1, 2)],
+    ids=["not by its owner", "not of its replica", "while the owner does not serve yet"],
+)
+def test_a_replica_is_in_sync_only_if_its_serving_owner_says_so(
+    roles: tuple[int, int, int, int], owner: int, follower: int
+) -> None:
+    grid = Grid(1)
+    grid.put(0, *roles)
+    grid.stamp(5)
+    grid.synced(owner, follower, 5, [0], True)
+    assert grid.roles(0) == roles
+
+
+@pytest.mark.parametrize("may_own", [True, False])
+def test_an_heir_in_sync_becomes_the_owner_if_it_may(may_own: bool) -> None:
+    grid = Grid(1)
+    grid.put(0, 1, 0, 2, heir=True)
+    grid.stamp(5)
+    grid.synced(1, 2, 5, [0], may_own)
+    assert grid.roles(0) == ((2, 1, 0, 1) if may_own else (1, 2, 0, 0))
+
+
+def test_a_bucket_is_settled_when_it_is_neither_copied_nor_moved() -> None:
+    grid = Grid(3)
+    grid.put(0, 1, 2)
+    grid.put(1, 1, 0, 2)
+    grid.put(2, 2, 1, giver=1)
+    assert [grid.is_settled(bucket) for bucket in range(3)] == [True, False, False]
+    assert grid.in_motion() == 2
+
+
 def test_a_bucket_that_is_handed_over_keeps_a_replica_that_is_being_made_elsewhere() -> None:
     grid = Grid(1)
     grid.put(0, 1, 2, 3)
