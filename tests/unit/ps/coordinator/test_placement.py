@@ -11,6 +11,8 @@ from ps.coordinator.placement import REPAIR, Grid, Planner, Site
 from ps.protocol.messages import RESTORE
 
 BUCKETS = 96
+Roles = tuple[int, int, int, int]
+"""Owner, backup, joining, giver."""
 
 
 def sites(*machines: str, leaving: tuple[int, ...] = ()) -> list[Site]:
@@ -260,14 +262,67 @@ def test_a_replica_that_is_begun_outdates_what_was_said_before() -> None:
     [((1, 0, 2, 0), 3, 2), ((1, 0, 2, 0), 1, 3), ((1, 0, 2, RESTORE), 1, 2)],
     ids=["not by its owner", "not of its replica", "while the owner does not serve yet"],
 )
-def test_a_replica_is_in_sync_only_if_its_serving_owner_says_so(
-    roles: tuple[int, int, int, int], owner: int, follower: int
-) -> None:
+def test_a_replica_is_in_sync_only_if_its_serving_owner_says_so(roles: Roles, owner: int, follower: int) -> None:
     grid = Grid(1)
     grid.put(0, *roles)
     grid.stamp(5)
     grid.synced(owner, follower, 5, [0], True)
     assert grid.roles(0) == roles
+
+
+@pytest.mark.parametrize(
+    ("before", "teller", "follower", "after"),
+    [
+        pytest.param((1, 2, 0, 0), 1, 2, (1, 0, 2, 0), id="the backup is made again"),
+        pytest.param((1, 2, 3, 0), 1, 2, (1, 0, 3, 0), id="unless another one is being made"),
+        pytest.param((1, 2, 0, 0), 1, 3, None, id="not about a stranger"),
+        pytest.param((1, 2, 0, 0), 3, 2, None, id="not by a stranger"),
+        pytest.param((1, 0, 2, 0), 1, 2, (1, 0, 2, 0), id="a replica that was being made is begun again"),
+        pytest.param((1, 0, 2, 0), 1, 3, None, id="not one about which nothing was said"),
+        pytest.param((1, 0, 2, 0), 3, 2, None, id="not by a stranger, while it is made"),
+        pytest.param((2, 1, 0, 1), 2, 1, None, id="an owner that waits for its giver notices itself"),
+        pytest.param((2, 3, 0, 1), 1, 2, (1, 3, 2, 0), id="a giver takes back, and the backup stays"),
+        pytest.param((2, 1, 0, 1), 1, 3, None, id="not for anybody but the new owner"),
+        pytest.param((2, 1, 0, 1), 3, 2, None, id="not for anybody but the giver"),
+    ],
+)
+def test_who_is_out_of_sync_is_said_by_the_owner_or_its_giver(
+    before: Roles, teller: int, follower: int, after: Roles | None
+) -> None:
+    grid = Grid(1)
+    grid.put(0, *before)
+    grid.stamp(5)
+    grid.unsynced(teller, follower, 5, [0], True)
+    assert grid.roles(0) == (after or before)
+    assert (grid.touched == {0}) is (after is not None)
+
+
+def test_without_replication_a_lost_backup_is_not_made_again() -> None:
+    grid = Grid(1)
+    grid.put(0, 1, 2)
+    grid.stamp(5)
+    grid.unsynced(1, 2, 5, [0], False)
+    assert grid.roles(0) == (1, 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("before", "teller", "copies", "after"),
+    [
+        pytest.param((2, 1, 0, 1), 2, True, (2, 1, 0, 0), id="the old owner is the backup"),
+        pytest.param((2, 1, 0, 1), 2, False, (2, 0, 0, 0), id="there are none"),
+        pytest.param((2, 1, 0, 1), 1, True, None, id="only the owner says so"),
+        pytest.param((2, 1, 0, 0), 2, True, None, id="once"),
+    ],
+)
+def test_a_bucket_is_served_when_its_owner_says_so(
+    before: Roles, teller: int, copies: bool, after: Roles | None
+) -> None:
+    grid = Grid(1)
+    grid.put(0, *before)
+    grid.stamp(5)
+    grid.took(teller, 5, [0], copies)
+    assert grid.roles(0) == (after or before)
+    assert (grid.touched == {0}) is (after is not None)
 
 
 @pytest.mark.parametrize("may_own", [True, False])
