@@ -198,6 +198,36 @@ def test_what_has_no_copy_in_step_is_lost() -> None:
     assert (grid.owner[0], grid.owner[2], grid.backup[2]) == (2, 2, 0)
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "lost"),
+    [
+        pytest.param((1, 2, 0, 0), (2, 0, 0, 0), False, id="the backup becomes the owner"),
+        pytest.param((1, 2, 3, 0), (2, 0, 3, 0), False, id="and goes on making the other replica"),
+        pytest.param((1, 0, 2, 0), (0, 0, 0, 0), True, id="a replica that was being made is incomplete"),
+        pytest.param((1, 2, 0, RESTORE), (0, 0, 0, 0), True, id="nothing was loaded yet"),
+        pytest.param((2, 1, 3, 0), (2, 0, 3, 0), False, id="a backup"),
+        pytest.param((2, 3, 1, 0), (2, 3, 0, 0), False, id="a replica that was being made"),
+        pytest.param((2, 1, 0, 1), (2, 0, 0, 0), False, id="a giver"),
+        pytest.param((2, 3, 0, 0), None, False, id="nobody of this bucket"),
+    ],
+)
+def test_who_dies_leaves_its_roles_to_those_that_have_the_rows(before: Roles, after: Roles | None, lost: bool) -> None:
+    grid = Grid(1)
+    grid.put(0, *before)
+    grid.touched.clear()
+    assert grid.bury(1) == [0] * lost
+    assert grid.roles(0) == (after or before)
+    assert (grid.touched == {0}) is (after is not None)
+
+
+def test_an_heir_that_dies_is_no_heir() -> None:
+    grid = Grid(2)
+    grid.put(0, 2, 3, 1, heir=True)
+    grid.put(1, 2, 1, 3, heir=True)
+    grid.bury(1)
+    assert list(grid.heir) == [0, 1]
+
+
 def test_the_giver_takes_back_when_the_new_owner_dies() -> None:
     grid = Grid(1)
     grid.put(0, 1, 2)
