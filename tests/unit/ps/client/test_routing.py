@@ -51,6 +51,9 @@ def test_every_key_goes_to_its_owner_once(keys: list[int], owner: list[int], fas
     assert taken(united, routing.first_split(route, [united])) == wanted
     again = routing.split_again(route, [united.keys], [(0, slice(0, len(united.keys)))])
     assert taken(united, again) == wanted
+    some = dedup.only(united, united.keys % 2 == 0)
+    even = {number: {key for key in its if key % 2 == 0} for number, its in wanted.items()}
+    assert taken(some, routing.first_split(route, [some])) == {number: its for number, its in even.items() if its}
 
 
 @given(keys=st.lists(st.integers(-5, 5), min_size=1, max_size=40), dim=st.integers(1, 5), seed=st.integers(0, 9))

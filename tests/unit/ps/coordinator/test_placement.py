@@ -11,6 +11,8 @@ from ps.coordinator.placement import REPAIR, Grid, Planner, Site
 from ps.protocol.messages import RESTORE
 
 BUCKETS = 96
+Roles = tuple[int, int, int, int]
+"""Owner, backup, joining, giver."""
 
 
 def sites(*machines: str, leaving: tuple[int, ...] = ()) -> list[Site]:
@@ -196,6 +198,36 @@ def test_what_has_no_copy_in_step_is_lost() -> None:
     assert (grid.owner[0], grid.owner[2], grid.backup[2]) == (2, 2, 0)
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "lost"),
+    [
+        pytest.param((1, 2, 0, 0), (2, 0, 0, 0), False, id="the backup becomes the owner"),
+        pytest.param((1, 2, 3, 0), (2, 0, 3, 0), False, id="and goes on making the other replica"),
+        pytest.param((1, 0, 2, 0), (0, 0, 0, 0), True, id="a replica that was being made is incomplete"),
+        pytest.param((1, 2, 0, RESTORE), (0, 0, 0, 0), True, id="nothing was loaded yet"),
+        pytest.param((2, 1, 3, 0), (2, 0, 3, 0), False, id="a backup"),
+        pytest.param((2, 3, 1, 0), (2, 3, 0, 0), False, id="a replica that was being made"),
+        pytest.param((2, 1, 0, 1), (2, 0, 0, 0), False, id="a giver"),
+        pytest.param((2, 3, 0, 0), None, False, id="nobody of this bucket"),
+    ],
+)
+def test_who_dies_leaves_its_roles_to_those_that_have_the_rows(before: Roles, after: Roles | None, lost: bool) -> None:
+    grid = Grid(1)
+    grid.put(0, *before)
+    grid.touched.clear()
+    assert grid.bury(1) == [0] * lost
+    assert grid.roles(0) == (after or before)
+    assert (grid.touched == {0}) is (after is not None)
+
+
+def test_an_heir_that_dies_is_no_heir() -> None:
+    grid = Grid(2)
+    grid.put(0, 2, 3, 1, heir=True)
+    grid.put(1, 2, 1, 3, heir=True)
+    grid.bury(1)
+    assert list(grid.heir) == [0, 1]
+
+
 def test_the_giver_takes_back_when_the_new_owner_dies() -> None:
     grid = Grid(1)
     grid.put(0, 1, 2)
@@ -242,6 +274,110 @@ def test_outdated_messages_do_not_count() -> None:
     grid.stamp(6)
     grid.unsynced(1, 2, 6, [0], True)
     assert grid.roles(0) == (1, 0, 2, 0)
+
+
+def test_a_replica_that_is_begun_outdates_what_was_said_before() -> None:
+    """Else an earlier report about the same pserver would count for the new replica."""
+    grid = Grid(1)
+    grid.put(0, 1)
+    grid.stamp(5)
+    grid.join(0, 2)
+    grid.stamp(6)
+    grid.synced(1, 2, 5, [0], True)
+    assert grid.roles(0) == (1, 0, 2, 0)
+
+
+@pytest.mark.parametrize(
+    ("roles", "owner", "follower"),
+    [((1, 0, 2, 0), 3, 2), ((1, 0, 2, 0), 1, 3), ((1, 0, 2, RESTORE), 1, 2)],
+    ids=["not by its owner", "not of its replica", "while the owner does not serve yet"],
+)
+def test_a_replica_is_in_sync_only_if_its_serving_owner_says_so(roles: Roles, owner: int, follower: int) -> None:
+    grid = Grid(1)
+    grid.put(0, *roles)
+    grid.stamp(5)
+    grid.synced(owner, follower, 5, [0], True)
+    assert grid.roles(0) == roles
+
+
+@pytest.mark.parametrize(
+    ("before", "teller", "follower", "after"),
+    [
+        pytest.param((1, 2, 0, 0), 1, 2, (1, 0, 2, 0), id="the backup is made again"),
+        pytest.param((1, 2, 3, 0), 1, 2, (1, 0, 3, 0), id="unless another one is being made"),
+        pytest.param((1, 2, 0, 0), 1, 3, None, id="not about a stranger"),
+        pytest.param((1, 2, 0, 0), 3, 2, None, id="not by a stranger"),
+        pytest.param((1, 0, 2, 0), 1, 2, (1, 0, 2, 0), id="a replica that was being made is begun again"),
+        pytest.param((1, 0, 2, 0), 1, 3, None, id="not one about which nothing was said"),
+        pytest.param((1, 0, 2, 0), 3, 2, None, id="not by a stranger, while it is made"),
+        pytest.param((2, 1, 0, 1), 2, 1, None, id="an owner that waits for its giver notices itself"),
+        pytest.param((2, 3, 0, 1), 1, 2, (1, 3, 2, 0), id="a giver takes back, and the backup stays"),
+        pytest.param((2, 1, 0, 1), 1, 3, None, id="not for anybody but the new owner"),
+        pytest.param((2, 1, 0, 1), 3, 2, None, id="not for anybody but the giver"),
+    ],
+)
+def test_who_is_out_of_sync_is_said_by_the_owner_or_its_giver(
+    before: Roles, teller: int, follower: int, after: Roles | None
+) -> None:
+    grid = Grid(1)
+    grid.put(0, *before)
+    grid.stamp(5)
+    grid.unsynced(teller, follower, 5, [0], True)
+    assert grid.roles(0) == (after or before)
+    assert (grid.touched == {0}) is (after is not None)
+
+
+def test_without_replication_a_lost_backup_is_not_made_again() -> None:
+    grid = Grid(1)
+    grid.put(0, 1, 2)
+    grid.stamp(5)
+    grid.unsynced(1, 2, 5, [0], False)
+    assert grid.roles(0) == (1, 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("before", "teller", "copies", "after"),
+    [
+        pytest.param((2, 1, 0, 1), 2, True, (2, 1, 0, 0), id="the old owner is the backup"),
+        pytest.param((2, 1, 0, 1), 2, False, (2, 0, 0, 0), id="there are none"),
+        pytest.param((2, 1, 0, 1), 1, True, None, id="only the owner says so"),
+        pytest.param((2, 1, 0, 0), 2, True, None, id="once"),
+    ],
+)
+def test_a_bucket_is_served_when_its_owner_says_so(
+    before: Roles, teller: int, copies: bool, after: Roles | None
+) -> None:
+    grid = Grid(1)
+    grid.put(0, *before)
+    grid.stamp(5)
+    grid.took(teller, 5, [0], copies)
+    assert grid.roles(0) == (after or before)
+    assert (grid.touched == {0}) is (after is not None)
+
+
+@pytest.mark.parametrize("may_own", [True, False])
+def test_an_heir_in_sync_becomes_the_owner_if_it_may(may_own: bool) -> None:
+    grid = Grid(1)
+    grid.put(0, 1, 0, 2, heir=True)
+    grid.stamp(5)
+    grid.synced(1, 2, 5, [0], may_own)
+    assert grid.roles(0) == ((2, 1, 0, 1) if may_own else (1, 2, 0, 0))
+
+
+def test_a_bucket_is_settled_when_it_is_neither_copied_nor_moved() -> None:
+    grid = Grid(3)
+    grid.put(0, 1, 2)
+    grid.put(1, 1, 0, 2)
+    grid.put(2, 2, 1, giver=1)
+    assert [grid.is_settled(bucket) for bucket in range(3)] == [True, False, False]
+    assert grid.in_motion() == 2
+
+
+def test_a_bucket_that_is_handed_over_keeps_a_replica_that_is_being_made_elsewhere() -> None:
+    grid = Grid(1)
+    grid.put(0, 1, 2, 3)
+    grid.hand_over(0, 2)
+    assert grid.roles(0) == (2, 1, 3, 1)
 
 
 def heated(heat: Mapping[int, float]) -> Grid:
