@@ -21,7 +21,6 @@ from data_service.formats import FormatReader, open_reader
 from data_service.formats.options import FormatOptions
 from data_service.manifest import Manifest, ShardRef
 from data_service.remote import POLICIES, flight
-from data_service.remote import client as remote
 from data_service.remote.client import Pool, RemoteReader
 from data_service.remote.flight import ReaderServer, Ticket, batches_of
 from data_service.scan import scan
