@@ -109,8 +109,8 @@ def test_prescribed_settings() -> None:
             plain(Settings(5, factor=0.0)),
         ]
         assert await run("status.js", "given.map(m.settingsText)", given) == [
-            "number 3: batch 4,096, learning rate × 2",
-            "number 4: learning rate × 0.5",
+            "number 3: batch 4,096, learning rate \u00d7 2",
+            "number 4: learning rate \u00d7 0.5",
             "number 5",
         ]
 
