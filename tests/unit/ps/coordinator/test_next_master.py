@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ps.protocol import messages
+from tests.support.ps_cluster_fixture import TABLE
 from tests.unit.ps.coordinator.test_machine import cluster, halted
 
 
