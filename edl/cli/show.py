@@ -15,7 +15,7 @@ from edl.agent.failure_report import failure_text
 from edl.arithmetic.hyper import describe
 from edl.cli.node_text import kind_of, pace_of, ranks_of, rate_text, samples_text, step_text
 from edl.master.alarms import described
-from edl.rendezvous.phrases import duration, goodput, lines_of, one_line
+from edl.rendezvous.phrases import count, duration, goodput, lines_of, listed, one_line
 from edl.wire.health import HealthView
 from edl.wire.records import Version
 from edl.wire.scale_requests import ScaleView
@@ -82,7 +82,7 @@ def _lines(status: JobStatus) -> list[str]:
     lines += [f"Warning: {text}" for text in status.warnings]
     lines += [f"Alarm ({alarm.severity}): {described(alarm, alarm.text)}" for alarm in status.alarms]
     lines += hang_lines(status)
-    lines += [health_line(one) for one in status.health if one.state != "good" or one.why]
+    lines += health_lines(status.health)
     if status.settings.number:
         lines.append(f"Settings {status.settings.number}: {describe(status.settings)}")
     if status.boundary:
@@ -133,6 +133,13 @@ def hang_lines(status: JobStatus) -> list[str]:
     limits = sorted(node.hang_limit_s for node in nodes)
     span = f"{limits[0]:.0f} s" if limits[0] == limits[-1] else f"{limits[0]:.0f} to {limits[-1]:.0f} s"
     return [f"Hang detection: after {span} without progress, as learnt from this job (--hang-timeout=auto)"]
+
+
+def health_lines(health: Sequence[HealthView]) -> list[str]:
+    """What is to be known about the nodes' health. A check that runs is one line: it may be about a thousand nodes."""
+    lines = [health_line(one) for one in health if one.state not in ("good", "checking") or one.why]
+    checked = [one.node for one in health if one.state == "checking" and not one.why]
+    return [*lines, f"Health check of {count(len(checked))} runs: {listed(checked)}"] if checked else lines
 
 
 def health_line(one: HealthView) -> str:

@@ -8,7 +8,8 @@ import io
 import pytest
 from rich.console import Console
 
-from edl.cli.show import SCREEN, show_status
+from edl.cli.show import SCREEN, health_lines, show_status
+from edl.wire.health import HealthView
 from edl.wire.status import JobStatus, NodeView
 
 
@@ -64,3 +65,13 @@ def test_no_more_than_a_screen_of_them() -> None:
 def test_all_are_listed_where_that_is_asked_for() -> None:
     lines = shown([node(number) for number in range(1000)], everything=True)
     assert sum(line.startswith("n0") for line in lines) == 1000
+
+
+def test_a_check_of_all_nodes_is_one_line() -> None:
+    checked = [HealthView(f"n{at:03}", "h", "checking", "", excluded=True) for at in range(300)]
+    good, bad = HealthView("x", "h", "good", "", excluded=False), HealthView("y", "h", "faulty", "no", excluded=True)
+    assert health_lines([*checked, good, bad]) == [
+        "Health of y: kept out, faulty: no",
+        "Health check of 300 nodes runs: n000, n001, n002, n003, n004 and 295 more",
+    ]
+    assert health_lines([good]) == []
