@@ -11,7 +11,7 @@ import fnmatch
 import importlib
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,9 @@ from edl.errors import DataError, SettingError
 if TYPE_CHECKING:
     import pyarrow as pa
 
+FilePath = str | os.PathLike[str]
+FilePaths = FilePath | Sequence[FilePath]
+"""A path, pattern or URL, or several."""
 PYARROW_CLIENTS = {"s3": "S3FileSystem", "gs": "GcsFileSystem", "gcs": "GcsFileSystem"}
 
 
@@ -33,6 +36,12 @@ class FoundFile:
     size_bytes: int
     named: bool
     """True if matched by name or glob; False if found in a folder that was named."""
+
+
+def texts_of(paths: FilePaths) -> tuple[str, ...]:
+    """A path, or several, as texts."""
+    several: Sequence[FilePath] = [paths] if isinstance(paths, str | os.PathLike) else paths
+    return tuple(os.fspath(one) for one in several)
 
 
 def is_url(path: str) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from data_service.file_list import REPLACED, chosen
-from data_service.filesystems import FoundFile, Storage, is_url
+from data_service.filesystems import FilePaths, FoundFile, Storage, is_url, texts_of
 from data_service.formats import open_reader
 from data_service.formats.options import FormatOptions, format_of
 from data_service.manifest import FORMATS, TYPELESS, USER_FORMAT, Manifest, ManifestBuilder, counted, named
@@ -36,7 +36,7 @@ Unready = Callable[[str, DataError], None]
 
 
 def scan(
-    patterns: str | Sequence[str],
+    patterns: FilePaths,
     format: str | None = None,
     *,
     columns: Sequence[str] | None = None,
@@ -65,7 +65,7 @@ def scan(
     if format is not None and format not in FORMATS:
         raise SettingError("format", format, f"no such format; available are {', '.join(FORMATS)}")
     hear = say or (lambda text: None)
-    wanted = [patterns] if isinstance(patterns, str) else list(patterns)
+    wanted = list(texts_of(patterns))
     storage = Storage(storage_options)
     unready = known.unready if known is not None else None
     kind, files = _files(wanted, format, storage, hear, unready)

@@ -14,7 +14,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, replace
@@ -25,6 +25,7 @@ import pyarrow as pa
 from pyarrow import ipc
 
 from data_service.convert.recipe import Recipe
+from data_service.filesystems import FilePath, FilePaths
 from data_service.formats import open_reader
 from data_service.formats.options import FormatOptions
 from data_service.manifest import UNKNOWN, Manifest, ShardRef, counted
@@ -93,8 +94,8 @@ class ConversionJob:
 
 
 def convert(
-    patterns: str | Sequence[str],
-    output: str,
+    patterns: FilePaths,
+    output: FilePath,
     recipe: Recipe | None = None,
     *,
     format: str | None = None,
@@ -111,7 +112,7 @@ def convert(
     Raises ``DataError`` for unreadable inputs, for a folder that cannot be written to, and for one that contains
     anything but this conversion; ``SettingError`` for invalid options.
     """
-    recipe = recipe or Recipe()
+    recipe, output = recipe or Recipe(), os.fspath(output)
     if "://" in output:
         raise SettingError("OUTPUT", output, "must be a local folder", "Copy the files to the store afterwards")
     if workers < 1:

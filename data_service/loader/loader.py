@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from data_service.filesystems import FilePaths, texts_of
 from data_service.formats import FormatReader
 from data_service.formats.options import FormatOptions
 from data_service.ledger import Ledger
@@ -89,7 +90,7 @@ class Loader(IndependentLoader):
     def __init__(
         self,
         name: str,
-        files: str | Sequence[str] | None = None,
+        files: FilePaths | None = None,
         *,
         batch_size: int,
         format: str | None = None,
@@ -120,9 +121,9 @@ class Loader(IndependentLoader):
         super().__init__(checked_name(name), config, context)
         self._conversion = BatchConversion(transform, fill, pad)
         self._settings = DataSettings(
-            files=_names(files),
+            files=None if files is None else texts_of(files),
             format=format,
-            columns=_names(columns),
+            columns=(columns,) if isinstance(columns, str) else None if columns is None else tuple(columns),
             shuffle=shuffle,
             seed=seed,
             tail=tail,
@@ -166,7 +167,7 @@ class Loader(IndependentLoader):
 
     # --- for scripts -------------------------------------------------------------------------------------------------
 
-    def add(self, files: str | Sequence[str], *, when: str = NOW) -> str:
+    def add(self, files: FilePaths, *, when: str = NOW) -> str:
         """Add files to the data set: paths, patterns or URLs, of the same format and columns. Callable on any worker,
         inside the function that ``run`` calls.
 
@@ -176,7 +177,7 @@ class Loader(IndependentLoader):
         written, or has changed since it was listed; ``SettingError`` for another ``when``.
         """
         place, client = self._connect()
-        names, source = _names(files) or (), self._settle().source
+        names, source = texts_of(files), self._settle().source
         return self._files.add(client, source, names, when, lambda: self._context.check(place.round))
 
     @property
@@ -556,8 +557,3 @@ class Loader(IndependentLoader):
     def _finish(self, columns: Columns) -> Any:
         """Convert a micro-batch to what the script gets. Called on the reading thread."""
         return self._conversion.finish(columns, self._tensor)
-
-
-def _names(given: str | Sequence[str] | None) -> tuple[str, ...] | None:
-    """A name, or several, as a tuple."""
-    return (given,) if isinstance(given, str) else None if given is None else tuple(given)

@@ -41,8 +41,8 @@ class LoaderConfig:
     def __post_init__(self) -> None:
         for option in ("batch_size", "prefetch", "shuffle_shards", "failures"):
             value = getattr(self, option)
-            if value is not None and value < 1:
-                raise SettingError(option, value, "must be at least 1")
+            if value is not None and (not _is_integer(value) or value < 1):
+                raise SettingError(option, value, "must be an integer of at least 1")
         if self.mode not in MODES:
             raise SettingError("mode", self.mode, "must be steps or independent")
         if self.acknowledge not in (None, "next", "done") or (self.acknowledge and not self.independent):
@@ -62,6 +62,10 @@ class LoaderConfig:
     def mixed_bytes(self) -> int:
         """No further shard is opened for mixing while the open ones take this many bytes; 0: unlimited."""
         return 0 if self.shuffle_shards else MIXED_BYTES
+
+
+def _is_integer(value: object) -> bool:
+    return hasattr(value, "__index__") and not isinstance(value, bool)
 
 
 class BatchConversion:

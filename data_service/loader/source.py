@@ -29,6 +29,8 @@ VARIABLE = "EDL_DATA_SETS"
 settings."""
 SHARD_RECORDS = 65536
 SHARD_BYTES = 16 << 20
+SEEDS = 1 << 62
+"""Seeds are below this, and not below its negative."""
 _LOOK_S = 0.05
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 """Valid names of data sets."""
@@ -195,6 +197,10 @@ class DataSettings:
         for size in ("shard_records", "shard_bytes"):
             if getattr(self, size) < 1:
                 raise SettingError(size, getattr(self, size), "must be at least 1")
+        if type(self.seed) is not int or not -SEEDS <= self.seed < SEEDS:
+            raise SettingError("seed", self.seed, "must be an integer from -2**62 to 2**62 - 1")
+        if not isinstance(self.shuffle, bool):
+            raise SettingError("shuffle", repr(self.shuffle), "must be True or False")
         if self.format is not None and self.format not in FORMATS:
             raise SettingError("format", self.format, f"no such format; available are {', '.join(FORMATS)}")
         if self.remote and self.remote not in POLICIES:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,7 +12,6 @@ import numpy as np
 import pytest
 
 from data_service.formats.options import FormatOptions
-from data_service.loader.source import VARIABLE
 from edl.errors import DataError, SettingError, StateError
 from edl.wire.records import NO_SETTINGS
 from edl.worker.boundary import RoundOver
@@ -508,41 +506,6 @@ def test_fifty_rounds_leave_nothing_behind(bench: Bench, files: str) -> None:
     data.close()
     assert set(threads) == {threads[0]}
     assert sum(len(board._listeners) for board in bench.boards) == 0
-
-
-def test_what_the_launcher_says_of_the_data(bench: Bench, files: str) -> None:
-    bench.begin(1)
-    environment = {VARIABLE: json.dumps({"d": {"files": [files], "shuffle": "no", "columns": "id"}})}
-    data = ArrayData(bench, 0, "d", batch_size=5, environment=environment)
-    assert list(next(iter(data))) == ["id"]
-    assert ids(data) == list(range(5, RECORDS))
-    wrong = {VARIABLE: json.dumps({"d": {"files": [files], "colour": "red"}})}
-    with pytest.raises(SettingError, match="no such setting"):
-        ids(ArrayData(bench, 0, "d", batch_size=5, environment=wrong))
-
-
-@pytest.mark.parametrize("given", [{"types": "b:float32"}, FormatOptions(types={"b": "float32"})])
-def test_options_of_script_and_launcher_are_combined(bench: Bench, tmp_path: Path, given: Any) -> None:
-    bench.begin(1)
-    (tmp_path / "a.csv").write_text("1;2\n")
-    options = {"header": "no", "names": "a:b,b", "delimiter": "semicolon", "types": "a:b:int8"}
-    environment = {VARIABLE: json.dumps({name: {"files": [str(tmp_path)], **options} for name in "de"})}
-    (batch,) = ArrayData(bench, 0, "d", batch_size=1, environment=environment)
-    assert batch["a:b"].dtype == np.int8 and batch["b"].dtype == np.int64
-    (batch,) = ArrayData(bench, 0, "e", batch_size=1, environment=environment, options=given)
-    assert batch["b"].dtype == np.float32
-
-
-def test_one_column_by_its_name(bench: Bench, files: str) -> None:
-    assert list(next(iter(alone(bench, files, columns="id")))) == ["id"]
-
-
-@pytest.mark.parametrize(
-    "options", [{"batch_size": 0}, {"prefetch": 0}, {"tail": "cut"}, {"mode": "other"}, {"shuffle_shards": 0}]
-)
-def test_impossible_options_are_refused(bench: Bench, files: str, options: dict[str, Any]) -> None:
-    with pytest.raises(SettingError):
-        maker(bench, files, **options)(0)
 
 
 @pytest.mark.parametrize("mode", ["independent", "free"])
