@@ -7,7 +7,6 @@ import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from edl.adapters.clock import SystemClock
 from edl.adapters.file_systems import file_system
@@ -113,7 +112,8 @@ class DiskProbe:
 def _size(folder: str) -> int:
     """Bytes of the files in a folder and below; those that disappear meanwhile do not count."""
     total = 0
-    for path in Path(folder).rglob("*"):
-        with contextlib.suppress(OSError):
-            total += path.lstat().st_size if path.is_file() else 0
+    for inner, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.lstat(os.path.join(inner, name)).st_size
     return total
