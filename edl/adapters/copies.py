@@ -42,6 +42,9 @@ log = logging.getLogger(__name__)
 HELPING_SHARE = 4
 """One in so many connections served at once may only help another one of the same client. With more, few clients would
 take all places, and those that come later would get no answer in time."""
+FILES_SHARE = 2
+"""One in so many connections served at once may be about files of synchronised directories: those wait for a disk,
+which may hang, and the state must be served all the same."""
 _RANGE = struct.Struct(">QQ")
 _MOST_RANGES = 1_000_000
 _BACKGROUND_NICENESS = 15
@@ -74,6 +77,7 @@ class TcpCopies:
         self._open: set[socket.socket] = set()
         self._threads: set[threading.Thread] = set()
         self._places = threading.BoundedSemaphore(self._limits.connections)
+        self._filing = threading.Semaphore(max(1, self._limits.connections // FILES_SHARE))
         self._helping = threading.Semaphore(max(1, self._limits.connections // HELPING_SHARE))
         self._stopped = False
         self._listener: socket.socket | None = None
@@ -254,11 +258,8 @@ class TcpCopies:
                         self._give_header(line, snapshot_pool, request)
                     case "read":
                         self._give_ranges(line, snapshot_pool, request)
-                    case kind if kind == CHANGES and self._files is not None:
-                        give_changes(line, self._files, request)
-                    case kind if kind == FILE and self._files is not None:
-                        _lower_priority()
-                        give_file(line, self._files, request)
+                    case kind if kind in (CHANGES, FILE) and self._files is not None:
+                        self._give_files(line, self._files, request)
                     case other:
                         raise ProtocolError(f"unknown request {other!r}")
         except (OSError, ProtocolError, CheckpointError) as error:
@@ -290,6 +291,19 @@ class TcpCopies:
         finally:
             arrival.discard()
         line.send_frame({"whole": True})
+
+    def _give_files(self, line: CopyConnection, files: FileSource, request: dict[str, Any]) -> None:
+        if not self._filing.acquire(timeout=self._limits.silence_s / 3):
+            line.refuse(f"node {self._node} serves too many requests for files already; does its disk hang?")
+            return
+        try:
+            if request["op"] == CHANGES:
+                give_changes(line, files, request)
+            else:
+                _lower_priority()
+                give_file(line, files, request)
+        finally:
+            self._filing.release()
 
     def _help(self, line: CopyConnection, snapshot_pool: SnapshotPool, request: dict[str, Any]) -> None:
         if not self._helping.acquire(blocking=False):

@@ -137,7 +137,10 @@ class ForkServerProcesses:
         """Start a new fork server; see ``Processes.warm``."""
         await self._stop()
         self._warmed = self._closing = False
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError as error:
+            raise WorkerStartError(f"cannot start {self._python}: {error}") from error
         ours.setblocking(False)
         with theirs:
             try:

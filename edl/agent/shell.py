@@ -53,9 +53,10 @@ STACKS_S = 10.0
 """Time limit in seconds for dumping the stacks of all workers."""
 LOGS_S = 2.0
 """Seconds that a launcher waits for the logs' disk before it exits."""
-PORTS_AGAIN_S = 1.0
-"""Pause before ports are reserved again that the host did not have."""
-_LACKING = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRINUSE)
+LACKING_AGAIN_S = 1.0
+"""Pause before another attempt at what failed because the host lacked something."""
+_LACKING = (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRINUSE)
+"""Errors of a host that has no process, descriptor, memory or port left, perhaps only for a moment."""
 LET_GO_S = 1.0
 """Seconds that the agent waits for a cancelled save to end."""
 
@@ -372,9 +373,9 @@ class AgentShell:
             self.post(ev.Fatal(Outcome(1, why)))
             return
         if why != self._no_ports:
-            self._deps.log(f"{why}. Trying again every {PORTS_AGAIN_S:g} s")
+            self._deps.log(f"{why}. Trying again every {LACKING_AGAIN_S:g} s")
         self._no_ports = why
-        self._ports_again.set(self._deps.clock.now_s() + PORTS_AGAIN_S)
+        self._ports_again.set(self._deps.clock.now_s() + LACKING_AGAIN_S)
 
     # --- sources of events -------------------------------------------------------------------------------------------
 
@@ -524,15 +525,24 @@ class AgentShell:
                 return happened
 
     async def _warm(self) -> None:
-        try:
-            warming, self._warming = self._warming, None
-            warmed, _, _ = await asyncio.gather(
-                warming or self._deps.processes.warm(), self._deps.checkpoints.look(), self._catch_up()
-            )
-            self._deps.log(warmed)
-            self.post(ev.ForkServerReady())
-        except EdlError as error:
-            self.post(ev.Fatal(Outcome(int(error.exit_code), str(error))))
+        said = ""
+        while True:
+            try:
+                warming, self._warming = self._warming, None
+                warmed, _, _ = await asyncio.gather(
+                    warming or self._deps.processes.warm(), self._deps.checkpoints.look(), self._catch_up()
+                )
+                self._deps.log(warmed)
+                self.post(ev.ForkServerReady())
+                return
+            except EdlError as error:
+                if not (isinstance(error.__cause__, OSError) and error.__cause__.errno in _LACKING):
+                    self.post(ev.Fatal(Outcome(int(error.exit_code), str(error))))
+                    return
+                if str(error) != said:
+                    said = str(error)
+                    self._deps.log(f"{error}. Trying again every {LACKING_AGAIN_S:g} s")
+                await asyncio.sleep(LACKING_AGAIN_S)
 
     async def _catch_up(self) -> None:
         """Fetch what the other nodes have written so far, while they train."""

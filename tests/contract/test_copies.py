@@ -10,7 +10,7 @@ import os
 import socket
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -20,11 +20,12 @@ from edl.adapters import range_fetch
 from edl.adapters.clock import SystemClock
 from edl.adapters.copies import TcpCopies
 from edl.adapters.copy_connection import CopyConnection, CopyLimits
+from edl.adapters.file_copies import TcpFileCopies
 from edl.adapters.range_fetch import RangeFetch
 from edl.checkpoint.memory.buffer_table import SnapshotStream
 from edl.checkpoint.memory.snapshot_pool import IncomingCopy, Loan, MemorySnapshotPool
 from edl.errors import CheckpointError, PortInUse
-from edl.ports import Label, Lent
+from edl.ports import Label, Lent, LentFile
 from edl.ports import SnapshotPool as SnapshotPoolPort
 from edl.testing.memory_copies import Trouble
 from edl.testing.snapshots import fill_of
@@ -395,6 +396,45 @@ def test_one_client_with_many_connections_does_not_take_all_places(monkeypatch: 
         finally:
             go_on.set()
         fetched.result(TIMEOUT_S)
+    assert content(here) == 7
+    node.stop()
+
+
+class HangingFiles:
+    """Files on a disk that hangs."""
+
+    def __init__(self) -> None:
+        self.asked = threading.Semaphore(0)
+        self.go_on = threading.Event()
+
+    def report(self, request: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
+        self.asked.release()
+        assert self.go_on.wait(TIMEOUT_S)
+        return {}, b""
+
+    def lend(self, request: Mapping[str, Any]) -> contextlib.AbstractContextManager[LentFile | None]:
+        raise AssertionError("not asked for here")
+
+
+def test_files_on_a_disk_that_hangs_do_not_take_all_places() -> None:
+    """The others ask again and again, and must get the state in between."""
+    files, limits = HangingFiles(), dataclasses.replace(LIMITS, connections=4)
+    node = TcpCopies(B, lambda: TOKEN, SystemClock(), limits, files=files)
+    there, here = snapshot_pool(B), snapshot_pool(A)
+    put_in(there, NEW, 7)
+    port = node.start(there, HOST)
+    asking = TcpFileCopies(lambda: TOKEN, SystemClock(), dataclasses.replace(LIMITS, handshake_s=TIMEOUT_S))
+    patient = TcpCopies(A, lambda: TOKEN, SystemClock(), CopyLimits(handshake_s=TIMEOUT_S / 2, silence_s=TIMEOUT_S / 2))
+    with ThreadPoolExecutor(6) as others:
+        asked = [others.submit(asking.changes, HOST, port, {"node": "c"}) for _ in range(6)]
+        try:
+            for _ in range(2):
+                assert files.asked.acquire(timeout=TIMEOUT_S)
+            patient.get(HOST, port, NEW.version, 0, into(here))
+        finally:
+            files.go_on.set()
+        for one in asked:
+            assert one.exception(TIMEOUT_S) is None or isinstance(one.exception(), CheckpointError)
     assert content(here) == 7
     node.stop()
 

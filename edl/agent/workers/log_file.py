@@ -6,10 +6,12 @@ import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from io import RawIOBase
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Protocol
 
 from edl.agent.workers.writer_thread import Scribe, said_by_loop
+from edl.checkpoint.directory.failures import is_full
 from edl.rendezvous.phrases import amount
 
 MIB = 1 << 20
@@ -121,9 +123,12 @@ class LogFile:
         self._lost = 0
         self._size = 0
         """Bytes since the file was begun."""
-        self._file: BinaryIO | None = None
+        self._file: RawIOBase | None = None
         self._left_out = 0
-        """Lines dropped for lack of disk space. These two attributes are for the writer thread only."""
+        """Lines dropped for lack of disk space."""
+        self._full = self._torn = False
+        """The last write failed because the disk or the quota was full; it has left a part of a line. These attributes
+        are for the writer thread only."""
         if path is not None:
             scribe.do(self._open)
 
@@ -171,7 +176,7 @@ class LogFile:
         assert self._path is not None  # noqa: S101 - only called with a file
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = open(self._path, "ab")  # noqa: SIM115 - stays open as long as the stream
+            self._file = open(self._path, "ab", 0)  # noqa: SIM115 - stays open as long as the stream
         except OSError as error:
             self._complain(error)
 
@@ -191,14 +196,36 @@ class LogFile:
             self._left_out += lines
             return
         if self._left_out:
-            text = b"[edl: %d lines are missing here, the disk had no space for them]\n%b" % (self._left_out, text)
-            self._left_out = 0
+            missing = b"[edl: %d lines are missing here, the disk had no space for them]\n" % self._left_out
+            text = b"\n" * self._torn + missing + text
         try:
-            self._file.write(text)
-            self._file.flush()
+            self._put(self._file, text)
         except OSError as error:
-            self._complain(error)
-            self._close()
+            if is_full(error):
+                self._left_out += lines
+                self._note_full(error)
+            else:
+                self._complain(error)
+                self._close()
+            return
+        self._left_out, self._full, self._torn = 0, False, False
+
+    def _put(self, file: RawIOBase, text: bytes) -> None:
+        left = memoryview(text)
+        while left:
+            try:
+                left = left[file.write(left) or 0 :]
+            except OSError:
+                self._torn |= 0 < len(left) < len(text)
+                raise
+
+    def _note_full(self, error: OSError) -> None:
+        if not self._full:
+            self._warn_from_scribe(
+                f"cannot write the log file {self._path} ({error.strerror}): training continues, this worker's lines "
+                "are lost until there is space. Free some space or choose another --log-dir"
+            )
+        self._full = True
 
     def _close(self) -> None:
         if self._file is not None:

@@ -463,13 +463,19 @@ class MemoryCheckpoints:
         while True:
             await self._to_save.wait()
             self._to_save.clear()
-            inherited, self._took_over_save = self._took_over_save, False
-            if inherited and self._pending_save.to_write is not None:
-                with contextlib.suppress(CheckpointError):  # reported when a world is to begin from there
-                    await self.look()
-            version = self._pending_save.to_write
-            if version is not None and self._writer and not (inherited and not self._holds(Holding(version))):
-                await self._persist(Holding(version))
+            try:
+                await self._persist_save()
+            except Exception:
+                log.exception("State: a bug in edl: a saved commit was not written")  # later ones must be
+
+    async def _persist_save(self) -> None:
+        inherited, self._took_over_save = self._took_over_save, False
+        if inherited and self._pending_save.to_write is not None:
+            with contextlib.suppress(CheckpointError):  # reported when a world is to begin from there
+                await self.look()
+        version = self._pending_save.to_write
+        if version is not None and self._writer and not (inherited and not self._holds(Holding(version))):
+            await self._persist(Holding(version))
 
     def _warn_no_directory(self, version: Version) -> None:
         if not self._warned_no_directory:

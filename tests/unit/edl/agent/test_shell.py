@@ -23,7 +23,7 @@ from edl.agent.shell import AgentShell
 from edl.agent.worker_server import WorkerCheckpoints, WorkerServer
 from edl.agent.workers.ports import PortReservation
 from edl.config import Timeouts
-from edl.errors import StoreError, StoreFull, StoreRefused, StoreUnavailable
+from edl.errors import StoreError, StoreFull, StoreRefused, StoreUnavailable, WorkerStartError
 from edl.ports import Processes
 from edl.tasks import end
 from edl.testing.clock import FakeClock
@@ -50,6 +50,9 @@ class Stuck:
         self.waiting = asyncio.Event()
         self.until_s: list[float] = []
         self.happened: asyncio.Queue[ProcessEvent] = asyncio.Queue()
+
+    async def look(self) -> None:
+        pass
 
     async def settled(self) -> None:
         await asyncio.Event().wait()
@@ -291,7 +294,7 @@ def test_ports_that_the_host_lacks_for_the_moment_are_tried_again(
 
     async def scenario() -> None:
         stuck = Stuck()
-        monkeypatch.setattr(shell_module, "PORTS_AGAIN_S", 0.0)
+        monkeypatch.setattr(shell_module, "LACKING_AGAIN_S", 0.0)
         shell = shell_of(stuck)
         shell._ports = Ports()
         for _ in range(2):
@@ -336,6 +339,35 @@ class Recording:
 
     def send(self, message: object) -> None:
         self._sent.append(message)
+
+
+@pytest.mark.parametrize(("number", "later"), [(errno.EAGAIN, True), (errno.EMFILE, True), (errno.ENOENT, False)])
+def test_a_fork_server_that_the_host_has_no_process_for_is_started_later(
+    monkeypatch: pytest.MonkeyPatch, number: int, later: bool
+) -> None:
+    """As at a container's limit on processes."""
+    tries = 0
+
+    async def warm() -> str:
+        nonlocal tries
+        tries += 1
+        if tries < 3:
+            raise WorkerStartError("cannot start python") from OSError(number, os.strerror(number))
+        return "ready"
+
+    async def scenario() -> None:
+        stuck = Stuck()
+        monkeypatch.setattr(shell_module, "LACKING_AGAIN_S", 0.0)
+        monkeypatch.setattr(stuck, "warm", warm, raising=False)
+        shell = shell_of(stuck)
+        monkeypatch.setattr(shell, "_warming", None)
+        await shell._warm()
+        event = await shell._events.get()
+        assert isinstance(event, ev.ForkServerReady if later else ev.Fatal)
+        assert len(stuck.said) == (2 if later else 0), "the reason once, and that it is there"
+        shell._worker_server.close()
+
+    play(scenario())
 
 
 def test_killed_workers_come_to_the_machine_as_the_fork_server_reports_them() -> None:

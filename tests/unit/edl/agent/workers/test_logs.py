@@ -9,7 +9,7 @@ import io
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import pytest
 
@@ -227,7 +227,7 @@ class TestFile:
                 if len(kept) == 1:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 kept.append(bytes(data))  # type: ignore[call-overload]
-                return 0
+                return len(kept[-1])
 
         monkeypatch.setattr(log_file, "open", lambda *_: Filling(), raising=False)
 
@@ -241,6 +241,38 @@ class TestFile:
             assert len(it.warnings) == 1
 
         play(scenario)
+
+    def test_a_quota_that_is_used_up_for_an_hour_costs_the_lines_of_that_hour(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The free space does not show it. A round may take weeks."""
+        room = [12]
+
+        class Limited(io.FileIO):
+            def write(self, data: Any, /) -> int:
+                written = min(len(data), room[0])
+                if not written:
+                    raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+                room[0] -= written
+                return super().write(bytes(data)[:written])
+
+        monkeypatch.setattr(log_file, "open", lambda path, *_: Limited(path, "ab"), raising=False)
+
+        async def scenario() -> None:
+            async with worker(tmp_path / "stdout.log") as it:
+                for number in range(4):
+                    it.write(b"line %d\n" % number)
+                    it.stream.tail()
+                await written(it.scribe)
+                room[0] = 1 << 20
+                it.write(b"line 4\n")
+                it.stream.tail()
+            assert len(it.warnings) == 1
+            assert "until there is space" in it.warnings[0]
+
+        play(scenario)
+        missing = "[edl: 3 lines are missing here, the disk had no space for them]"
+        assert (tmp_path / "stdout.log").read_text().splitlines() == ["line 0", "line ", missing, "line 4"]
 
     def test_a_file_that_cannot_be_made_costs_one_warning(self, tmp_path: Path) -> None:
         async def scenario() -> None:

@@ -434,6 +434,27 @@ def test_what_cannot_be_written_is_told_and_the_next_is_tried() -> None:
     run(test)
 
 
+def test_whatever_goes_wrong_with_one_save_the_next_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = threading.Event()
+
+    def fails() -> None:
+        asked.set()
+        raise ValueError("a bug of a client library")
+
+    async def test(bench: Bench) -> None:
+        memory = bench.node()
+        worker = Worker(memory)
+        await worker.commit(1, save=True)  # this node is not the writer yet
+        with monkeypatch.context() as patch:
+            patch.setattr(bench.checkpoint_storage, "newest", fails)
+            memory.enter(Version(1, 1), (A,), writes=True)
+            assert await asyncio.to_thread(asked.wait, LIMIT_S)
+        await worker.commit(2, save=True)
+        assert await bench.reports.get() == (Version(1, 2), "/there/2", "")
+
+    run(test)
+
+
 def test_with_a_slow_disk_training_goes_on_and_the_last_save_counts() -> None:
     async def test(bench: Bench) -> None:
         memory = bench.node()
