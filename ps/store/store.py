@@ -126,6 +126,7 @@ class RowStore:
         any time, for buckets whose rows are not replicas."""
         found = self._table(table)
         found.most, found.mine = most, mine
+        found.telling = found.telling or mine is not None
 
     def _table(self, name: str) -> Table:
         table = self._tables.get(name)

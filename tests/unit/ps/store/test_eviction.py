@@ -165,6 +165,22 @@ def test_a_bucket_that_was_away_keeps_rows_that_were_evicted_before(kernels: str
 
 
 @both_kernels
+def test_copies_hear_of_rows_that_went_before_the_owner_s_first_push(kernels: str) -> None:
+    owner, copy = store_of(kernels, table(most_rows=1)), store_of(kernels, table(most_rows=1))
+    push(owner, KEYS[:64], 1.0, step=1)
+    fresh = store_of(kernels, table(most_rows=1))
+    for bucket in range(BUCKETS):
+        fresh.take_image(owner.image(bucket))
+        copy.take_image(owner.image(bucket))
+    fresh.cap("t", 64, np.ones(BUCKETS, np.uint8))
+    pull(fresh, KEYS[64:128], step=2)
+    fresh.push([TrainerPush(1, 1, [part(KEYS[64:], 1.0)])], step=3, each=copy.apply_piece)
+    assert {key for bucket in range(BUCKETS) for key in keys_in(copy, bucket)} == {
+        key for bucket in range(BUCKETS) for key in keys_in(fresh, bucket)
+    }
+
+
+@both_kernels
 def test_a_large_sweep_goes_a_bit_at_a_time(kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ps.store.store.SWEPT", 2)
     store = store_of(kernels, table(unseen_steps=1))
