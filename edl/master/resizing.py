@@ -182,7 +182,7 @@ def _may_go(turn: MasterTurn, one: Departing) -> bool:
 
 def _is_being_saved(turn: MasterTurn, held: list[Departing]) -> bool:
     world = turn.record.world
-    return world is not None and all(one.commit and one.era == world.era for one in held)
+    return world is not None and turn.saving and all(one.commit and one.era == world.era for one in held)
 
 
 # --- the world -------------------------------------------------------------------------------------------------------
