@@ -261,7 +261,7 @@ def _catch_up(turn: MasterTurn, entry: NodeEntry, attach: Attach) -> None:
     elif attach.running_round:
         entry = turn.update(entry, status=NodeStatus.RUNNING, due_s=float("inf"), underway=attach.underway)
         planning.ask_again(turn, entry)
-        planning.save_again(turn)
+        turn.saving = False  # with its earlier stream, the order to save or the report may be lost
         if attach.done:
             _done(turn, entry, attach.saving, attach.unsaved)
         elif not attach.underway:

@@ -91,26 +91,19 @@ def _settle(turn: MasterTurn, agreement: Agreement, commit: int) -> None:
 
 
 def _wait_for_it(turn: MasterTurn, commit: int) -> None:
-    """Let nodes that must not leave before a checkpoint is complete wait for this one."""
+    """Let nodes that must not leave before a checkpoint is complete wait for this one, or an earlier one of this
+    world."""
+    turn.saving = True
     world = turn.record.world
-    if world is not None and any(one.mode is DrainMode.MUST for one in turn.record.departing):
-        marked = [
-            dataclasses.replace(one, era=world.era, commit=commit) if one.mode is DrainMode.MUST else one
+    if world is not None:
+        marked = tuple(
+            dataclasses.replace(one, era=world.era, commit=commit)
+            if one.mode is DrainMode.MUST and not (one.commit and one.era == world.era)
+            else one
             for one in turn.record.departing
-        ]
-        turn.write(departing=tuple(marked))
-
-
-def save_again(turn: MasterTurn) -> None:
-    """A member has reconnected. With its earlier stream, the order for the checkpoint that nodes wait for before they
-    leave may be lost, or the report that it is complete: agree on another one, unless it is known to be complete."""
-    stored = newest_stored(turn)
-    departing = tuple(
-        one if stored >= Version(one.era, one.commit) else dataclasses.replace(one, era=0, commit=0)
-        for one in turn.record.departing
-    )
-    if departing != turn.record.departing:
-        turn.write(departing=departing)
+        )
+        if marked != turn.record.departing:
+            turn.write(departing=marked)
 
 
 def look_at_agreement(turn: MasterTurn) -> None:

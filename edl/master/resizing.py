@@ -23,6 +23,9 @@ from edl.wire.purpose import Purpose
 from edl.wire.records import NO_STATE, Version
 from edl.wire.scale_requests import Cordon, Drain, DrainMode, Resize, ScaleRequest, SetBounds, Suspend, Verdict
 
+FINISHING = "the workers finish"
+"""Why nothing is changed any more: those that have finished would repeat their work."""
+
 # --- requests --------------------------------------------------------------------------------------------------------
 
 
@@ -179,7 +182,7 @@ def _may_go(turn: MasterTurn, one: Departing) -> bool:
 
 def _is_being_saved(turn: MasterTurn, held: list[Departing]) -> bool:
     world = turn.record.world
-    return world is not None and all(one.commit and one.era == world.era for one in held)
+    return world is not None and turn.saving and all(one.commit and one.era == world.era for one in held)
 
 
 # --- the world -------------------------------------------------------------------------------------------------------
@@ -350,7 +353,7 @@ def standing(turn: MasterTurn) -> Standing:
 
 def _suspended(turn: MasterTurn) -> Standing:
     if turn.record.phase is not Phase.FORMING:
-        return Standing(False, "the workers are being stopped")
+        return Standing(False, FINISHING if turn.record.done else "the workers are being stopped")
     rests = (NodeStatus.READY, NodeStatus.WARMING, NodeStatus.LEAVING)
     busy = [
         entry
@@ -362,7 +365,7 @@ def _suspended(turn: MasterTurn) -> Standing:
 
 def _obstacle(turn: MasterTurn, best: Fit, now: int) -> str:
     if turn.record.done:
-        return "the workers finish"
+        return FINISHING
     if turn.resizing and turn.now_s < turn.cooling_until_s:
         left_s = turn.cooling_until_s - turn.now_s
         return f"{best.nodes} nodes in {left_s:.0f} s: --scale-cooldown={turn.spec.cooldown_s:g} since the last resize"

@@ -304,6 +304,9 @@ class MasterState:
     """Time until which a change of the size waits (``--scale-cooldown``)."""
     unwritten: tuple[Version, str] = (NO_STATE, "")
     """The newest checkpoint that could not be written, and why; empty once it or a later one is written."""
+    saving: bool = False
+    """Whether the checkpoint that nodes wait for before they leave is under way: this Master has agreed on it, and no
+    member has reconnected since."""
     save_s: float = 0.0
     """Seconds that writing the last checkpoint took; 0: none has been written."""
     scaling: AutoscaleMemory = NO_MEMORY

@@ -48,6 +48,7 @@ class MasterTurn:
         self.settings_failed = state.settings_failed
         self.resizing = state.resizing
         self.cooling_until_s = state.cooling_until_s
+        self.saving = state.saving
         self.save_s = state.save_s
         self.unwritten = state.unwritten
         self.scaling = state.scaling
@@ -90,6 +91,7 @@ class MasterTurn:
             settings_failed=self.settings_failed,
             resizing=self.resizing,
             cooling_until_s=self.cooling_until_s,
+            saving=self.saving,
             save_s=self.save_s,
             unwritten=self.unwritten,
             scaling=self.scaling,

@@ -7,7 +7,7 @@ from edl.master import events as ev
 from edl.master.state import Phase
 from edl.master.view import job_status
 from edl.types import NodeId, Round
-from edl.wire.messages import Attach, Idle, Kept, Ready, StopRound
+from edl.wire.messages import Attach, Idle, Kept, Ready, StopRound, WorkersDone
 from edl.wire.records import Holding, Version
 from edl.wire.scale_requests import Cordon, Suspend, Verdict
 from tests.unit.edl.master.test_machine import info
@@ -128,3 +128,10 @@ def test_who_resumes_is_told_how_many_nodes_it_waits_for() -> None:
     (grant,) = [effect for effect in rule.effects if isinstance(effect, ev.Grant)]
     assert grant.text == "job resumed: it waits for 2 more nodes, 1 of at least 3 are there"
     assert rule.notes == ["job resumed by me"]
+
+
+def test_a_job_that_finishes_says_why_it_is_not_stopped() -> None:
+    rule = training("ab")
+    rule.say("a", WorkersDone(Round(1)))
+    assert rule.submit(Suspend(True, "me")) is Verdict.ACCEPTED
+    assert (rule.phase, rule.scale.waiting) == (Phase.RUNNING, "the workers finish")
