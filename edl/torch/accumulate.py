@@ -71,6 +71,11 @@ class TorchModel:
         """Passes in this context are averaged, as DDP does by default."""
         return contextlib.nullcontext()
 
+    def must_average(self) -> bool:
+        """With ``static_graph`` DDP fails if ``no_sync`` is around its first pass, in which it records the graph."""
+        ddp: Any = self._wrapper
+        return ddp is not None and ddp.static_graph and not getattr(ddp, "_static_graph_delay_allreduce_enqueued", True)
+
     def backward(self, loss: torch.Tensor, factor: float) -> None:
         """Run a backward pass. The multiplication is skipped for factor 1 to save time."""
         self._squares = []
