@@ -70,6 +70,10 @@ class PaddleModel:
 
     together = apart
 
+    def must_average(self) -> bool:
+        """Never: no pass averages."""
+        return False
+
     def backward(self, loss: Any, factor: float) -> None:
         """Run a backward pass. The multiplication is skipped for factor 1 to save time."""
         self._squares = []

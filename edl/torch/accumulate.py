@@ -39,7 +39,7 @@ def accumulate(
     ``StateError`` for a model that is sharded, or plain on several workers.
     """
     wrapped = TorchModel(model)
-    return begin(loader, wrapped, lambda: LogicalModel(plain(model)), noise, seed, first_step)
+    return begin(loader, wrapped, lambda: LogicalModel(wrapped.plain), noise, seed, first_step)
 
 
 class TorchModel:
@@ -48,9 +48,10 @@ class TorchModel:
     def __init__(self, model: torch.nn.Module) -> None:
         if hasattr(model, "set_requires_gradient_sync"):
             raise StateError("accumulate() is not possible with fully_shard, whose gradients are not whole")
+        model = getattr(model, "_orig_mod", model)  # of torch.compile
         self._wrapper = model if isinstance(model, DistributedDataParallel) else None
-        self._plain: torch.nn.Module = plain(model)
-        self._parameters = [one for one in self._plain.parameters() if one.requires_grad]
+        self.plain: torch.nn.Module = plain(model)
+        self._parameters = [one for one in self.plain.parameters() if one.requires_grad]
         self.workers = dist.get_world_size(self._wrapper.process_group) if self._wrapper is not None else 1
         self._squares: list[torch.Tensor] = []
         self._hooks: list[Any] = []
@@ -70,6 +71,11 @@ class TorchModel:
     def together(self) -> contextlib.AbstractContextManager[Any]:
         """Passes in this context are averaged, as DDP does by default."""
         return contextlib.nullcontext()
+
+    def must_average(self) -> bool:
+        """With ``static_graph`` DDP fails if ``no_sync`` is around its first pass, in which it records the graph."""
+        ddp: Any = self._wrapper
+        return ddp is not None and ddp.static_graph and not getattr(ddp, "_static_graph_delay_allreduce_enqueued", True)
 
     def backward(self, loss: torch.Tensor, factor: float) -> None:
         """Run a backward pass. The multiplication is skipped for factor 1 to save time."""
@@ -113,12 +119,12 @@ class TorchModel:
 
     def copy_buffers(self) -> list[torch.Tensor]:
         """A copy of each buffer of the model."""
-        return [buffer.detach().clone() for buffer in self._plain.buffers()]
+        return [buffer.detach().clone() for buffer in self.plain.buffers()]
 
     def set_buffers(self, saved: list[torch.Tensor]) -> None:
         """Overwrite the model's buffers in place."""
         with torch.no_grad():
-            for buffer, values in zip(self._plain.buffers(), saved, strict=True):
+            for buffer, values in zip(self.plain.buffers(), saved, strict=True):
                 buffer.copy_(values)
 
     def close(self) -> None:

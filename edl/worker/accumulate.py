@@ -37,6 +37,10 @@ class DataParallelModel(Protocol):
         """Context for the last passes of a step, which average over the workers."""
         ...
 
+    def must_average(self) -> bool:
+        """Whether the next pass has to average over the workers, even if others of the step follow."""
+        ...
+
     def backward(self, loss: Any, factor: float) -> None:
         """Add ``factor`` times the gradient of the loss."""
         ...
@@ -262,6 +266,11 @@ def begin(
         all_workers = logical_model()
         if all_workers.workers > ranks:
             raise StateError(f"--logical-ranks={ranks} does not fit {all_workers.workers} workers: each needs one")
+        if model.must_average():
+            raise StateError(
+                f"--logical-ranks={ranks}: the model was wrapped with static_graph=True, which has to average over the "
+                "workers in its first pass; leave that out"
+            )
         streams = Streams(seed, first_step)
         return run_steps(loader, model, Logical(model, all_workers, measured, streams))
     model.check_workers()
@@ -297,16 +306,19 @@ class Averaged:
         self._inside = contextlib.ExitStack()
         self._buffers: Any = None
         self._squares = self._loss = 0.0
+        self._together = False
         self._parts = 0
         self._losses: list[Any] = []
 
     def begin(self, share: Share) -> None:
-        """Keep all passes but the last of a step local to this worker."""
+        """Keep all passes but the last of a step local to this worker, as far as the wrapper can."""
         if share.micro == 0:
             self._squares, self._parts, self._losses = 0.0, 0, []
             if self._noise is not None:
                 self._model.listen()
-        self._inside.enter_context(self._model.together() if share.last else self._model.apart())
+        # An average stays what it is when it is averaged again with what later passes have added.
+        self._together = share.last or self._model.must_average()
+        self._inside.enter_context(self._model.together() if self._together else self._model.apart())
         self._buffers = None if share.samples else self._model.copy_buffers()
 
     def backward(self, share: Share, loss: Any) -> None:
@@ -319,7 +331,7 @@ class Averaged:
             if self._noise is not None:
                 self._parts += 1
                 self._squares += model.heard() / (factor * model.workers)
-        elif share.last:
+        elif self._together:
             model.backward_of_nothing(loss)
         if share.last:
             model.conclude()

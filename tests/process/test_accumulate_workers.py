@@ -41,6 +41,7 @@ class World:
     """Processes that form worlds of several sizes, one after the other."""
 
     def __init__(self, framework: str) -> None:
+        self.framework = framework
         self._forker = Forker.of(framework)
         self.all = [Process(self._forker, framework) for _ in range(MOST)]
         self._round = 0
@@ -98,6 +99,17 @@ def test_the_gradient_is_that_of_all_samples(world: World, size: int) -> None:
         assert deviation < 1e-12
     for deviation in world.each(size, "gradients", 10, "float32"):
         assert deviation < 1e-5
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_a_static_graph_is_recorded_in_the_first_pass(world: World, size: int) -> None:
+    """Which DDP cannot leave out of its averages."""
+    if world.framework == "paddle":
+        pytest.skip("an option of torch's")
+    for deviation in world.each(size, "gradients", 10, "float64", True):
+        assert deviation < 1e-12
+    for said in world.each(size, "static", 4):
+        assert said.startswith("--logical-ranks=4: the model was wrapped with static_graph=True")
 
 
 def test_all_workers_know_the_same_noise(world: World) -> None:

@@ -158,12 +158,15 @@ class Worker:
         self.rank, self.size = rank, size
         return "placed"
 
-    def gradients(self, seeds: int, dtype: str) -> float:
+    def gradients(self, seeds: int, dtype: str, static_graph: bool = False) -> float:
         """The largest deviation from the gradient of all samples at once, over many steps, in units of its norm."""
         kit, worst, mean = self.kit, 0.0, 0.0
         model = kit.model(dtype, normal=False)
         parallel = kit.edl.parallel(model) if self.size > 1 or seeds % 2 else model
         for seed in range(seeds):
+            if static_graph:  # only the first step is special
+                model = kit.model(dtype, normal=False)
+                parallel = kit.edl.parallel(model, static_graph=True, gradient_as_bucket_view=bool(seed % 2))
             every, samples = uneven(np.random.default_rng([seed, self.size]), self.size, WIDTH)
             for step in kit.edl.accumulate(Given([every[self.rank]]), parallel):
                 for batch in step:
@@ -216,6 +219,15 @@ class Worker:
             assert np.isfinite(value).all(), "stand-ins leave no trace"
             total.update(np.ascontiguousarray(value).tobytes())
         return [*found, total.hexdigest(), noise.variance.hex(), noise.square.hex()]
+
+    def static(self, ranks: int) -> str:
+        parallel = self.kit.edl.parallel(self.kit.model("float32", normal=False), static_graph=True)
+        with _logical(ranks):
+            try:
+                self.kit.edl.accumulate(Given([]), parallel)
+            except StateError as error:
+                return str(error)
+        return "nothing"
 
     def too_many(self, ranks: int) -> str:
         model = self.kit.model("float32", normal=False)

@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 from torch._C._distributed_c10d import HashStore  # noqa: E402
 
 from edl.torch import ddp  # noqa: E402
+from edl.torch.accumulate import TorchModel  # noqa: E402
 from edl.torch.state import State  # noqa: E402
 from edl.worker import session as sessions  # noqa: E402
 from edl.worker.session import Session  # noqa: E402
@@ -52,3 +53,11 @@ def test_what_is_not_in_the_state_is_sent_from_the_first(
     assert [id(one) for one in sent] == [id(one) for one in (models[3:] if restored else models)]
     ddp.parallel(other, init_sync=False)
     assert len(sent) == (4 if restored else 7), "the script's word counts"
+
+
+def test_accumulate_finds_the_wrapper_inside_a_compiled_model(session: Session) -> None:
+    wrapper = ddp.parallel(torch.nn.Linear(2, 2))
+    model = TorchModel(torch.compile(wrapper, backend="eager"))
+    assert model.plain is wrapper.module
+    with model.apart():
+        assert not wrapper.require_backward_grad_sync
