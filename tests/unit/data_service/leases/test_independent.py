@@ -98,7 +98,7 @@ class Master:
             granted = self.ask(slot, Lease, epoch=self.epoch, want=1)
             assert isinstance(granted, LeasesGranted) and granted.leases
             ref = granted.leases[0].shard
-            count = self.manifest.count(ref.index)
+            count = self.machine.sets["d"].known.count(ref.index)
             assert not self.ask(slot, Ack, epoch=self.epoch, shards=((ref.index, count, True),)).refused
             found.append(ref.index)
         return found
