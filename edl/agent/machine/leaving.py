@@ -52,12 +52,11 @@ def leave(turn: AgentTurn, outcome: Outcome, why: str, deadline_s: float, number
     """Leave gracefully. ``deadline_s``: seconds available, 0 for ``--shutdown-timeout``. ``number``: the signal for
     workers that cannot be held at a step boundary."""
     state = turn.state
-    if state.phase is AgentPhase.LEAVING:
-        turn.leave(state.outcome or outcome, number)
-        return
     limit_s = deadline_s or state.timeouts.shutdown_s
     if deadline_s:
         turn.set(gone_by_s=min(turn.now_s + deadline_s, state.gone_by_s or float("inf")))
+    if state.phase is AgentPhase.LEAVING:
+        return
     if state.draining is not None and state.drain_by_s is not None and number != SIGINT:
         turn.set(drain_by_s=min(state.drain_by_s, turn.now_s + limit_s * DRAIN_SHARE))
         return  # it is already leaving, and the Master knows

@@ -92,8 +92,9 @@ class AgentTurn:
     def leave(self, outcome: Outcome, number: int) -> None:
         """Stop the workers, then exit."""
         stopping = self.state.phase is AgentPhase.STOPPING and self.state.kill_at_s is not None
+        leaving = self.state.phase is AgentPhase.LEAVING
         running = tuple(w for w in self.state.alive if not (stopping and w.status is WorkerStatus.ALIVE))
-        self.end_workers(running, number)
+        self.end_workers(() if leaving else running, number)  # a second signal could make them give up what they save
         self.set(phase=AgentPhase.LEAVING, outcome=outcome, reason=outcome.reason)
         self.set(bury_by_s=self.now_s + self.state.timeouts.shutdown_s + BURY_S)
         self.exit_if_empty()

@@ -98,7 +98,7 @@ class Master:
             granted = self.ask(slot, Lease, epoch=self.epoch, want=1)
             assert isinstance(granted, LeasesGranted) and granted.leases
             ref = granted.leases[0].shard
-            count = self.manifest.count(ref.index)
+            count = self.machine.sets["d"].known.count(ref.index)
             assert not self.ask(slot, Ack, epoch=self.epoch, shards=((ref.index, count, True),)).refused
             found.append(ref.index)
         return found
@@ -208,6 +208,35 @@ def test_a_sign_of_life_keeps_shards(master: Master) -> None:
         master.machine.step(Tick(), master.now_s)
     holders = master.machine.sets["d"].position.holders.values()
     assert {caller.slot for caller in holders} == {0}
+
+
+def test_a_worker_that_was_idle_has_its_time_from_the_grant_on(master: Master) -> None:
+    master.now_s += 10 * LEAST_SILENCE_S
+    assert master.ask(0, Lease, epoch=0, want=1).leases
+    master.now_s += LEAST_SILENCE_S - 1
+    master.machine.step(Tick(), master.now_s)
+    assert master.machine.sets["d"].position.holders
+    master.now_s += 1
+    master.machine.step(Tick(), master.now_s)
+    assert not master.machine.sets["d"].position.holders
+
+
+def test_who_asks_for_everything_leaves_some_to_the_others(master: Master) -> None:
+    first = master.ask(0, Lease, epoch=0, want=100).leases
+    second = master.ask(1, Lease, epoch=0, want=100).leases
+    assert 0 < len(second) <= len(first) < 6 - len(second)
+    while granted := master.ask(0, Lease, epoch=0, want=100).leases:
+        first += granted
+    assert len(first) + len(second) == 6, "the last ones go one by one"
+
+
+def test_reports_of_an_epoch_that_is_over_do_not_count(master: Master) -> None:
+    done = master.consume(0, 6)
+    assert master.ask(0, NextEpoch, epoch=1).epoch == 1
+    late = master.ask(1, Lease, epoch=0, want=1, finished=((done[0], 10),), failed=((done[1], 0, "unreadable"),))
+    assert isinstance(late, LeasesGranted) and not late.leases and late.state == "finished"
+    assert [shard for shard, _ in late.refused] == done[:2] and "is over" in late.refused[0][1]
+    assert master.done == 0 and not master.machine.sets["d"].failures
 
 
 def test_all_who_were_lost_together_are_named() -> None:

@@ -172,6 +172,72 @@ class TestSignals:
         node.feed(parked(0, left=1), parked(1, left=1))
         assert (phase(node), bool(node.did(ev.Announce))) == (AgentPhase.IDLE, True)
 
+    @pytest.mark.parametrize(
+        "more",
+        [
+            ev.Noticed("spot", 30.0),
+            ev.Interrupted(SIGTERM, again=False),
+            ev.MasterSaid(Depart("me", 20.0)),
+            ev.MasterSaid(Finish(1, "the job has ended")),
+            ev.Fatal(Outcome(7, "no such program")),
+        ],
+        ids=["a notice", "a signal", "an order", "the end of the job", "an error"],
+    )
+    def test_workers_that_are_ending_get_no_second_signal_and_no_more_time(self, more: ev.Event) -> None:
+        """A script may take a second SIGTERM as the word to give up what it is saving."""
+        node = settled(running()).feed(ev.Interrupted(SIGTERM, again=False)).wait(4.0)
+        node.feed(more)
+        assert not node.did(ev.SignalWorkers)
+        assert node.wait(6.0).did(ev.SignalWorkers) == [ev.SignalWorkers(SIGKILL, (0, 1))]
+
+    def test_a_notice_that_comes_after_the_signal_says_how_long_there_is_to_save(self) -> None:
+        node = settled(running()).feed(ev.Interrupted(SIGTERM, again=False), ev.Noticed("spot", 30.0))
+        assert node.state.gone_by_s == node.now_s + 30.0
+
+    @pytest.mark.parametrize("leaving", [True, False])
+    def test_a_second_signal_ends_it_at_once(self, leaving: bool) -> None:
+        node = settled(running())
+        if leaving:
+            node.feed(ev.Noticed("spot", 30.0))
+        node.feed(ev.Interrupted(SIGTERM, again=True))
+        assert node.did(ev.SignalWorkers) == [ev.SignalWorkers(SIGKILL)]
+        why = "left the job: spot" if leaving else "SIGTERM twice"
+        assert (phase(node), outcome(node)) == (AgentPhase.OVER, Outcome(int(ExitCode.TERMINATED), why))
+
+    def test_so_does_a_first_one_once_its_workers_have_been_killed(self) -> None:
+        node = settled(running()).feed(ev.Noticed("spot", 30.0)).wait(10.0)
+        assert phase(node) is AgentPhase.LEAVING
+        assert phase(node.feed(ev.Interrupted(SIGTERM, again=False))) is AgentPhase.OVER
+        killed = settled(running()).hear(StopRound(Round(1), "over")).wait(10.0)
+        assert phase(killed.feed(ev.Interrupted(SIGTERM, again=False))) is AgentPhase.LEAVING, "it did not leave yet"
+
+    @pytest.mark.parametrize(
+        ("start", "seconds"),
+        [
+            pytest.param(idle, 5.0, id="never in a world: only for the answer"),
+            pytest.param(resting, 5.0, id="waiting for its first world: only for the answer"),
+            pytest.param(
+                lambda: training().hear(StopRound(Round(1), "z lost")).feed(parked(0, left=1), parked(1, left=1)),
+                20.0,
+                id="it may hold the state of the next world",
+            ),
+        ],
+    )
+    def test_a_node_outside_a_world_waits_as_long_as_it_may_be_needed(
+        self, start: Callable[[], Node], seconds: float
+    ) -> None:
+        assert settled(start()).feed(ev.Noticed("spot", 40.0)).said() == [Leaving("spot", seconds)]
+
+    def test_a_node_whose_round_is_interrupted_leaves_at_once(self) -> None:
+        node = settled(training()).hear(StopRound(Round(1), "z lost")).feed(ev.Noticed("spot", 40.0))
+        assert (phase(node), node.said()) == (AgentPhase.LEAVING, [Leaving("spot")])
+
+    @pytest.mark.parametrize("cut", [ev.Disconnected(), ev.LeaseGone()], ids=["no Master", "no lease"])
+    def test_nobody_answers_a_node_that_the_master_does_not_know(self, cut: ev.Event) -> None:
+        node = settled(running()).feed(cut, ev.Interrupted(SIGTERM, again=False))
+        node.feed(ended(0, -SIGTERM), ended(1, -SIGTERM))
+        assert outcome(node).exit_code == ExitCode.TERMINATED
+
     def test_a_notice_is_like_a_signal_but_workers_get_sigterm(self) -> None:
         node = running().feed(ev.Noticed("spot instance ends", 30.0))
         assert node.said() == [Leaving("spot instance ends")]

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
+import pytest
+
 from edl.agent.machine import events as ev
-from edl.agent.machine.state import AgentPhase, WorkerStatus
+from edl.agent.machine.state import AgentPhase, AgentState, WorkerStatus
 from edl.types import Round
 from edl.wire import local
-from edl.wire.messages import Boundary, Dismissed, Hold, Leaving, Prestart, StartRound, StopRound, Switch
+from edl.wire.messages import (
+    Boundary,
+    Dismissed,
+    Hold,
+    Leaving,
+    Prestart,
+    StartRound,
+    StopRound,
+    Switch,
+    Underway,
+    WorkersDone,
+)
 from edl.wire.process_events import ForkServerLost
 from edl.wire.purpose import Purpose
+from edl.wire.records import NO_SETTINGS, Settings
 from tests.unit.edl.agent.machine.test_machine import SIGKILL, SIGTERM, Node, ended, idle, running, world
 
 
@@ -166,3 +183,103 @@ def test_workers_that_use_edl_and_cannot_rejoin_get_their_place_and_are_ended_wi
     node = training(rejoins=False).hear(StopRound(Round(1), "node z lost"))
     assert node.did(ev.SignalWorkers) == [ev.SignalWorkers(SIGTERM, (0, 1))]
     assert {worker.status for worker in node.state.workers} == {WorkerStatus.ALIVE}
+
+
+def test_a_round_begins_with_nothing_left_of_the_one_before() -> None:
+    node = training().hear(StopRound(Round(1), "node z lost")).feed(parked(0, left=1), parked(1, left=1))
+    left: dict[str, Any] = {
+        "hold": 4, "park_by_s": 1000.0, "kill_at_s": 1000.0, "doubt_by_s": None, "killed": True, "idling": True,
+        "flushed": True, "unsaved": "a commit", "stopped_itself": True, "ahead_failed": "died",
+    }  # fmt: skip
+    node.state = dataclasses.replace(node.state, **left)
+    node.hear(StartRound(world(2), "next"))
+    fresh = AgentState(node.state.info, node.state.timeouts, contact_s=50.0)
+    assert phase(node) is AgentPhase.RUNNING
+    assert {name: getattr(node.state, name) for name in left} == {name: getattr(fresh, name) for name in left}
+
+
+def test_a_new_process_says_how_the_one_before_it_ended() -> None:
+    node = running().feed(ended(1, 3)).hear(StopRound(Round(1), "worker 3 failed")).feed(ended(0, -SIGTERM))
+    node.hear(StartRound(world(2), "next"))
+    assert [worker.how for worker in node.state.workers] == [
+        "restarted (was killed by SIGTERM)", "restarted (ended with exit status 3)"
+    ]  # fmt: skip
+
+
+def test_the_end_of_an_earlier_round_and_a_second_word_of_this_ones_end_are_ignored() -> None:
+    node = training().hear(StopRound(Round(1), "z lost")).feed(parked(0, left=1), parked(1, left=1))
+    node.hear(StartRound(world(2), "next")).hear(StopRound(Round(1), "late"))
+    assert phase(node) is AgentPhase.RUNNING and not node.did(ev.TellWorkers)
+    node.hear(StopRound(Round(2), "over"))
+    assert told(node) == [local.Break(2, "over")]
+    assert not node.hear(StopRound(Round(2), "over")).did(ev.TellWorkers)
+
+
+@pytest.mark.parametrize("dump", [True, False])
+def test_stacks_are_dumped_before_workers_are_stopped_if_the_master_asks_for_it(dump: bool) -> None:
+    node = running().hear(StopRound(Round(1), "hangs", dump))
+    assert [type(one) for one in node.effects if isinstance(one, ev.DumpStacks | ev.SignalWorkers)] == (
+        [ev.DumpStacks] * dump + [ev.SignalWorkers]
+    )
+
+
+def test_a_frozen_worker_is_not_waited_for_at_the_end_of_its_round() -> None:
+    node = training().feed(ev.WorkerFroze(Round(1), 1)).hear(StopRound(Round(1), "z lost"))
+    assert node.did(ev.TellWorkers) == [ev.TellWorkers(local.Break(1, "z lost"), (0,))]
+    assert node.did(ev.SignalWorkers) == [ev.SignalWorkers(SIGKILL, (1,))]
+
+
+def test_that_workers_are_done_is_said_once_when_their_saves_are_written() -> None:
+    node = running()
+    node.saves_at_once = False
+    assert not node.feed(ended(0, 0), ended(1, 0)).said()
+    assert node.feed(ev.SavesFlushed(Round(1), pending=True)).said() == [WorkersDone(Round(1), True)]
+    node.feed(ev.SavesFlushed(Round(1), unsaved="commit 7 was lost"))
+    assert node.said() == [WorkersDone(Round(1), False, "commit 7 was lost")]
+    assert not node.feed(ev.SavesFlushed(Round(1))).said()
+
+
+def test_that_all_workers_train_is_said_once_with_how_and_with_the_slowest_times() -> None:
+    node = training().hear(StopRound(Round(1), "z lost")).feed(parked(0, left=1), ended(1, 3))
+    node.feed(entered(1), parked(1)).hear(StartRound(world(2), "next"))
+    late, other = underway(0, joined=1), dataclasses.replace(underway(0, joined=2), connect_s=3.0, restore_s=1.0)
+    assert not node.feed(late, other).said(), "the last word of the round before says nothing of this one"
+    node.feed(dataclasses.replace(underway(1, joined=2), connect_s=2.0, restore_s=4.0))
+    how = "1 in process, 1 restarted (ended with exit status 3)"
+    assert node.said() == [Underway(Round(2), how, 3.0, 4.0)]
+
+
+def test_answers_to_an_earlier_hold_are_none_to_a_later_one() -> None:
+    node = training().hear(Hold(Round(1), 4))
+    node.feed(ev.WorkerHere(Round(1), 0, 4, 8), ev.WorkerHere(Round(1), 1, 4, 7)).hear(Hold(Round(1), 5))
+    assert not node.feed(ev.WorkerHere(Round(1), 0, 5, 9)).said()
+    assert node.feed(ev.WorkerHere(Round(1), 1, 5, 9)).said() == [Boundary(Round(1), 5, 9)]
+
+
+@pytest.mark.parametrize("order", [Hold(Round(0), 4), Switch(Round(0), 0, 9, Purpose.SET, "late", NO_SETTINGS)])
+def test_orders_about_an_earlier_round_are_ignored(order: Hold | Switch) -> None:
+    assert not training().hear(order).did(ev.TellWorkers)
+
+
+def test_workers_that_do_not_train_yet_are_not_held() -> None:
+    node = running().feed(entered(0), parked(0), entered(1), parked(1), underway(0))
+    assert not node.hear(Hold(Round(1), 4)).did(ev.TellWorkers)
+
+
+def test_settings_are_told_to_workers_that_train_on() -> None:
+    order = Switch(Round(1), 4, 9, Purpose.SET, "lr", Settings(number=2))
+    node = training().hear(Hold(Round(1), 4)).hear(order)
+    assert told(node) == [local.Target(4, 9, "set", "lr", Settings(number=2))]
+    assert (phase(node), node.state.hold) == (AgentPhase.RUNNING, 0)
+
+
+def test_a_worker_that_must_be_restarted_says_why_once() -> None:
+    node = running()
+    for _ in range(2):
+        node.feed(ev.WorkerEntered(Round(1), 0, False, "no store"))
+    assert node.state.workers[0].how == "started with the world [no store]"
+
+
+def test_a_worker_that_parks_while_the_launcher_leaves_is_told_to_end() -> None:
+    node = training().hear(StopRound(Round(1), "z lost")).feed(ev.Interrupted(SIGTERM, again=False))
+    assert told(node.feed(parked(0, left=1))) == [local.Stop("the launcher leaves")]
