@@ -193,8 +193,9 @@ class FileCheckpointStorage:
             written, _ = self._put(f"{folder}/{name}", snapshot)
             self._write_manifest(folder, self._manifest(version, 1, {name: written}))
         except (OSError, JobConflict):
-            with contextlib.suppress(OSError):  # it takes space, and will never be completed
-                self._folders.delete(folder)
+            with contextlib.suppress(OSError):
+                if MANIFEST_FILE not in self._folders.content(folder).sizes:  # else another node has completed it
+                    self._folders.delete(folder)  # it takes space
             raise
 
     def _stays(self, folder: str, version: Version, name: str, snapshot: memoryview) -> bool:

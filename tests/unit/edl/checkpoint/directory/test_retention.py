@@ -218,6 +218,27 @@ def test_another_run_takes_over(tmp_path: Path) -> None:
     save(open_checkpoint_storage(files, "run-2"), 30, 2)
 
 
+@pytest.mark.parametrize("taken_over", [True, False])
+def test_what_another_node_has_completed_stays_when_this_one_fails(tmp_path: Path, taken_over: bool) -> None:
+    """All nodes write the last commit of a job that fails. Its next run begins from it."""
+
+    class Slow(FaultyFiles):
+        def write(self, name: str, pieces: object, *, new: bool = False) -> str:
+            if name.endswith("state.safetensors"):
+                save(open_checkpoint_storage(PlainFiles(tmp_path), "run-1"), 10)
+                if taken_over:
+                    open_checkpoint_storage(PlainFiles(tmp_path), "run-2").check()
+                else:
+                    raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return super().write(name, pieces, new=new)  # type: ignore[arg-type]
+
+    checkpoint_storage = open_checkpoint_storage(Slow(PlainFiles(tmp_path), Fault()), "run-1")
+    with pytest.raises(CheckpointError, match="has taken over" if taken_over else "Input/output error"):
+        save(checkpoint_storage, 10)
+    assert commits(tmp_path) == [10]
+    assert load(open_checkpoint_storage(PlainFiles(tmp_path), "run-2"))[0] == Version(1, 10)
+
+
 def test_taken_over_in_the_middle_of_a_write(tmp_path: Path) -> None:
     class Takeover(FaultyFiles):
         def write(self, name: str, pieces: object, *, new: bool = False) -> str:
