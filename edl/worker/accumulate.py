@@ -46,8 +46,8 @@ class DataParallelModel(Protocol):
         ...
 
     def backward_of_nothing(self, loss: Any) -> None:
-        """Add a gradient of exactly 0, whatever the loss, and take part in the other workers' collectives, also those of
-        modules."""
+        """Add a gradient of exactly 0, whatever the loss, and take part in the other workers' collectives, in those
+        of modules, too."""
         ...
 
     def conclude(self) -> None:
