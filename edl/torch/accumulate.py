@@ -83,11 +83,12 @@ class TorchModel:
         torch.autograd.backward(loss if factor == 1.0 else loss * factor)
 
     def backward_of_nothing(self, loss: torch.Tensor) -> None:
-        """Run a backward pass whose gradients count as 0: DDP waits for its hooks, so the pass itself is needed."""
+        """Run a backward pass whose gradients are 0: DDP waits for its hooks, and SyncBatchNorm for gradients of the
+        other workers, so the pass itself is needed. The hooks are for NaN and infinity, which stay so times 0."""
         with contextlib.ExitStack() as hooks:
             for parameter in self._parameters:
                 hooks.callback(parameter.register_hook(torch.zeros_like).remove)
-            torch.autograd.backward(loss)
+            torch.autograd.backward(loss, torch.zeros_like(loss))
 
     def conclude(self) -> None:
         """Nothing to do: DDP has averaged in the last pass."""

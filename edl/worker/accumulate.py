@@ -46,7 +46,8 @@ class DataParallelModel(Protocol):
         ...
 
     def backward_of_nothing(self, loss: Any) -> None:
-        """Add a gradient of exactly 0, whatever the loss, and take part in the other workers' collectives."""
+        """Add a gradient of exactly 0, whatever the loss, and take part in the other workers' collectives, in those
+        of modules, too."""
         ...
 
     def conclude(self) -> None:
@@ -306,7 +307,6 @@ class Averaged:
         self._inside = contextlib.ExitStack()
         self._buffers: Any = None
         self._squares = self._loss = 0.0
-        self._together = False
         self._parts = 0
         self._losses: list[Any] = []
 
@@ -317,8 +317,8 @@ class Averaged:
             if self._noise is not None:
                 self._model.listen()
         # An average stays what it is when it is averaged again with what later passes have added.
-        self._together = share.last or self._model.must_average()
-        self._inside.enter_context(self._model.together() if self._together else self._model.apart())
+        together = share.last or self._model.must_average()
+        self._inside.enter_context(self._model.together() if together else self._model.apart())
         self._buffers = None if share.samples else self._model.copy_buffers()
 
     def backward(self, share: Share, loss: Any) -> None:
@@ -331,7 +331,7 @@ class Averaged:
             if self._noise is not None:
                 self._parts += 1
                 self._squares += model.heard() / (factor * model.workers)
-        elif self._together:
+        else:
             model.backward_of_nothing(loss)
         if share.last:
             model.conclude()

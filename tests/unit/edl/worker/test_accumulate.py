@@ -257,6 +257,22 @@ def test_a_stand_in_leaves_no_trace_in_buffers_and_gradients() -> None:
         assert torch.equal(one, other)
 
 
+@pytest.mark.torch
+def test_each_stand_in_takes_part_in_the_backward_pass_and_adds_nothing_to_it() -> None:
+    """Modules such as SyncBatchNorm exchange gradients between the workers inside of it."""
+    torch = pytest.importorskip("torch")
+    edl: Any = importlib.import_module("edl.torch")
+    exchanged = []
+    model = torch.nn.Linear(WIDTH, 1)
+    items = [(torch.ones(2, WIDTH), Share(2 * (micro == 0), 2, micro, 3)) for micro in range(3)]
+    for step in edl.accumulate(Given([items]), model):
+        for batch in step:
+            output = model(batch)
+            output.register_hook(lambda gradient: exchanged.append(float(gradient.abs().sum())))
+            step.backward(output.mean())
+    assert exchanged == [1, 0, 0]
+
+
 @pytest.fixture(autouse=True)
 def _no_step_left() -> Iterator[None]:
     yield
