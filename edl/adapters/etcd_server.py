@@ -44,6 +44,10 @@ VERSION_S = 10.0
 QUOTA_BYTES = 2 << 30
 """Maximum size of a member's file: etcd's own default, about a hundred times the need of a job of a thousand nodes."""
 
+LARGEST_REQUEST = 8 << 20
+"""Largest write in bytes; etcd's default is 1.5 MiB, and the world of thousands of nodes with sharded states is larger.
+Above 10 MiB etcd warns."""
+
 HISTORY = 2000
 """Revisions that are kept."""
 
@@ -247,6 +251,7 @@ class EtcdMember:
             "auto-compaction-mode": "revision",
             "auto-compaction-retention": str(HISTORY),
             "quota-backend-bytes": str(self.quota_bytes),
+            "max-request-bytes": str(LARGEST_REQUEST),
             # Write-ahead log files have 64 MB each; by default etcd keeps five, and snapshots after ten times as many
             # writes.
             "snapshot-count": "10000",

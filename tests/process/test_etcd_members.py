@@ -151,6 +151,20 @@ def test_a_member_that_lost_its_disk_waits_for_a_majority(tmp_path: Path) -> Non
     run(body())
 
 
+def test_the_world_of_a_very_large_job_fits_into_a_write(tmp_path: Path) -> None:
+    async def body() -> None:
+        member = await lone_member(tmp_path)
+        store = EtcdStore([member.endpoint])
+        try:
+            await store.write([Put("/j/world", b"x" * (6 << 20))])
+            assert len((await store.read("/j/")).entries[0].value) == 6 << 20
+        finally:
+            await store.close()
+            await member.stop(0)
+
+    run(body())
+
+
 def test_data_of_members_that_are_not_in_the_endpoints_is_refused(tmp_path: Path) -> None:
     """A shorter list than before, with the data of the longer one: etcd alone would wait for a majority for ever."""
 
