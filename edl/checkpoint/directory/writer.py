@@ -190,13 +190,27 @@ class FileCheckpointStorage:
         if has_manifest:
             self._files.remove(f"{folder}/{MANIFEST_FILE}")
         try:
-            written, _ = self._put(f"{folder}/{name}", snapshot)
+            written, stamp = self._put(f"{folder}/{name}", snapshot)
             self._write_manifest(folder, self._manifest(version, 1, {name: written}))
+            self._follow(folder, version, name, written, stamp)
         except (OSError, JobConflict):
             with contextlib.suppress(OSError):
                 if MANIFEST_FILE not in self._folders.content(folder).sizes:  # else another node has completed it
                     self._folders.delete(folder)  # it takes space
             raise
+
+    def _follow(self, folder: str, version: Version, name: str, written: Sum, stamp: str) -> None:
+        """Write the manifest again if another node, whose state may differ in values that each worker has for itself,
+        has put its file in the place of this node's before the manifest was there."""
+        for _ in range(ATTEMPTS if stamp else 0):  # some file systems give a file another stamp each time
+            now = self._files.stamp(f"{folder}/{name}")
+            if now in ("", stamp):
+                return
+            stamp = now
+            there = self._sum(f"{folder}/{name}", self._folders.content(folder).sizes.get(name, 0))
+            if there != written:
+                written = there
+                self._write_manifest(folder, self._manifest(version, 1, {name: there}))
 
     def _stays(self, folder: str, version: Version, name: str, snapshot: memoryview) -> bool:
         """Whether this commit is already there, complete. Raises ``CheckpointError`` if it is another job's.

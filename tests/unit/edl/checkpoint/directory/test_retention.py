@@ -239,6 +239,20 @@ def test_what_another_node_has_completed_stays_when_this_one_fails(tmp_path: Pat
     assert load(open_checkpoint_storage(PlainFiles(tmp_path), "run-2"))[0] == Version(1, 10)
 
 
+def test_two_nodes_that_write_one_commit_with_different_values_leave_one_that_can_be_used(tmp_path: Path) -> None:
+    """Such as running statistics, which each worker has for itself: the manifest is that of the file."""
+
+    class Slow(FaultyFiles):
+        def write(self, name: str, pieces: object, *, new: bool = False) -> str:
+            if name.endswith("DONE"):
+                theirs = memoryview(state(10, round_=7))
+                open_checkpoint_storage(PlainFiles(tmp_path), "run-1").write(Version(1, 10), theirs)
+            return super().write(name, pieces, new=new)  # type: ignore[arg-type]
+
+    save(open_checkpoint_storage(Slow(PlainFiles(tmp_path), Fault()), "run-1"), 10)
+    assert load(open_checkpoint_storage(PlainFiles(tmp_path), "run-1"))[0] == Version(1, 10)
+
+
 def test_taken_over_in_the_middle_of_a_write(tmp_path: Path) -> None:
     class Takeover(FaultyFiles):
         def write(self, name: str, pieces: object, *, new: bool = False) -> str:
