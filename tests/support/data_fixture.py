@@ -156,6 +156,8 @@ class Bench:
     def _take(self, effects: tuple[Effect, ...]) -> None:
         for effect in effects:
             match effect:
+                case Keep(name, b""):
+                    self.kept.pop(name, None)
                 case Keep(name, value):
                     self.kept[name] = value
                 case TellWorker(caller, body):
