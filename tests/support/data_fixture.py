@@ -156,10 +156,10 @@ class Bench:
     def _take(self, effects: tuple[Effect, ...]) -> None:
         for effect in effects:
             match effect:
+                case Keep(name, b""):
+                    self.kept.pop(name, None)
                 case Keep(name, value):
                     self.kept[name] = value
-                    if not value:
-                        del self.kept[name]
                 case TellWorker(caller, body):
                     if not self.lose():
                         self.boards[caller.slot].coming.append((self.machine, body))

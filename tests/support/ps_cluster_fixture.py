@@ -206,10 +206,10 @@ class Cluster:
     def _do(self, effects: tuple[sv.Effect, ...]) -> None:
         for effect in effects:
             match effect:
+                case sv.Keep(name, b""):
+                    self.store.pop(name, None)
                 case sv.Keep(name, value):
                     self.store[name] = value
-                    if not value:
-                        del self.store[name]
                 case sv.AddToHistory(text):
                     self.notes.append(text)
                 case sv.TellWorker(caller, body):

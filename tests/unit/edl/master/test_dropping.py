@@ -252,14 +252,14 @@ class TestDrops:
     @pytest.mark.parametrize("others_end", [True, False])
     def test_the_slot_of_the_last_independent_worker_stays(self, others_end: bool) -> None:
         """Else the job would end well, with what that worker still had to do undone."""
-        rule = Slotted(NodeRange(2, 2), strikes=1)
+        rule = Slotted(NodeRange(3, 3), strikes=1)
         rule.spec = dataclasses.replace(rule.spec, servers=Training())
         rule.state = dataclasses.replace(rule.state, spec=rule.spec)
-        rule.come(node_info("a", 2), node_info("b", 1))
-        if others_end:
-            rule.feed(ev.NodeSaid(NodeId("b"), Incarnation(2), WorkersDone(Round(1))))
+        rule.come(node_info("a", 2), node_info("b", 1), node_info("c", 1))
+        for number, name in ((2, "b"), (3, "c"))[: 1 + others_end]:
+            rule.feed(ev.NodeSaid(NodeId(name), Incarnation(number), WorkersDone(Round(1))))
         rule.breaks(failure())
-        assert rule.places == {"a": (0, 1) if others_end else (0,), "b": (0,)}
+        assert rule.places == {"a": (0, 1) if others_end else (0,), "b": (0,), "c": (0,)}
         notes = [one.text for one in rule.effects if isinstance(one, ev.HistoryNote)]
         assert any("it stays: the workers of all other nodes have ended" in text for text in notes) is others_end
 

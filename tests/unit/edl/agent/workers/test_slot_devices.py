@@ -14,7 +14,7 @@ from edl.launch import accelerators, slot_options
 from edl.launch.options import record
 from edl.launch.options.agreement import differences
 from edl.types import JobId, NodeId
-from tests.unit.edl.agent.machine.test_dropped_slots import world_of
+from tests.unit.edl.agent.machine.test_used_slots import world_of
 from tests.unit.edl.master.test_dropping import ALL
 
 CUDA, FOUR = "CUDA_VISIBLE_DEVICES", ("4", "5", "6", "7")
