@@ -45,6 +45,8 @@ take all places, and those that come later would get no answer in time."""
 FILES_SHARE = 2
 """One in so many connections served at once may be about files of synchronised directories: those wait for a disk,
 which may hang, and the state must be served all the same."""
+ACCEPT_AGAIN_S = 1.0
+"""Pause after a connection that could not be accepted, probably for lack of descriptors."""
 _RANGE = struct.Struct(">QQ")
 _MOST_RANGES = 1_000_000
 _BACKGROUND_NICENESS = 15
@@ -223,6 +225,7 @@ class TcpCopies:
             self._threads.add(thread)
 
     def _accept(self, listener: socket.socket, snapshot_pool: SnapshotPool) -> None:
+        said = ""
         while True:
             self._places.acquire()
             try:
@@ -230,10 +233,13 @@ class TcpCopies:
             except OSError as error:
                 if self._stopped or listener.fileno() < 0:
                     return
-                log.warning("Snapshot copies: cannot accept a connection: %s", error)
+                if str(error) != said:
+                    said = str(error)
+                    log.warning("Snapshot copies: cannot accept a connection: %s", said)
                 self._places.release()
-                threading.Event().wait(self._limits.silence_s)  # probably out of file descriptors: retry later
+                self._ended.wait(ACCEPT_AGAIN_S)
                 continue
+            said = ""
             try:
                 self._launch(self._serve, connection, snapshot_pool)
             except RuntimeError as error:  # there can be no further thread at present
