@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from edl.arithmetic.adascale import AdaScale as AdaScale
-    from edl.paddle.accumulate import accumulate as accumulate
+    from edl.paddle.accumulation import accumulate as accumulate
     from edl.paddle.checkpoint import load_checkpoint as load_checkpoint
     from edl.paddle.comm import all_gather as all_gather
     from edl.paddle.comm import all_reduce as all_reduce
@@ -32,7 +32,7 @@ _PLACES = {
     "Data": "edl.paddle.data",
     "load_checkpoint": "edl.paddle.checkpoint",
     "AdaScale": "edl.arithmetic.adascale",
-    "accumulate": "edl.paddle.accumulate",
+    "accumulate": "edl.paddle.accumulation",
     "scale_lr": "edl.paddle.lr",
     "State": "edl.paddle.state",
     "run": "edl.paddle.state",

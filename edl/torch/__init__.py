@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from edl.arithmetic.adascale import AdaScale as AdaScale
-    from edl.torch.accumulate import accumulate as accumulate
+    from edl.torch.accumulation import accumulate as accumulate
     from edl.torch.checkpoint import load_checkpoint as load_checkpoint
     from edl.torch.data import Data as Data
     from edl.torch.ddp import parallel as parallel
@@ -30,7 +30,7 @@ _PLACES = {
     "Data": "edl.torch.data",
     "load_checkpoint": "edl.torch.checkpoint",
     "AdaScale": "edl.arithmetic.adascale",
-    "accumulate": "edl.torch.accumulate",
+    "accumulate": "edl.torch.accumulation",
     "scale_lr": "edl.torch.lr",
     "State": "edl.torch.state",
     "run": "edl.torch.state",

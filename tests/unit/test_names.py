@@ -106,3 +106,13 @@ def test_a_replaced_word_is_found(line: str) -> None:
 
 def test_words_that_contain_a_replaced_word_are_not_found() -> None:
     assert with_word("kit", [("edl/new.py:1", "the kitchen, and a toolkit")]) == []
+
+
+@pytest.mark.parametrize("package", ["edl.torch", "edl.paddle"])
+def test_no_module_takes_a_public_name(package: str) -> None:
+    """Importing a module sets an attribute of its package: a name that is imported on first use would be the module."""
+    folder = ROOT / package.replace(".", "/")
+    modules = {path.stem for path in folder.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    exported = re.search(r"^__all__ = \[(.*?)\]", (folder / "__init__.py").read_text(), re.MULTILINE | re.DOTALL)
+    assert exported is not None
+    assert modules.isdisjoint(re.findall(r'"(\w+)"', exported[1]))

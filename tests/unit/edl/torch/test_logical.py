@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from edl.torch.accumulate import TorchModel  # noqa: E402
+from edl.torch.accumulation import TorchModel  # noqa: E402
 from edl.torch.logical import LogicalModel  # noqa: E402
 
 pytestmark = pytest.mark.torch

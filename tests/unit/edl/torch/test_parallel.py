@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from torch._C._distributed_c10d import HashStore  # noqa: E402
 
 from edl.torch import ddp  # noqa: E402
-from edl.torch.accumulate import TorchModel  # noqa: E402
+from edl.torch.accumulation import TorchModel  # noqa: E402
 from edl.torch.state import State  # noqa: E402
 from edl.worker import session as sessions  # noqa: E402
 from edl.worker.session import Session  # noqa: E402
