@@ -24,6 +24,7 @@ from edl.adapters.etcd_plan import MemberPlan, SocketPlan, is_socket, plan_membe
 from edl.adapters.etcd_rpc import Connections, Endpoint, Metadata, rpc_pb2
 from edl.adapters.etcd_server import POLL_S, PROBE_S, EtcdMember
 from edl.adapters.identity import Identity, secret_at
+from edl.adapters.knocking import own_address_towards
 from edl.adapters.runtime_folder import runtime_folder
 from edl.errors import PortInUse, SettingError, StoreError, StoreUnavailable
 from edl.wire.address import address
@@ -203,14 +204,9 @@ def _is_loopback(address: str) -> bool:
 def _outward_address(host: str) -> str | None:
     """This host's address as seen by ``host``; nothing is sent. None without a route."""
     try:
-        found = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
+        return own_address_towards(host, 9)
     except OSError:
         return None
-    for family, kind, protocol, _, target in found:
-        with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
-            probe.connect(target)
-            return str(probe.getsockname()[0])
-    return None
 
 
 class _Program(enum.Enum):

@@ -1,4 +1,5 @@
-"""Tests whether a server listens at an address, and whether it is alive, by short connections."""
+"""Tests whether a server listens at an address, and whether it is alive, by short connections; and this host's own
+address on the way there."""
 
 from __future__ import annotations
 
@@ -38,6 +39,16 @@ async def _greet(host: str, port: int) -> bool:
         return True
     finally:
         writer.close()
+
+
+def own_address_towards(host: str, port: int) -> str | None:
+    """This host's address on the route to another one; no packet is sent. None without a route. Raises ``OSError`` if
+    the name does not resolve."""
+    for family, kind, protocol, _, target in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM):
+        with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
+            probe.connect(target)
+            return str(probe.getsockname()[0])
+    return None
 
 
 async def knock_socket(path: str, timeout_s: float) -> None:

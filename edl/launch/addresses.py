@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import ipaddress
 import os
@@ -14,6 +13,7 @@ from edl.adapters.etcd_lease import EtcdLeases
 from edl.adapters.etcd_plan import SOCKET, is_socket, split_endpoint
 from edl.adapters.etcd_rpc import EtcdTls
 from edl.adapters.identity import Identity, identity_of
+from edl.adapters.knocking import own_address_towards
 from edl.errors import SettingError
 from edl.launch.settings import Backend, StoreSettings
 from edl.wire.secret import Secret
@@ -102,9 +102,7 @@ def address_towards(endpoint: str) -> str:
     """
     if is_socket(endpoint):
         return "127.0.0.1"
-    host, port = split_endpoint(endpoint)
-    for family, kind, protocol, _, target in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM):
-        with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
-            probe.connect(target)  # no packet is sent; the kernel only picks the route
-            return str(probe.getsockname()[0])
+    found = own_address_towards(*split_endpoint(endpoint))
+    if found is not None:
+        return found
     raise SettingError("--local-addr", "''", f"no route from here to {endpoint}", "Name this node's address")

@@ -64,16 +64,8 @@ class Exchanges:
         self._ordered = ordered
         self._order = ordered.order
         both = socket.has_dualstack_ipv6()  # the others may have an address of either family
-        self._listener = socket.socket(socket.AF_INET6 if both else socket.AF_INET, socket.SOCK_STREAM)
-        try:
-            self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if both:
-                self._listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-            self._listener.bind(("", ordered.order.port))
-            self._listener.listen(16)
-        except OSError:
-            self._listener.close()
-            raise
+        family = socket.AF_INET6 if both else socket.AF_INET
+        self._listener = socket.create_server(("", ordered.order.port), family=family, backlog=16, dualstack_ipv6=both)
         self.store_port = 0
         """Port of ``DeviceLinks``, which the others learn; 0: this node has none."""
         self.stores: dict[str, int] = {}
