@@ -1,7 +1,7 @@
 """Copies commits to another node, and fetches parts from other nodes.
 
-One low-priority thread sends, until the node leaves. A worker waits for what is fetched, so several parts are fetched
-at once.
+One low-priority thread sends, unless the processors are too busy for it or a worker or the end of the node waits. A
+worker waits for what is fetched, so several parts are fetched at once.
 """
 
 from __future__ import annotations
@@ -32,6 +32,10 @@ LEAVING_TRIES = 10
 """Attempts of a leaving node to send its commit to a peer that does not accept it; the peer may have left as well."""
 COPIES_LAG = 2
 """Commits by which a copy may be older than the newest commit and still count: copies are sent while training."""
+SLOW_COPY_S = 2.0
+SLOW_COPY_BYTES_PER_S = 50e6
+"""A copy that takes longer than ``SLOW_COPY_S`` plus its size at this rate had too little processor time: on a machine
+with more busy processes than processors, a low-priority thread may run for a few milliseconds a second."""
 COPY_TIMEOUT_S = 10.0
 """Seconds that a worker with a sharded state waits until its previous commit is on another node as well."""
 
@@ -74,6 +78,8 @@ class CommitReplication:
         """Workers that wait for a copy."""
         self._copied: dict[SnapshotStream, Holding] = {}
         self._warned = self._failed = False
+        self._is_starved = False
+        """A copy at low priority took too long: to this peer, the others are sent at normal priority."""
         self._to_send = asyncio.Event()
         self._sent = asyncio.Event()
         self._fetches: dict[tuple[Version, int], _Fetching] = {}
@@ -111,7 +117,7 @@ class CommitReplication:
         never = self._copying is Copying.NEVER
         self._peer = CopyTarget(node, host, port) if node and node != self._node and not never else None
         self._copied.clear()  # if the same peer is named again, it reports what it already has
-        self._warned = False
+        self._warned = self._is_starved = False
         self._patient = True
         self._peer_named.set()
         self.look()
@@ -222,27 +228,33 @@ class CommitReplication:
         return self._leaving or self._waiting > 0
 
     async def _copy(self, stream: SnapshotStream, peer: CopyTarget) -> bool:
-        if not self._is_urgent and (size := self._snapshot_pool.newest_size(stream)):
+        size = self._snapshot_pool.newest_size(stream)
+        if not self._is_urgent and size:
             await self._one_more(stream, size)
         loan = self._snapshot_pool.borrow_newest(stream)
         if loan is None:
             return True
 
-        urgent = self._is_urgent
+        normal_priority = self._is_urgent or self._is_starved
 
         def put() -> None:
             try:
-                self._copies.put(peer.host, peer.port, loan, urgent=urgent)
+                self._copies.put(peer.host, peer.port, loan, urgent=normal_priority)
             finally:
                 loan.release()
 
+        clock = asyncio.get_running_loop().time
+        began_at = clock()
         try:
-            await in_pool(self._fetchers if urgent else self._sender, put)
+            await in_pool(self._fetchers if normal_priority else self._sender, put)
         except Exception as error:  # noqa: BLE001 - any failure costs a copy, but must not end the task
             if not self._warned:
                 log.warning("State: cannot copy commits to node %s: %s. Trying again at each commit", peer.node, error)
             self._warned = True
             return False
+        finally:
+            if peer is self._peer and clock() - began_at > SLOW_COPY_S + size / SLOW_COPY_BYTES_PER_S:
+                self._is_starved = True
         if self._warned:
             log.info("State: copying commits to node %s works again", peer.node)
         self._warned = False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from typing import Any
 
@@ -50,34 +49,6 @@ def test_each_commit_reaches_the_other_node() -> None:
         assert await piece(there, 2) == 2
 
     run(test)
-
-
-def test_a_node_that_leaves_does_not_copy_at_low_priority(monkeypatch: pytest.MonkeyPatch) -> None:
-    niceness: list[tuple[bool, int]] = []
-    put = MemoryCopies.put
-
-    def noted(self: MemoryCopies, host: str, port: int, lent: Lent, *, urgent: bool = False) -> None:
-        niceness.append((urgent, os.getpriority(os.PRIO_PROCESS, threading.get_native_id())))
-        put(self, host, port, lent, urgent=urgent)
-
-    async def test(bench: Bench) -> None:
-        here, there = bench.node(A), bench.node(B)
-        worker = Worker(here)
-        here.keep_with(B, B, 1)
-        await worker.commit(1)
-        await bench.copied.get()
-        await until(lambda: there.holdings() == (h(1),))
-        await worker.commit(2)
-        assert await here.copied_before_leaving(LIMIT_S)
-        await worker.commit(3)
-        assert await here.copied_before_leaving(LIMIT_S)
-
-    monkeypatch.setattr(MemoryCopies, "put", noted)
-    run(test)
-    usual = os.getpriority(os.PRIO_PROCESS, 0)
-    assert not niceness[0][0]
-    assert niceness[0][1] > usual
-    assert niceness[-1] == (True, usual)
 
 
 def test_the_node_that_a_copy_comes_to_says_so() -> None:
