@@ -36,7 +36,7 @@ def test_the_cluster_goes_on_without_one_member_and_takes_it_back(tmp_path: Path
     async def body() -> None:
         async with three_members(tmp_path) as (endpoints, members):
             store = EtcdStore(endpoints, request_timeout_s=1.0)
-            after = (await store.read("/j/")).revision
+            after = (await persistently(lambda: store.read("/j/"))).revision
             watch = asyncio.ensure_future(keys_seen(store, "/j/", after, "last"))
             numbers = itertools.count()
 
@@ -47,7 +47,7 @@ def test_the_cluster_goes_on_without_one_member_and_takes_it_back(tmp_path: Path
                 return key
 
             wanted = [await put_next()]
-            lease = await store.grant_lease(10)
+            lease = await persistently(lambda: store.grant_lease(10))
             for victim in members:  # the leader is one of them
                 kill(victim)
                 await victim.wait_exit()
@@ -62,9 +62,8 @@ def test_the_cluster_goes_on_without_one_member_and_takes_it_back(tmp_path: Path
             seen = await watch
             # A write whose answer was lost may have happened twice; each change is told once, in order.
             assert list(dict.fromkeys(seen)) == [*wanted, "last"]
-            assert {entry.key for entry in (await store.read("/j/")).entries} == {
-                f"/j/{key}" for key in [*wanted, "last"]
-            }
+            there = await persistently(lambda: store.read("/j/"))
+            assert {entry.key for entry in there.entries} == {f"/j/{key}" for key in [*wanted, "last"]}
             await store.close()
 
     run(body())
@@ -75,9 +74,9 @@ def test_a_member_that_hangs_is_left_by_calls_and_watches(tmp_path: Path) -> Non
         async with three_members(tmp_path) as (endpoints, members):
             watcher = EtcdStore(endpoints, request_timeout_s=1.0)
             writer = EtcdStore(endpoints[1:], request_timeout_s=1.0)
-            after = (await watcher.read("/j/")).revision
+            after = (await persistently(lambda: watcher.read("/j/"))).revision
             watch = asyncio.ensure_future(keys_seen(watcher, "/j/", after, "2"))
-            await writer.write([Put("/j/1", b"")])
+            await persistently(lambda: writer.write([Put("/j/1", b"")]))
             kill(members[0], signal.SIGSTOP)
             try:
                 await persistently(lambda: writer.write([Put("/j/2", b"")]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -50,14 +51,17 @@ def test_status_for_people_and_for_tools(tmp_path: Path, etcd: OutsideEtcd) -> N
 
 
 def test_events_are_told_as_they_happen(tmp_path: Path, etcd: OutsideEtcd) -> None:
-    with Job(tmp_path, [etcd.endpoint]) as job:
+    with Job(tmp_path, [etcd.endpoint], nnodes="2") as job, contextlib.ExitStack() as stack:
         job.start("a", "b")
         before = job.wait_world(2)
         where = [f"--rdzv-endpoint={etcd.endpoint}", f"--rdzv-id={job.name}"]
-        follower = subprocess.Popen(
-            [sys.executable, "-u", "-m", "edl.cli", "events", "-f", "--json", *where],
-            env=job.base_environment(), stdout=subprocess.PIPE, text=True,
+        follower = stack.enter_context(
+            subprocess.Popen(
+                [sys.executable, "-u", "-m", "edl.cli", "events", "-f", "--json", *where],
+                env=job.base_environment(), stdout=subprocess.PIPE, text=True,
+            )
         )  # fmt: skip
+        stack.callback(follower.kill)
         assert follower.stdout is not None
         events = [json.loads(follower.stdout.readline()) for _ in range(3)]
         assert [event["kind"] for event in events] == ["node-joined", "node-joined", "world-formed"]
@@ -76,7 +80,6 @@ def test_events_are_told_as_they_happen(tmp_path: Path, etcd: OutsideEtcd) -> No
         for node in job.nodes.values():
             node.send(signal.SIGTERM)
         assert follower.wait(60) in (0, ExitCode.STORE_UNREACHABLE)
-        follower.stdout.close()
 
 
 def test_looking_is_quick_and_needs_no_framework(tmp_path: Path, etcd: OutsideEtcd) -> None:
