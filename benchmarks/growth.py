@@ -106,10 +106,11 @@ class LightConnection(Connection):
 class Node:
     """A launcher's end of the stream to the Master."""
 
-    def __init__(self, info: NodeInfo, port: int, seen: Callable[[Round, float], None]) -> None:
+    def __init__(self, info: NodeInfo, port: int, lease_s: float, seen: Callable[[Round, float], None]) -> None:
         self.info = info
         self.attached = asyncio.Event()
         self._port = port
+        self._lease_s = lease_s
         self._seen = seen
         self._round = Round(0)
         self._running = Round(0)
@@ -119,7 +120,7 @@ class Node:
     async def _live(self) -> None:
         pauses = Backoff(RECONNECT_PAUSE_S, LONGEST_RECONNECT_PAUSE_S)
         while True:
-            connection = LightConnection(HOST, self._port, SECRET, LEASE_S)
+            connection = LightConnection(HOST, self._port, SECRET, self._lease_s)
             heard = _Heard(self, connection)
             await connection.run(heard.opened, heard.heard)
             if self.attached.is_set():
@@ -179,15 +180,19 @@ def _all_there(times: Sequence[float], nodes: int) -> bool:
     return len(times) >= nodes
 
 
-def nodes_process(pipe: Pipe, infos: Sequence[NodeInfo], port: int) -> None:
+def nodes_process(pipe: Pipe, infos: Sequence[NodeInfo], port: int, lease_s: float) -> None:
     """Run all nodes; answers the requests of the main process."""
-    asyncio.run(_nodes(pipe, infos, port))
+    asyncio.run(_nodes(pipe, infos, port, lease_s))
 
 
-async def _nodes(pipe: Pipe, infos: Sequence[NodeInfo], port: int) -> None:
+async def _nodes(pipe: Pipe, infos: Sequence[NodeInfo], port: int, lease_s: float) -> None:
     started: dict[Round, list[float]] = {}
     paces: asyncio.Future[None] | None = None
-    nodes = [Node(info, port, lambda number, at_s: started.setdefault(number, []).append(at_s)) for info in infos]
+
+    def seen(number: Round, at_s: float) -> None:
+        started.setdefault(number, []).append(at_s)
+
+    nodes = [Node(info, port, lease_s, seen) for info in infos]
     while True:
         order, argument = await asyncio.to_thread(pipe.recv)
         if order == "attached":
@@ -316,13 +321,14 @@ class Masters:
     async def _keep(self, candidate: Candidate) -> None:
         from edl.errors import LeaseLost
 
+        lease_s = self._spec.timeouts.lease_ttl_s
         while True:
-            lease = Incarnation(await self._store.grant_lease(LEASE_S))
+            lease = Incarnation(await self._store.grant_lease(lease_s))
             candidate.registered(lease)
             with contextlib.suppress(LeaseLost):
                 while True:
                     await self._store.renew_lease(lease)
-                    await asyncio.sleep(LEASE_S / 3)
+                    await asyncio.sleep(lease_s / 3)
             candidate.unregistered()
 
 
@@ -344,10 +350,10 @@ Ask = Callable[..., Any]
 
 
 @contextlib.asynccontextmanager
-async def _nodes_beside(infos: Sequence[NodeInfo], port: int) -> AsyncIterator[Ask]:
+async def _nodes_beside(infos: Sequence[NodeInfo], port: int, lease_s: float) -> AsyncIterator[Ask]:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=nodes_process, args=(theirs, infos, port), daemon=True)
+    process = context.Process(target=nodes_process, args=(theirs, infos, port, lease_s), daemon=True)
     process.start()
 
     async def ask(order: str, argument: object = None) -> Any:
@@ -425,12 +431,12 @@ class Bench:
 
 
 @contextlib.asynccontextmanager
-async def master_with_nodes(count: int, endpoint: str) -> AsyncIterator[Bench]:
+async def master_with_nodes(count: int, endpoint: str, lease_s: float = LEASE_S) -> AsyncIterator[Bench]:
     """A Master in this process, and this number of nodes in another one that begin to attach."""
     store, keys = CountingStore([endpoint], request_timeout_s=5.0), JobKeys(JOB)
-    spec = JobSpec(JOB, NodeRange(1, count), timeouts=Timeouts(join_grace_s=120.0, lease_ttl_s=LEASE_S))
+    spec = JobSpec(JOB, NodeRange(1, count), timeouts=Timeouts(join_grace_s=120.0, lease_ttl_s=lease_s))
     meter = Meter(store)
-    server = MasterServer(lambda: SECRET, LEASE_S)
+    server = MasterServer(lambda: SECRET, lease_s)
     port = await server.start(HOST)
     victim = socket.create_server((HOST, 0))
     watching = asyncio.ensure_future(meter.watch())
@@ -442,7 +448,7 @@ async def master_with_nodes(count: int, endpoint: str) -> AsyncIterator[Bench]:
     await _register(store, keys, infos)
     await masters.begin()
     meter.begin()
-    async with _nodes_beside(infos, port) as ask:
+    async with _nodes_beside(infos, port, lease_s) as ask:
         yield Bench(store, keys, masters, meter, infos, port, victim, ask)
     await masters.end()
     watching.cancel()
@@ -451,10 +457,10 @@ async def master_with_nodes(count: int, endpoint: str) -> AsyncIterator[Bench]:
     await store.close()
 
 
-async def measure(count: int, endpoint: str, minutes: int = 0) -> Result:
+async def measure(count: int, endpoint: str, minutes: int = 0, lease_s: float = LEASE_S) -> Result:
     """All measurements with this number of nodes. ``minutes``: duration of the losses afterwards."""
     result = Result(count)
-    async with master_with_nodes(count, endpoint) as bench:
+    async with master_with_nodes(count, endpoint, lease_s) as bench:
         masters, meter, ask = bench.masters, bench.meter, bench.ask
         result.phases["attach"] = meter.spent(await ask("attached"))
         meter.begin()
