@@ -29,6 +29,7 @@ from edl.adapters.etcd_plan import MemberPlan, SocketPlan
 from edl.adapters.etcd_rpc import Connections, Endpoint, Metadata, rpc_pb2
 from edl.adapters.knocking import knock, knock_socket
 from edl.errors import StoreError, StoreUnavailable
+from edl.tasks import end
 
 POLL_S = 0.01
 """Seconds between two checks of a member that is starting or stopping."""
@@ -338,19 +339,19 @@ class EtcdMember:
         """
         deadline_s = _now_s() + timeout_s
         await self.wait_listening(timeout_s)
-        while True:
-            # Each try is short, so that the end of the process is noticed.
-            limit_s = min(max(deadline_s - _now_s(), POLL_S), PROBE_S)
-            store = EtcdStore([self.endpoint], request_timeout_s=limit_s, tls=self.identity)
-            try:
-                await store.read("\0")
-                return
-            except StoreUnavailable as error:
-                self._check_running()
-                if _now_s() >= deadline_s:
-                    raise self._not_ready(timeout_s, str(error)) from error
-            finally:
-                await store.close()
+        # One call with all of the time: on a busy machine, none of many short ones might be answered.
+        store = EtcdStore([self.endpoint], request_timeout_s=max(deadline_s - _now_s(), POLL_S), tls=self.identity)
+        reading, ending = asyncio.ensure_future(store.read("\0")), asyncio.ensure_future(self.wait_exit())
+        try:
+            await asyncio.wait({reading, ending}, return_when=asyncio.FIRST_COMPLETED)
+            self._check_running()
+            await reading
+        except StoreUnavailable as error:
+            raise self._not_ready(timeout_s, str(error)) from error
+        finally:
+            await end(reading)
+            await end(ending)
+            await store.close()
 
     async def cluster_id(self) -> int:
         """The id of its cluster, even without a majority; 0 when the member does not answer."""

@@ -16,7 +16,7 @@ from edl.adapters.etcd_server import EtcdMember
 from edl.errors import StoreUnavailable
 from tests.process.free_ports import free_endpoints
 
-LIMIT_S = 90.0
+LIMIT_S = 300.0
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -39,7 +39,7 @@ async def three_members(folder: Path) -> AsyncIterator[tuple[list[str], list[Etc
     members = [await start(endpoints, folder) for _ in endpoints]
     try:
         assert [member.endpoint for member in members] == endpoints
-        await asyncio.gather(*(member.wait_ready(15) for member in members))
+        await asyncio.gather(*(member.wait_ready(60) for member in members))
         yield endpoints, members
     finally:
         for member in members:

@@ -56,7 +56,7 @@ def test_the_cluster_goes_on_without_one_member_and_takes_it_back(tmp_path: Path
                 back = await start(endpoints, tmp_path)
                 assert back.endpoint == victim.endpoint
                 members[members.index(victim)] = back
-                await back.wait_ready(15)
+                await back.wait_ready(60)
                 wanted.append(await put_next())
             await persistently(lambda: store.write([Put("/j/last", b"")]))
             seen = await watch
@@ -107,7 +107,7 @@ def test_without_a_majority_calls_fail_and_afterwards_all_is_there(tmp_path: Pat
             with pytest.raises(StoreUnavailable, match="More than half of the 3 members"):
                 await members[2].wait_ready(0.3)
             members[0] = await start(endpoints, tmp_path)
-            await members[0].wait_ready(15)
+            await members[0].wait_ready(60)
             await persistently(lambda: store.write([Put("/j/2", b"")]))
             assert list(dict.fromkeys(await watch)) == ["2"]
             assert len((await persistently(lambda: store.read("/j/"))).entries) == 2
@@ -127,7 +127,7 @@ def test_a_member_that_lost_its_disk_is_replaced(tmp_path: Path) -> None:
                 members[0].discard()
                 members[0] = await start(endpoints, tmp_path)
                 assert members[0].endpoint == endpoints[0]
-                await members[0].wait_ready(15)
+                await members[0].wait_ready(60)
                 await persistently(functools.partial(store.write, [Put(f"/j/{index}", b"")]))
             alone = EtcdStore(endpoints[:1])
             assert [entry.key for entry in (await alone.read("/j/")).entries] == ["/j/0", "/j/1", "/j/kept"]
@@ -176,7 +176,7 @@ def test_data_of_members_that_are_not_in_the_endpoints_is_refused(tmp_path: Path
                 await start_local_member(endpoints[:1], tmp_path)
             assert str(members[0].data_dir) in str(refused.value)
             pair = [await start(endpoints[:2], tmp_path) for _ in range(2)]
-            await asyncio.gather(*(member.wait_ready(15) for member in pair))
+            await asyncio.gather(*(member.wait_ready(60) for member in pair))
             await asyncio.gather(*(member.stop(0) for member in pair))
 
     run(body())
@@ -190,7 +190,7 @@ def test_launchers_that_start_together_share_the_members_out(tmp_path: Path) -> 
         try:
             assert sorted(member.endpoint for member in members) == sorted(endpoints)
             assert started.count(None) == 2
-            await asyncio.gather(*(member.wait_ready(15) for member in members))
+            await asyncio.gather(*(member.wait_ready(60) for member in members))
         finally:
             await asyncio.gather(*(member.stop(0) for member in members))
 
@@ -419,7 +419,7 @@ def test_an_etcd_that_does_not_start_says_why(tmp_path: Path) -> None:
         member = EtcdMember(plan_members(["192.0.2.1:2379"])[0], tmp_path)  # not an address of this host
         member.start()
         with pytest.raises(StoreError, match=r"ended with status 1\. The end of its log[^$]*cannot assign"):
-            await member.wait_ready(10)
+            await member.wait_ready(60)
         assert await member.wait_exit() == 1
 
     run(body())

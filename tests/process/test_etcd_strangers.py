@@ -32,7 +32,7 @@ def test_an_etcd_of_others_that_has_taken_the_port_of_a_member_is_not_believed(t
             kill(member)
             await member.stop(0)
             stranger.start()
-            await stranger.wait_ready(15)
+            await stranger.wait_ready(60)
             assert await stranger.cluster_id() not in (0, ours)
             for call in (lambda: store.read("a"), lambda: store.renew_lease(lease), lambda: store.revoke_lease(lease)):
                 with pytest.raises(StoreUnavailable, match="an etcd of another cluster"):
@@ -41,7 +41,7 @@ def test_an_etcd_of_others_that_has_taken_the_port_of_a_member_is_not_believed(t
                 await store.write([Put("b", b"")], [ModifiedAt("a", 2)])
             await stranger.stop(0)
             member.start()
-            await member.wait_ready(15)
+            await member.wait_ready(60)
             assert [entry.value for entry in (await store.read("a")).entries] == [b"1"]
             assert await store.renew_lease(lease) > 0
             await store.write([Put("a", b"2")])

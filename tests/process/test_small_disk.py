@@ -105,7 +105,7 @@ def test_a_member_starts_on_a_disk_without_room_for_its_logs_next_file(tmp_path:
     async def served() -> None:
         """Start, and write for long enough that the data has to grow."""
         member.start()
-        await member.wait_ready(30)
+        await member.wait_ready(60)
         store = EtcdStore([member.endpoint], request_timeout_s=5.0)
         for number in range(40):
             await store.write([Put(f"/filled/{number}", os.urandom(50_000))])

@@ -31,7 +31,6 @@ def main() -> None:
     loop = EDLLoop(build=build, loader=loader, global_batch=options.global_batch, done=0)
 
     def train(accelerator: Accelerator) -> dict[str, Any]:
-        rows.read = []  # without those of a step that was interrupted
         model, scheduler = train_epochs(loop, rows, accelerator)
         whole = {name: one.full_tensor() for name, one in model.state_dict().items()}
         return {"rank": accelerator.process_index, "weights": whole, "rate": scheduler.get_last_lr()}

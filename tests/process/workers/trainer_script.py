@@ -29,18 +29,27 @@ def parser() -> argparse.ArgumentParser:
 
 
 class Rows:
-    """A data set for any framework (a ``Dataset`` by its methods): rows of numbers. Notes which of them were read."""
+    """A data set for any framework (a ``Dataset`` by its methods): rows of numbers. Notes which of them were read in
+    this round, without those of a step that the end of the round before has interrupted."""
 
     def __init__(self, samples: int) -> None:
         self.rows = np.random.default_rng(3).normal(size=(samples, 8)).astype(np.float32)
         self.read: list[int] = []
+        self._round = round_now()
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __getitem__(self, index: int) -> Any:
+        if self._round != (now := round_now()):
+            self._round, self.read = now, []
         self.read.append(index)
         return self.rows[index]
+
+
+def round_now() -> int:
+    """The number of the round; 1 without a launcher."""
+    return int(os.environ.get("EDL_ROUND", "1"))
 
 
 def wait_until_free(folder: Path) -> None:
@@ -51,7 +60,7 @@ def wait_until_free(folder: Path) -> None:
 
 def log(options: argparse.Namespace, step: int, rank: int, world: int, read: list[int]) -> None:
     """Write a line for a step, in the form that the harness reads, and the step's samples; then pause."""
-    number, node = int(os.environ.get("EDL_ROUND", "1")), os.environ.get("EDL_NODE_ID", "none")
+    number, node = round_now(), os.environ.get("EDL_NODE_ID", "none")
     line = {"t": time.monotonic(), "step": step, "rank": rank, "world": world, "round": number, "pid": os.getpid(),
             "node": node}  # fmt: skip
     place = f"{node}.{number}.{rank}.{os.getpid()}"
