@@ -28,7 +28,7 @@ LIMIT_S = 20.0
 class Bench(Protocol):
     """One kind of store, and what a test may do to it."""
 
-    def store(self, *, timeout_s: float = 5.0) -> Store: ...
+    def store(self, *, timeout_s: float = 10.0) -> Store: ...
     async def pass_time(self, seconds: float) -> None: ...
     async def go_away(self) -> None: ...
     async def come_back(self) -> None: ...
@@ -40,7 +40,7 @@ class MemoryBench:
         self.clock = FakeClock()
         self.memory = MemoryStore(self.clock)
 
-    def store(self, *, timeout_s: float = 5.0) -> Store:
+    def store(self, *, timeout_s: float = 10.0) -> Store:
         return self.memory
 
     async def pass_time(self, seconds: float) -> None:
@@ -61,7 +61,7 @@ class EtcdBench:
     def __init__(self, member: EtcdMember) -> None:
         self.member = member
 
-    def store(self, *, timeout_s: float = 5.0) -> Store:
+    def store(self, *, timeout_s: float = 10.0) -> Store:
         return EtcdStore([self.member.endpoint], request_timeout_s=timeout_s)
 
     async def pass_time(self, seconds: float) -> None:
@@ -111,7 +111,7 @@ def here() -> str:
     return f"/test/{next(_numbers)}/"
 
 
-def run(body: Callable[[Store], Coroutine[Any, Any, None]], bench: Bench, *, timeout_s: float = 5.0) -> None:
+def run(body: Callable[[Store], Coroutine[Any, Any, None]], bench: Bench, *, timeout_s: float = 10.0) -> None:
     async def main() -> None:
         store = bench.store(timeout_s=timeout_s)
         try:

@@ -52,6 +52,11 @@ def kill(member: EtcdMember, number: signal.Signals = signal.SIGKILL) -> None:
         os.kill(member.pid, number)
 
 
+def patient_store(*endpoints: str, **named: Any) -> EtcdStore:
+    """A store whose calls wait as long as a busy machine needs."""
+    return EtcdStore(endpoints, request_timeout_s=60.0, **named)
+
+
 async def persistently(call: Callable[[], Awaitable[Any]]) -> Any:
     """Retry the call until the store answers, as a caller may for idempotent operations."""
     while True:

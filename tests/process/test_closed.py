@@ -72,9 +72,9 @@ def test_a_job_with_a_secret_gives_nothing_to_others(tmp_path: Path) -> None:
                 connection.sendall(b"GET /version HTTP/1.0\r\nHost: localhost\r\n\r\n")
                 assert b"etcdserver" not in connection.recv(4096)
             with pytest.raises(StoreError):
-                asyncio.run(read_all([f"{host}:{taken}"], None))
+                asyncio.run(read_all([f"{host}:{taken}"], None, 2.0))
             with pytest.raises(StoreError):
-                asyncio.run(read_all([f"{host}:{taken}"], identity_of(Secret(b"w" * 32))))
+                asyncio.run(read_all([f"{host}:{taken}"], identity_of(Secret(b"w" * 32)), 2.0))
         token = Secret(b"r" * 32).token(JobId(job.name))
         assert token.encode() not in asyncio.run(read_all(endpoints, identity_of(Secret(b"r" * 32))))
         said: dict[str, str] = {}
@@ -96,8 +96,8 @@ def test_a_job_with_a_secret_gives_nothing_to_others(tmp_path: Path) -> None:
         assert job.exit_codes() == {"a": 0, "b": 0}
 
 
-async def read_all(endpoints: list[str], identity: Identity | None) -> bytes:
-    store = EtcdStore(endpoints, request_timeout_s=2, tls=identity)
+async def read_all(endpoints: list[str], identity: Identity | None, limit_s: float = 60.0) -> bytes:
+    store = EtcdStore(endpoints, request_timeout_s=limit_s, tls=identity)
     try:
         return b" ".join(entry.value for entry in (await store.read("/edl/")).entries)
     finally:

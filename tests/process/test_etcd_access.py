@@ -15,13 +15,13 @@ from edl.adapters.etcd_rpc import rpc_pb2, rpc_pb2_grpc
 from edl.adapters.etcd_server import EtcdMember, find_binary
 from edl.errors import StoreRefused, StoreUnavailable
 from edl.ports import Put
-from tests.process.etcd_fixture import keys_seen, kill, persistently, run
+from tests.process.etcd_fixture import keys_seen, kill, patient_store, persistently, run
 from tests.process.free_ports import free_endpoints
 from tests.process.harness import lone_member
 
 
 async def enable_login(member: EtcdMember, password: str) -> None:
-    store = EtcdStore([member.endpoint])
+    store = patient_store(member.endpoint)
     await store.write([Put("/j/a", b"1")])
     auth = rpc_pb2_grpc.AuthStub((await store._connections.pick(None)).channel)
     await auth.UserAdd(rpc_pb2.AuthUserAddRequest(name="root", password=password))
@@ -34,7 +34,7 @@ async def enable_login(member: EtcdMember, password: str) -> None:
 def test_login_by_user_and_password(tmp_path: Path) -> None:
     async def body() -> None:
         member = await lone_member(tmp_path)
-        store = EtcdStore([member.endpoint], user="root", password="right")
+        store = patient_store(member.endpoint, user="root", password="right")
         await store.read("/j/")  # a user is no harm where none is needed
         await enable_login(member, "right")
         after = (await store.read("/j/")).revision
@@ -66,7 +66,7 @@ def test_wrong_credentials_are_refused_at_once(tmp_path: Path, user: str | None,
     async def body() -> None:
         member = await lone_member(tmp_path)
         await enable_login(member, "right")
-        store = EtcdStore([member.endpoint], user=user, password=password)
+        store = patient_store(member.endpoint, user=user, password=password)
         calls: list[Callable[[], Awaitable[object]]] = [
             lambda: store.read("/j/"),
             lambda: store.write([Put("/j/a", b"")]),
@@ -74,7 +74,7 @@ def test_wrong_credentials_are_refused_at_once(tmp_path: Path, user: str | None,
         ]
         for call in calls:
             with pytest.raises(StoreRefused, match="Check the user name and password"):
-                await asyncio.wait_for(call(), 3)
+                await asyncio.wait_for(call(), 30)
         await store.close()
         await member.stop(0)
 
@@ -100,7 +100,7 @@ def test_tls(tmp_path: Path) -> None:
     etcd = subprocess.Popen([find_binary(), *urls, *flags], stderr=subprocess.DEVNULL)
 
     async def body() -> None:
-        store = EtcdStore([endpoint], tls=EtcdTls(certificate))
+        store = patient_store(endpoint, tls=EtcdTls(certificate))
         await persistently(lambda: store.write([Put("/j/a", b"")]))
         lease = await store.grant_lease(5)
         # The first address is nobody's: the second one has half of the time.

@@ -27,7 +27,7 @@ from edl.adapters.etcd_server import EtcdMember, find_binary, version_of
 from edl.adapters.runtime_folder import runtime_folder, socket_folder
 from edl.errors import PortInUse, SettingError, StoreError, StoreUnavailable
 from edl.ports import Put
-from tests.process.etcd_fixture import ROOT, keys_seen, kill, persistently, run, start, three_members
+from tests.process.etcd_fixture import ROOT, keys_seen, kill, patient_store, persistently, run, start, three_members
 from tests.process.free_ports import free_endpoints
 from tests.process.harness import lone_member
 
@@ -129,7 +129,7 @@ def test_a_member_that_lost_its_disk_is_replaced(tmp_path: Path) -> None:
                 assert members[0].endpoint == endpoints[0]
                 await members[0].wait_ready(60)
                 await persistently(functools.partial(store.write, [Put(f"/j/{index}", b"")]))
-            alone = EtcdStore(endpoints[:1])
+            alone = patient_store(endpoints[0])
             assert [entry.key for entry in (await alone.read("/j/")).entries] == ["/j/0", "/j/1", "/j/kept"]
             await alone.close()
             await store.close()
@@ -153,7 +153,7 @@ def test_a_member_that_lost_its_disk_waits_for_a_majority(tmp_path: Path) -> Non
 def test_the_world_of_a_very_large_job_fits_into_a_write(tmp_path: Path) -> None:
     async def body() -> None:
         member = await lone_member(tmp_path)
-        store = EtcdStore([member.endpoint])
+        store = patient_store(member.endpoint)
         try:
             await store.write([Put("/j/world", b"x" * (6 << 20))])
             assert len((await store.read("/j/")).entries[0].value) == 6 << 20
@@ -328,7 +328,7 @@ def test_a_private_member_listens_on_sockets_alone_and_is_started_again_on_them(
     async def body() -> None:
         folder = socket_folder()
         member = await start_private_member(tmp_path, folder)
-        store = EtcdStore([member.endpoint])
+        store = patient_store(member.endpoint)
         assert member.pid is not None and listening(member.pid) == ["client:0", "peer:0"]
         assert folder.stat().st_mode & 0o777 == folder.parent.stat().st_mode & 0o777 == 0o700
         await store.write([Put("/j/a", b"1")])
@@ -378,13 +378,13 @@ def test_a_lone_member_stops_at_once_keeps_its_data_and_can_be_discarded(tmp_pat
     async def body() -> None:
         endpoint = free_endpoints(1)
         first = await start(endpoint, tmp_path)
-        store = EtcdStore(endpoint)
+        store = patient_store(*endpoint)
         await store.write([Put("/j/a", b"1")])
         await store.close()
         await first.stop()
         assert not first.running and first.has_data()
         second = await start(endpoint, tmp_path)  # the same data
-        store = EtcdStore(endpoint)
+        store = patient_store(*endpoint)
         assert [entry.value for entry in (await store.read("/j/")).entries] == [b"1"]
         lease = await store.grant_lease(1)
         assert await store.renew_lease(lease) == 1.0, "the shortest lease is a second"

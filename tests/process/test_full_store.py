@@ -15,6 +15,7 @@ from edl.adapters.etcd_room import keep_room, make_room
 from edl.adapters.etcd_server import EtcdMember
 from edl.errors import StoreError, StoreFull, StoreUnavailable
 from edl.ports import Put
+from tests.process.etcd_fixture import patient_store
 from tests.process.harness import DEADLINE_S, Job, OutsideEtcd, lone_member, until
 
 QUOTA_BYTES = 16 << 20
@@ -36,7 +37,7 @@ def test_a_member_makes_room_for_itself(tmp_path: Path) -> None:
 
     async def body() -> None:
         member = await lone_member(tmp_path, QUOTA_BYTES)
-        store = EtcdStore([member.endpoint])
+        store = patient_store(member.endpoint)
         try:
             assert await make_room(member) == ""
             written = await fill(store)
@@ -60,7 +61,7 @@ def test_it_does_so_before_it_is_full(tmp_path: Path) -> None:
 
     async def body() -> None:
         member = await lone_member(tmp_path, QUOTA_BYTES)
-        store, said = EtcdStore([member.endpoint]), list[str]()
+        store, said = patient_store(member.endpoint), list[str]()
         keeping = asyncio.ensure_future(keep_room(member, said.append, 0.05))
         try:
             for number in range(10 * QUOTA_BYTES // (1 << 16)):
@@ -86,7 +87,7 @@ def test_it_takes_little_of_a_disk_that_has_little_left(tmp_path: Path, monkeypa
 
     async def body() -> None:
         member = await lone_member(tmp_path)
-        store = EtcdStore([member.endpoint])
+        store = patient_store(member.endpoint)
         try:
             for number in range(32):
                 await store.write([Put(f"/ballast/{number % 20}", BALLAST)])
@@ -112,7 +113,7 @@ def test_history_goes_also_where_no_leader_lives_for_five_minutes(
 
     async def body() -> None:
         member = await lone_member(tmp_path)
-        store = EtcdStore([member.endpoint])
+        store = patient_store(member.endpoint)
         try:
             for number in range(30):
                 await store.write([Put("/count", str(number).encode())])
@@ -150,7 +151,7 @@ def test_a_job_trains_on_beside_a_full_store_and_goes_on_when_there_is_room(tmp_
 
 
 async def _fill(etcd: OutsideEtcd) -> None:
-    store = EtcdStore([etcd.endpoint])
+    store = patient_store(etcd.endpoint)
     try:
         await fill(store)
     finally:
@@ -166,7 +167,7 @@ def test_a_store_that_is_too_slow_is_told_from_one_that_is_not_there(tmp_path: P
 
     async def body() -> None:
         member = await lone_member(tmp_path)
-        store, patient = EtcdStore([member.endpoint], request_timeout_s=0.3), EtcdStore([member.endpoint])
+        store, patient = EtcdStore([member.endpoint], request_timeout_s=0.3), patient_store(member.endpoint)
         try:
             await store.write([Put("a", b"1")])
             await patient.read("a")

@@ -9,9 +9,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from edl.adapters.etcd import EtcdStore
 from edl.types import JobId
 from edl.wire.keys import JobKeys
+from tests.process.etcd_fixture import patient_store
 from tests.process.harness import Job, OutsideEtcd, until
 from tests.support.notification_sinks import MailSink, ProgramSink, WebhookSink, mail_sink, webhook_sink
 
@@ -83,7 +83,7 @@ def _noted(job: Job) -> list[int]:
     """What the store holds for each channel: the number of the last entry that was sent."""
 
     async def read() -> list[int]:
-        store = EtcdStore(list(job.endpoints))
+        store = patient_store(*job.endpoints)
         try:
             entries = (await store.read(JobKeys(JobId(job.name)).companion("notify/"))).entries
         finally:

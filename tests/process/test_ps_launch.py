@@ -12,10 +12,10 @@ from typing import Any
 
 import psutil
 
-from edl.adapters.etcd import EtcdStore
 from edl.exit_codes import START_OVER, ExitCode
 from edl.types import JobId
 from edl.wire.keys import JobKeys
+from tests.process.etcd_fixture import patient_store
 from tests.process.free_ports import free_endpoints
 from tests.process.harness import WORKERS, Job, Node, OutsideEtcd, alive, until
 
@@ -130,7 +130,7 @@ class Keys:
         self.prefix = JobKeys(JobId(job)).helper("ps", "servers/")
 
     async def _entries(self, revoke: str = "") -> dict[str, dict[str, Any]]:
-        store = EtcdStore([self.endpoint])
+        store = patient_store(self.endpoint)
         try:
             entries = (await store.read(self.prefix)).entries
             for entry in entries:

@@ -92,7 +92,7 @@ def told(processes: Mapping[int, Process], plan: Plan) -> Plan:
 
 
 def test_lines_pulls_and_pushes(start: Any) -> None:
-    one = start("a", "--most-bytes", str(1 << 20))
+    one = start("a", "--most-bytes", str(1 << 20), "--lease", "600")  # its Master here never pings
     assert one.ready["pid"] == one.process.pid and one.ask() == "!\n"
     plan = told({1: one}, Plan({1: one.place}, {1: ALL}))
     trainer = Trainer(one.place)

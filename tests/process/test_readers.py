@@ -23,11 +23,11 @@ from pyarrow import ipc
 from data_service.formats import open_reader
 from data_service.manifest import ShardRef
 from data_service.remote.client import TIMEOUT_S, Pool, RemoteReader
-from edl.adapters.etcd import EtcdStore
 from edl.exit_codes import ExitCode
 from edl.ports import KeyValue
 from edl.types import JobId
 from edl.wire.keys import JobKeys
+from tests.process.etcd_fixture import patient_store
 from tests.process.free_ports import free_endpoints
 from tests.process.harness import ROOT, WORKERS, Job, Node, OutsideEtcd, alive, stopped, until
 from tests.process.test_data import check, end_soon
@@ -55,7 +55,7 @@ class Keys:
 
     def _entries(self) -> Sequence[KeyValue]:
         async def read() -> Sequence[KeyValue]:
-            store = EtcdStore([self.endpoint])
+            store = patient_store(self.endpoint)
             try:
                 return (await store.read(self.prefix)).entries
             finally:
@@ -166,7 +166,7 @@ def test_a_key_that_is_lost_comes_back(tmp_path: Path, etcd: OutsideEtcd) -> Non
         (lost,) = keys.leases()
 
         async def lose() -> None:
-            store = EtcdStore([etcd.endpoint])
+            store = patient_store(etcd.endpoint)
             await store.revoke_lease(lost)
             await store.close()
 

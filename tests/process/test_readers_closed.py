@@ -13,12 +13,12 @@ import psutil
 import pyarrow.flight as fl
 import pytest
 
-from edl.adapters.etcd import EtcdStore
 from edl.adapters.identity import identity_of, secret_at
 from edl.exit_codes import ExitCode
 from edl.types import JobId
 from edl.wire.keys import JobKeys
 from edl.wire.secret import Secret
+from tests.process.etcd_fixture import patient_store
 from tests.process.free_ports import free_endpoints
 from tests.process.harness import WORKERS, Job, Node, until
 from tests.process.test_data import check, end_soon, files
@@ -34,7 +34,7 @@ def keys_of(job: Job) -> dict[str, dict[str, Any]]:
     """The readers' keys in the store, read with the job's secret."""
 
     async def read() -> dict[str, dict[str, Any]]:
-        store = EtcdStore(list(job.endpoints), tls=identity_of(SECRET))
+        store = patient_store(*job.endpoints, tls=identity_of(SECRET))
         prefix = JobKeys(JobId(job.name)).helper("data", "readers/")
         try:
             return {entry.key[len(prefix) :]: json.loads(entry.value) for entry in (await store.read(prefix)).entries}

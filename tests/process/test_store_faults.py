@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from edl.adapters.etcd import EtcdStore
 from edl.exit_codes import ExitCode
+from tests.process.etcd_fixture import patient_store
 from tests.process.free_ports import free_endpoints
 from tests.process.harness import Job, OutsideEtcd, alive, until
 
@@ -130,7 +130,7 @@ def test_every_launcher_ends_with_0_and_no_data_stays(tmp_path: Path) -> None:
 
 def test_an_ended_job_leaves_no_keys_in_an_outside_store(tmp_path: Path, etcd: OutsideEtcd) -> None:
     async def keys() -> list[str]:
-        store = EtcdStore([etcd.endpoint])
+        store = patient_store(etcd.endpoint)
         try:
             return [entry.key for entry in (await store.read(f"/edl/{job.name}/")).entries]
         finally:
