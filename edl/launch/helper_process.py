@@ -128,10 +128,16 @@ class HelperProcess:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(signal.SIGTERM)
 
-    async def stop(self, grace_s: float) -> None:
-        """Send SIGTERM, and SIGKILL after ``grace_s`` seconds. With 0 it is killed at once."""
+    def hang_up(self) -> None:
+        """Close its input: it ends as if this launcher had ended."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+
+    async def stop(self, grace_s: float, *, drains: bool = False) -> None:
+        """Send SIGTERM, and SIGKILL after ``grace_s`` seconds. With 0 it is killed at once. ``drains``: SIGTERM only
+        asks it to hand over its data, so its input is closed instead."""
         if self._process.returncode is None and grace_s > 0:
-            self.ask_to_end()
+            (self.hang_up if drains else self.ask_to_end)()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._process.wait(), grace_s)
         await _kill(self._process)

@@ -159,7 +159,8 @@ class Helpers:
             await asyncio.sleep(self._kind.farewell_s)
             # A process ends by itself after its grace; only one that hangs is killed.
             grace_s = self._kind.grace_s + 1.0 if self._kind.grace_s else 0.0
-            await asyncio.gather(*(process.stop(grace_s) for process in self._running.values()))
+            drains = self._kind.drain_s > 0
+            await asyncio.gather(*(process.stop(grace_s, drains=drains) for process in self._running.values()))
             self._running.clear()
 
     def kill(self) -> None:

@@ -3,8 +3,9 @@
 The launcher writes ``{"secret": …}``, and later ``?`` periodically. The process writes ``{"port": …, "path": …,
 "machine": …, "pid": …}`` once it listens, and answers each ``?`` with ``!``, or ``!0`` if no Master has been in contact
 lately. If the store cannot be reached either, the launcher then kills it, because replicas may have taken over. The
-process exits when its launcher has ended. On SIGTERM it keeps serving until the Master has moved its buckets away, or
-the grace period is over; the launcher marks its key for that.
+process exits when its launcher has ended or closes the connection. On SIGTERM it keeps serving until the Master has
+moved its buckets away, or the grace period is over; the launcher marks its key for that. Before it exits, it writes the
+evicted rows that it has kept back.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ log = logging.getLogger(__name__)
 FILES = 3 * EndpointLimits().peers
 """Open files needed: a socket and lent memory per connection, plus files for checkpoints."""
 FINISH_S = 5.0
-"""Most seconds that a pserver which leaves takes to write evicted rows."""
+"""Most seconds that a pserver takes at its end to write evicted rows, once it serves no more."""
 
 
 def serve(setup: Setup, host: str, port: int, grace_s: float, lease_s: float, launcher: ParentLauncher) -> NoReturn:
@@ -72,8 +73,7 @@ def serve(setup: Setup, host: str, port: int, grace_s: float, lease_s: float, la
             "Parameter server %s: exits with %d buckets; other pservers take over from replicas", setup.name, served
         )
     server.stop()
-    if drained.is_set():
-        server.checkpoint_task.finish(FINISH_S)
+    server.checkpoint_task.finish(FINISH_S)
     sys.stderr.flush()
     os._exit(0 if drained.is_set() or launcher.gone else 1)  # os._exit: threads may still be running
 

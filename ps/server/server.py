@@ -136,8 +136,8 @@ class ParameterServer:
         self._over.set()
         self.endpoint.stop()
         self.bucket_shell.stop()
-        self.checkpoint_task.stop()
         self.eviction_task.stop()
+        self.checkpoint_task.stop()
 
     def _compile(self, wanted: str) -> None:
         """Compile the kernels while the numpy kernels serve."""
