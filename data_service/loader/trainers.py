@@ -94,6 +94,8 @@ class TrainerDataSets:
         self._fence: Callable[[int], tuple[int, str]] | None = None
         self._said: dict[int, tuple[int, str]] = {}
         """By lost trainer: the number and the intent of its last push."""
+        self._named: dict[str, frozenset[int]] = {}
+        """By data set: the lost trainers that the Master last named. Only their intents are kept."""
         self.number = 0
         """This process's number in the parameter servers; 0 if it has none."""
         self.held = False
@@ -140,13 +142,19 @@ class TrainerDataSets:
     def ended(self, trainers_gone: Iterable[int], name: str, epoch: int) -> list[LostTrainer]:
         """The last intents of lost trainers for a data set; these trainers can push nothing new from now on.
         Thread-safe."""
-        found = []
+        found, said = [], dict[int, tuple[int, str]]()
         for trainer in trainers_gone:
-            if trainer not in self._said and self._fence is not None:
-                self._said[trainer] = self._fence(trainer)
-            seq, text = self._said.get(trainer, (-1, ""))
-            one = decode(text, name, epoch, trainer, seq)
-            found += [one] if one is not None else []
+            last = self._said.get(trainer)
+            if last is None and self._fence is not None:
+                last = self._fence(trainer)
+            if last is not None:
+                said[trainer] = last
+                one = decode(last[1], name, epoch, trainer, last[0])
+                found += [one] if one is not None else []
+        with self._lock:
+            self._named[name] = frozenset(said)
+            known = {**self._said, **said}
+            self._said = {trainer: known[trainer] for trainer in frozenset().union(*self._named.values())}
         return found
 
     def records(self) -> tuple[str, tuple[int, int] | None]:
