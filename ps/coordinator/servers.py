@@ -152,8 +152,7 @@ class PserverRegistry:
                 server = None
         if server is None:
             value = self.keys[name]
-            self._state.numbers += 1
-            server = Pserver(self._state.numbers, name, str(value["host"]), int(value["port"]))
+            server = Pserver(self._state.new_number(), name, str(value["host"]), int(value["port"]))
             server.path, server.machine = str(value.get("path", "")), str(value.get("machine", ""))
             server.draining = bool(value.get("draining"))
             self._state.servers[server.number] = server

@@ -21,6 +21,8 @@ from ps.spec import BUCKETS, TableSpec
 
 NO_PSERVER = 0
 """In place of a pserver's number: there is none. Real numbers begin at 1."""
+MOST_NUMBER = 32767
+"""The greatest number of a pserver: placement maps have 16 bits for it."""
 RESTORE = -1
 """In place of a giver's number: the bucket comes from a checkpoint."""
 
