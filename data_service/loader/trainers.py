@@ -92,6 +92,7 @@ class TrainerDataSets:
         self._opening: Callable[[], object] | None = None
         self._push: Callable[[], object] | None = None
         self._fence: Callable[[int], tuple[int, str]] | None = None
+        self._land: Callable[[], object] | None = None
         self._said: dict[int, tuple[int, str]] = {}
         """By lost trainer: the number and the intent of its last push."""
         self._named: dict[str, frozenset[int]] = {}
@@ -135,9 +136,20 @@ class TrainerDataSets:
         if self._push is not None:
             self._push()
 
-    def joined(self, number: int, push: Callable[[], object], fence: Callable[[int], tuple[int, str]]) -> None:
+    def land(self) -> None:
+        """Wait for a push that is on its way, so that its batches count."""
+        if self._land is not None:
+            self._land()
+
+    def joined(
+        self,
+        number: int,
+        push: Callable[[], object],
+        fence: Callable[[int], tuple[int, str]],
+        land: Callable[[], object] | None = None,
+    ) -> None:
         """This process is a trainer now; see the function ``joined``."""
-        self.number, self._push, self._fence = number, push, fence
+        self.number, self._push, self._fence, self._land = number, push, fence, land
 
     def ended(self, trainers_gone: Iterable[int], name: str, epoch: int) -> list[LostTrainer]:
         """The last intents of lost trainers for a data set; these trainers can push nothing new from now on.
@@ -188,11 +200,16 @@ def mark() -> Mark:
     return {data: data.handed_out for data in trainers.all()}
 
 
-def joined(number: int, push: Callable[[], object], fence: Callable[[int], tuple[int, str]]) -> None:
+def joined(
+    number: int,
+    push: Callable[[], object],
+    fence: Callable[[int], tuple[int, str]],
+    land: Callable[[], object] | None = None,
+) -> None:
     """Register this process as trainer ``number`` of the parameter servers. ``push()`` ends a step with the batches
     returned so far. ``fence(number)`` stops a lost trainer from pushing anything new, and returns the number and the
-    intent of its last push."""
-    trainers.joined(number, push, fence)
+    intent of its last push. ``land()`` waits for a push that is on its way, and reports its batches as ``pushed``."""
+    trainers.joined(number, push, fence, land)
 
 
 def records() -> tuple[str, tuple[int, int] | None]:
