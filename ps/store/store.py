@@ -213,8 +213,9 @@ class RowStore:
         return 0
 
     def _seen(self, table: Table, step: int) -> int:
-        """What is noted in rows of the table that are used in this step."""
-        return self.clock.now() if table.spec.eviction.unseen_s else step
+        """What is noted in rows of the table that are used in this step. In mode async a slow trainer's steps are lower
+        than those of others: what it uses now must not look old."""
+        return self.clock.now() if table.spec.eviction.unseen_s else max(step, self.most_seen_step)
 
     @property
     def timed(self) -> bool:
@@ -537,8 +538,9 @@ class RowStore:
         if found.mine is None:
             found.most = most
         gone = [found.none(), found.made_room()]
-        unseen = found.spec.eviction.unseen_steps or found.spec.eviction.unseen_s
-        limit_due = (max(0, self._seen(found, step) - unseen if unseen else 0) << 32) - 1
+        eviction = found.spec.eviction
+        unseen, now = eviction.unseen_steps or eviction.unseen_s, self.clock.now() if eviction.unseen_s else step
+        limit_due = (max(0, now - unseen if unseen else 0) << 32) - 1
         total, due = 0, 0
         samples = []
         stride = 1 + found.rows // SAMPLE
