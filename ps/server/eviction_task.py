@@ -57,6 +57,10 @@ class EvictionTask:
             if table.spec.eviction.export:
                 self._evicted(name, table.made_room())
 
+    def exports(self) -> bool:
+        """True if evicted rows of some table are to be written."""
+        return any(table.spec.eviction.export for table in list(self._store.tables.values()))
+
     def holds(self, owned: int, copies: int) -> None:
         """Set the number of owned and replicated buckets, from which this pserver's share of all caps follows."""
         self._share = owned / BUCKETS

@@ -2,10 +2,11 @@
 
 The launcher writes ``{"secret": …}``, and later ``?`` periodically. The process writes ``{"port": …, "path": …,
 "machine": …, "pid": …}`` once it listens, and answers each ``?`` with ``!``, or ``!0`` if no Master has been in contact
-lately. If the store cannot be reached either, the launcher then kills it, because replicas may have taken over. The
-process exits when its launcher has ended or closes the connection. On SIGTERM it keeps serving until the Master has
-moved its buckets away, or the grace period is over; the launcher marks its key for that. Before it exits, it writes the
-evicted rows that it has kept back.
+lately. If the store cannot be reached either, the launcher then kills it, because replicas may have taken over. A ``w``
+follows if tables export evicted rows: the process then gets time to write them before it exits.
+
+The process exits when its launcher has ended or closes the connection. On SIGTERM it keeps serving until the Master has
+moved its buckets away, or the grace period is over; the launcher marks its key for that.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ def serve(setup: Setup, host: str, port: int, grace_s: float, lease_s: float, la
     launcher.say({"port": endpoint.port, "path": endpoint.path, "machine": endpoint.machine, "pid": os.getpid()})
     limit = f"{setup.most_bytes / 2**30:.1f} GiB" if setup.most_bytes else "no limit"
     log.info("Parameter server %s at %s, memory for rows: %s", setup.name, address(host, endpoint.port), limit)
-    launcher.answer_until_gone(over.set, lambda: masterless(endpoint.peers, lease_s))
+    writes = server.eviction_task.exports if setup.files is not None else lambda: False
+    launcher.answer_until_gone(over.set, lambda: masterless(endpoint.peers, lease_s), writes)
     over.wait()
     served = int(server.bucket_shell.served.sum())
     if not drained.is_set() and not launcher.gone:
