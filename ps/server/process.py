@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 import os
 import resource
-import ssl
 import sys
 import threading
 from collections.abc import Iterable
@@ -30,6 +29,7 @@ from ps.net.caller import EndpointPeer
 from ps.net.connection import now_s
 from ps.net.endpoint import EndpointLimits
 from ps.net.stdio import ParentLauncher
+from ps.net.tls import TlsFiles
 from ps.protocol.handshake import MASTER
 from ps.server.server import ParameterServer, Setup
 
@@ -134,19 +134,17 @@ def server_command(
         secret=secret_line("Parameter servers", "--run-mode=ps"),
         most_bytes=most_bytes,
         files=open_files(checkpoint_dir) if checkpoint_dir else None,
-        tls=_contexts(tls_cert, tls_key, tls_ca),
+        tls=_tls_files(tls_cert, tls_key, tls_ca),
         write_bytes_per_s=write_mb_per_s * 1e6,
     )
     serve(setup, host, port, grace, lease, launcher)
 
 
-def _contexts(certificate: str, key: str, authority: str) -> tuple[ssl.SSLContext, ssl.SSLContext] | None:
-    """Load the TLS contexts, if configured. Raises ``UsageError`` and ``SettingError``."""
-    from ps.net.tls import contexts
-
+def _tls_files(certificate: str, key: str, authority: str) -> TlsFiles | None:
+    """Load the TLS files, if configured. Raises ``UsageError`` and ``SettingError``."""
     given = [one for one in (certificate, key, authority) if one]
     if not given:
         return None
     if len(given) != 3:
         raise UsageError("--tls-cert, --tls-key and --tls-ca must be given together, or none of them")
-    return contexts(certificate, key, authority)
+    return TlsFiles(certificate, key, authority)

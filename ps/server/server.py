@@ -9,7 +9,6 @@ pservers (``ps/server/replicate_in.py``). Orders are carried out on the bucket s
 from __future__ import annotations
 
 import logging
-import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +24,7 @@ from edl.threads import ThreadLock, Threads
 from ps.checkpoint.directory import RESTORE_THREADS
 from ps.net.caller import EndpointPeer, FrameCaller, FrameEndpoint, FrameReply
 from ps.net.connection import SYSTEM_SOCKETS, Sockets
+from ps.net.tls import TlsFiles
 from ps.protocol import messages
 from ps.protocol.deltas import orders_after
 from ps.protocol.frames import Frame, FrameOp, pack_head
@@ -61,8 +61,7 @@ class Setup:
     files: Files | None = None
     """The checkpoint directory, if any."""
     kernels: str | None = None
-    tls: tuple[ssl.SSLContext, ssl.SSLContext] | None = None
-    """TLS contexts for calling and for serving."""
+    tls: TlsFiles | None = None
     write_bytes_per_s: float = 0.0
     """Rate limit for writing checkpoints; 0: unlimited."""
     clock: Clock = field(default_factory=SystemClock)
@@ -105,7 +104,8 @@ class ParameterServer:
             left=self._left,
             lost=self._lost,
             greeting={"name": setup.name},
-            tls=setup.tls[1] if setup.tls else None,
+            tls=setup.tls.serving if setup.tls else None,
+            refresh=setup.tls.refresh if setup.tls else lambda: None,
             threads=threads,
             sockets=setup.sockets,
         )
@@ -245,7 +245,10 @@ class ParameterServer:
         if place is None:
             raise PsError(f"pserver {follower} is not in the placement map")
         hello = CallerHello(SERVER, self.bucket_machine.number, self._setup.name)
-        tls = self._setup.tls[0] if self._setup.tls else None
+        tls = None
+        if self._setup.tls is not None:
+            self._setup.tls.refresh()
+            tls = self._setup.tls.calling
         return FrameCaller.connect(
             place, hello, secret=self._setup.secret, deadline_s=CONNECT_S, tls=tls, threads=self._setup.threads,
             sockets=self._setup.sockets,
