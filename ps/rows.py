@@ -36,8 +36,8 @@ class Rows:
     updates: NDArray[np.uint32]
     """Number of gradients applied to the row."""
     seen: NDArray[np.uint32]
-    """The last step in which the row was pulled or pushed. In tables with ``unseen_s``: the second, by the job's
-    clock."""
+    """The newest step of any trainer here when the row was last pulled or pushed. In tables with ``unseen_s``: the
+    second, by the job's clock."""
 
     def __len__(self) -> int:
         return len(self.keys)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 import itertools
 import math
+import operator
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -19,6 +20,28 @@ BUCKETS = 4096
 """Number of hash partitions of all keys, the units of placement. Never changes."""
 MOST_DIM = 4096
 MOST_TABLES = 256
+
+
+def _number(owner: object, *names: str) -> None:
+    """Make these fields of a frozen instance floats, also where they are integers or numpy's. Raises
+    ``SettingError``."""
+    for name in names:
+        value = getattr(owner, name)
+        try:
+            object.__setattr__(owner, name, float(value))
+        except (TypeError, ValueError):
+            raise SettingError(name, repr(value), "must be a number") from None
+
+
+def _whole(owner: object, *names: str, of: str = "") -> None:
+    """Make these fields of a frozen instance integers, also where they are numpy's. Raises ``SettingError``. ``of``:
+    whose fields they are, for the error."""
+    for name in names:
+        value = getattr(owner, name)
+        try:
+            object.__setattr__(owner, name, operator.index(value))
+        except TypeError:
+            raise SettingError(f"{name}{of}", repr(value), "must be an integer") from None
 
 
 class UpdateRule(enum.Enum):
@@ -65,7 +88,9 @@ class Optimizer:
     """A row's summed gradient is scaled down to this norm if it is longer; 0: no clipping."""
 
     def __post_init__(self) -> None:
-        for name in ("lr", "eps", "initial_accumulator", "l1", "l2", "weight_decay", "clip_value", "clip_norm"):
+        least_0 = ("lr", "eps", "initial_accumulator", "l1", "l2", "weight_decay", "clip_value", "clip_norm")
+        _number(self, *least_0, "momentum", "beta1", "beta2", "lr_power")
+        for name in least_0:
             value = getattr(self, name)
             if not (value >= 0 and math.isfinite(value)):
                 raise SettingError(name, f"{value:g}", "must be 0 or more, and finite")
@@ -100,6 +125,8 @@ class Initial:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        _number(self, "scale")
+        _whole(self, "seed")
         if not math.isfinite(self.scale):
             raise SettingError("scale", f"{self.scale:g}", "must be finite")
         if not 0 <= self.seed < 1 << 62:
@@ -119,6 +146,8 @@ class Admission:
     (key, occurrence)."""
 
     def __post_init__(self) -> None:
+        _number(self, "probability")
+        _whole(self, "count")
         if not 1 <= self.count <= 1 << 20:
             raise SettingError("count", self.count, f"must be from 1 to {1 << 20}")
         if not 0 < self.probability <= 1:
@@ -144,10 +173,11 @@ class Eviction:
     """Write evicted rows to the checkpoint directory, below ``evicted/``."""
 
     def __post_init__(self) -> None:
+        _whole(self, "unseen_steps", "most_rows", "least_rows", "unseen_s")
         for name in ("unseen_steps", "most_rows", "least_rows"):
             if not 0 <= getattr(self, name) < 1 << 60:
                 raise SettingError(name, getattr(self, name), "must be 0 or more")
-        if type(self.unseen_s) is not int or not 0 <= self.unseen_s <= 1 << 31:
+        if not 0 <= self.unseen_s <= 1 << 31:
             raise SettingError("unseen_s", self.unseen_s, "must be a whole number of seconds from 0 to 2**31")
         if self.unseen_s and self.unseen_steps:
             raise SettingError("unseen_s", self.unseen_s, f"cannot be combined with unseen_steps={self.unseen_steps}")
@@ -215,7 +245,8 @@ class TableSpec:
         good = 0 < len(self.name) <= 100 and self.name.isascii()
         if not good or not all(one.isalnum() or one in "._-" for one in self.name):
             raise SettingError("table", repr(self.name), "needs 1 to 100 letters, digits, dots, dashes, underscores")
-        if type(self.dim) is not int or not 1 <= self.dim <= MOST_DIM:
+        _whole(self, "dim", "rows", of=f" of table {self.name}")
+        if not 1 <= self.dim <= MOST_DIM:
             raise SettingError(f"dim of table {self.name}", self.dim, f"must be from 1 to {MOST_DIM}")
         if self.dense != bool(self.rows) or self.rows < 0:
             raise SettingError(

@@ -214,18 +214,22 @@ class Loader(IndependentLoader):
     def close(self) -> None:
         """Stop reading. The loader can be used again in the next round, once its position has been restored: the Master
         grants nothing twice in a round, and prefetched data are dropped."""
-        client = self._client
-        if client is not None and self._independent:
-            if not self.held:
-                self.done()
-            if self._lasting:
-                self._end_prefetcher(wait=True)  # a shard leased after this worker has left would never be read
-                client.gone().done.wait(GONE_S)
-                self._restored = True
-        self._detach(wait=True)
-        if self._reader is not None:
-            self._reader.close()
-            self._reader = None
+        try:
+            if self._client is not None and self._independent:
+                (self._deps.trainers.land if self.held else self.done)()
+            self._hand_back()  # not after an error: a part of the push may have been applied
+        finally:
+            self._detach(wait=True)
+            if self._reader is not None:
+                self._reader.close()
+                self._reader = None
+
+    def _hand_back(self) -> None:
+        """Return the shards that this worker holds, so that others get them at once."""
+        if self._client is not None and self._lasting:
+            self._end_prefetcher(wait=True)  # a shard leased after this worker has left would never be read
+            self._client.gone().done.wait(GONE_S)
+            self._restored = True
 
     # --- for State ---------------------------------------------------------------------------------------------------
 

@@ -92,8 +92,11 @@ class TrainerDataSets:
         self._opening: Callable[[], object] | None = None
         self._push: Callable[[], object] | None = None
         self._fence: Callable[[int], tuple[int, str]] | None = None
+        self._land: Callable[[], object] | None = None
         self._said: dict[int, tuple[int, str]] = {}
         """By lost trainer: the number and the intent of its last push."""
+        self._named: dict[str, frozenset[int]] = {}
+        """By data set: the lost trainers that the Master last named. Only their intents are kept."""
         self.number = 0
         """This process's number in the parameter servers; 0 if it has none."""
         self.held = False
@@ -133,20 +136,37 @@ class TrainerDataSets:
         if self._push is not None:
             self._push()
 
-    def joined(self, number: int, push: Callable[[], object], fence: Callable[[int], tuple[int, str]]) -> None:
+    def land(self) -> None:
+        """Wait for a push that is on its way, so that its batches count."""
+        if self._land is not None:
+            self._land()
+
+    def joined(
+        self,
+        number: int,
+        push: Callable[[], object],
+        fence: Callable[[int], tuple[int, str]],
+        land: Callable[[], object] | None = None,
+    ) -> None:
         """This process is a trainer now; see the function ``joined``."""
-        self.number, self._push, self._fence = number, push, fence
+        self.number, self._push, self._fence, self._land = number, push, fence, land
 
     def ended(self, trainers_gone: Iterable[int], name: str, epoch: int) -> list[LostTrainer]:
         """The last intents of lost trainers for a data set; these trainers can push nothing new from now on.
         Thread-safe."""
-        found = []
+        found, said = [], dict[int, tuple[int, str]]()
         for trainer in trainers_gone:
-            if trainer not in self._said and self._fence is not None:
-                self._said[trainer] = self._fence(trainer)
-            seq, text = self._said.get(trainer, (-1, ""))
-            one = decode(text, name, epoch, trainer, seq)
-            found += [one] if one is not None else []
+            last = self._said.get(trainer)
+            if last is None and self._fence is not None:
+                last = self._fence(trainer)
+            if last is not None:
+                said[trainer] = last
+                one = decode(last[1], name, epoch, trainer, last[0])
+                found += [one] if one is not None else []
+        with self._lock:
+            self._named[name] = frozenset(said)
+            known = {**self._said, **said}
+            self._said = {trainer: known[trainer] for trainer in frozenset().union(*self._named.values())}
         return found
 
     def records(self) -> tuple[str, tuple[int, int] | None]:
@@ -180,11 +200,16 @@ def mark() -> Mark:
     return {data: data.handed_out for data in trainers.all()}
 
 
-def joined(number: int, push: Callable[[], object], fence: Callable[[int], tuple[int, str]]) -> None:
+def joined(
+    number: int,
+    push: Callable[[], object],
+    fence: Callable[[int], tuple[int, str]],
+    land: Callable[[], object] | None = None,
+) -> None:
     """Register this process as trainer ``number`` of the parameter servers. ``push()`` ends a step with the batches
     returned so far. ``fence(number)`` stops a lost trainer from pushing anything new, and returns the number and the
-    intent of its last push."""
-    trainers.joined(number, push, fence)
+    intent of its last push. ``land()`` waits for a push that is on its way, and reports its batches as ``pushed``."""
+    trainers.joined(number, push, fence, land)
 
 
 def records() -> tuple[str, tuple[int, int] | None]:

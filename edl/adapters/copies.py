@@ -124,7 +124,11 @@ class TcpCopies:
                 return
             try:
                 what = f"shard {shard} of {version}"
-                RangeFetch(arrival.view, what).run(line, lambda: self._asked_again(host, port, label))
+                RangeFetch(arrival.view, what).run(
+                    line,
+                    lambda: self._asked_again(host, port, label, helps=True),
+                    lambda: self._asked_again(host, port, label, helps=False),
+                )
                 arrival.accept()
             finally:
                 arrival.discard()
@@ -142,10 +146,10 @@ class TcpCopies:
             yield line, label
 
     @contextlib.contextmanager
-    def _asked_again(self, host: str, port: int, label: Label) -> Iterator[CopyConnection]:
-        """Another connection on which the same snapshot is offered."""
+    def _asked_again(self, host: str, port: int, label: Label, *, helps: bool) -> Iterator[CopyConnection]:
+        """Another connection on which the same snapshot is offered. ``helps``: as in ``_asked``."""
         holding = label.holding
-        with self._asked(host, port, holding.version, holding.shard, helps=True) as (line, again):
+        with self._asked(host, port, holding.version, holding.shard, helps=helps) as (line, again):
             if (again.holding, again.size) != (holding, label.size):
                 raise ProtocolError(f"the peer offers {again} and {label}")
             yield line

@@ -1,11 +1,13 @@
 """Fetches a snapshot in ranges, over several connections at once.
 
 One connection is limited by what one processor can copy and check. The first connection ends the transfer; the others
-only help it: what a helper has not fetched when its connection ends is fetched by another.
+only help it: what a helper has not fetched when its connection ends is fetched by another. If the first one breaks,
+another takes its place, and what has been fetched stays.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -41,20 +43,38 @@ class RangeFetch:
         self._fetching: set[CopyConnection] = set()
         """The helpers' connections."""
         self._over = False
+        self._done = 0
+        """Number of ranges that have been fetched."""
 
-    def run(self, line: CopyConnection, connect: Connect) -> None:
-        """Fetch everything, with helpers on further connections; returns when all bytes are there, and no thread writes
-        to the view any more. Raises ``OSError``, ``ProtocolError`` or ``CheckpointError``, as does the first
-        connection."""
+    def run(self, line: CopyConnection, connect: Connect, replace: Connect) -> None:
+        """Fetch everything, with helpers on further connections (``connect``); returns when all bytes are there, and no
+        thread writes to the view any more. Raises ``OSError``, ``ProtocolError`` or ``CheckpointError``, as does the
+        first connection, or the last one that took its place (``replace``)."""
         try:
             self._begin_helping(connect)
-            self._fetch_all(line)
+            self._lead(line, replace)
         finally:
             with self._changed:
                 self._over = True  # a helper that is not connected yet will not write
                 for one in self._fetching:
                     one.hang_up()
                 self._changed.wait_for(lambda: not self._fetching)
+
+    def _lead(self, line: CopyConnection, replace: Connect) -> None:
+        """Fetch all on the first connection. If that breaks, go on with another one, unless nothing has come since the
+        last time."""
+        fruitless = False
+        with contextlib.ExitStack() as opened:
+            while True:
+                before = self._done
+                try:
+                    return self._fetch_all(line)
+                except (OSError, ProtocolError) as error:
+                    if fruitless and self._done == before:
+                        raise
+                    fruitless = self._done == before
+                    log.info("Snapshot copies: %s: a connection broke, trying another one: %s", self._what, error)
+                line = opened.enter_context(replace())
 
     def _begin_helping(self, connect: Connect) -> None:
         try:
@@ -106,6 +126,8 @@ class RangeFetch:
                     self._left.appendleft(start)
                     self._changed.notify_all()
                 raise
+            with self._changed:
+                self._done += 1
 
     def _fetch(self, line: CopyConnection, start: int) -> None:
         part = self._view[start : start + RANGE_BYTES]

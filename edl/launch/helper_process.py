@@ -2,7 +2,8 @@
 
 Launcher and process exchange lines over pipes. The launcher writes an order, one line of JSON with the secret that
 clients must present, and then ``?`` every ``ASK_S`` seconds. The process writes one line of JSON once it listens, and
-answers each ``?`` with a line that begins with ``!``. ``!0`` means that it has heard from no Master for a lease time.
+answers each ``?`` with a line that begins with ``!``. ``!0`` means that it has heard from no Master for a lease time;
+``w`` at the end, that it may have to write something before it ends.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ class HelperProcess:
         self.ready = ready
         """What it reported when it began to listen; ``port`` is always present."""
         self.masterless = False
-        """Whether its last answer was ``!0``."""
+        """Whether its last answer began with ``!0``."""
+        self.writes = False
+        """Whether its last answer ended with ``w``."""
 
     @property
     def pid(self) -> int:
@@ -110,7 +113,7 @@ class HelperProcess:
                 answer = await asyncio.wait_for(_exchange(self._process, "?"), FROZEN_S)
                 if not answer:
                     return False
-                self.masterless = answer.startswith(b"!0")
+                self.masterless, self.writes = answer.startswith(b"!0"), answer.strip().endswith(b"w")
             except asyncio.TimeoutError:
                 return True
             except OSError:
@@ -128,10 +131,16 @@ class HelperProcess:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(signal.SIGTERM)
 
-    async def stop(self, grace_s: float) -> None:
-        """Send SIGTERM, and SIGKILL after ``grace_s`` seconds. With 0 it is killed at once."""
+    def hang_up(self) -> None:
+        """Close its input: it ends as if this launcher had ended."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+
+    async def stop(self, grace_s: float, *, drains: bool = False) -> None:
+        """Send SIGTERM, and SIGKILL after ``grace_s`` seconds. With 0 it is killed at once. ``drains``: SIGTERM only
+        asks it to hand over its data, so its input is closed instead."""
         if self._process.returncode is None and grace_s > 0:
-            self.ask_to_end()
+            (self.hang_up if drains else self.ask_to_end)()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._process.wait(), grace_s)
         await _kill(self._process)

@@ -57,7 +57,8 @@ class HelperKind(Protocol):
     count: int
     """Number of processes of this launcher."""
     grace_s: float
-    """Seconds that a process may take to finish its work after its key has been deleted; 0: it is killed."""
+    """Seconds that a process may take to finish its work after its key has been deleted; 0: it is killed. One that can
+    be drained only gets them if it may have to write something."""
     farewell_s: float
     """Seconds between deleting the keys of leaving processes and ending them, so that clients learn of it first."""
     drain_s: float
@@ -159,7 +160,12 @@ class Helpers:
             await asyncio.sleep(self._kind.farewell_s)
             # A process ends by itself after its grace; only one that hangs is killed.
             grace_s = self._kind.grace_s + 1.0 if self._kind.grace_s else 0.0
-            await asyncio.gather(*(process.stop(grace_s) for process in self._running.values()))
+            drains = self._kind.drain_s > 0
+            ends = (
+                process.stop(grace_s if process.writes or not drains else 0.0, drains=drains)
+                for process in self._running.values()
+            )
+            await asyncio.gather(*ends)
             self._running.clear()
 
     def kill(self) -> None:

@@ -23,6 +23,8 @@ from edl.types import JobId
 
 NEEDED = ("numpy", "xxhash")
 """Packages that a pserver needs. It also works without numba, but slowly."""
+FINISH_S = 8.0
+"""Seconds that pservers may take at the end to write evicted rows; see ``ps.server.process``."""
 DRAIN_SHARE = 0.5
 """Fraction of ``--shutdown-timeout`` that draining pservers may take to hand over their buckets."""
 
@@ -49,7 +51,7 @@ class Pservers:
     """Pservers as a kind of helper process (``helpers.HelperKind``)."""
 
     what, service, folder = "pserver", "ps", "servers"
-    grace_s = 0.0  # its data is useless once its key is gone
+    grace_s = FINISH_S
     farewell_s = 0.0
     fenced = True
 

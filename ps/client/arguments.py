@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import numpy as np
@@ -63,6 +64,17 @@ def as_out(spec: TableSpec, shape: tuple[int, ...], out: NDArray[np.float32] | N
             f"table {spec.name}: out must be a writable float32 array of shape {wanted} in C order, not {have}"
         )
     return out
+
+
+def as_step(step: Any) -> int:
+    """Convert the number of a step, which may be numpy's. Raises ``PsError``."""
+    try:
+        number = operator.index(step)
+    except TypeError:
+        number = -1
+    if not 0 <= number < 1 << 32:
+        raise PsError(f"step={step!r}: must be an integer from 0 to {(1 << 32) - 1}")
+    return number
 
 
 def as_op(op: str) -> str:

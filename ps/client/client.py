@@ -21,7 +21,7 @@ from edl.errors import PsError
 from edl.job_records import Mode, Training
 from edl.worker.session import note
 from ps.client import push_intents, routing
-from ps.client.arguments import as_keys, as_out
+from ps.client.arguments import as_keys, as_out, as_step
 from ps.client.checkpoint_stop import CheckpointStop, NameData, Settle, Value
 from ps.client.core import DEADLINE_S, ClientOptions, Core
 from ps.client.dedup import DistinctKeys
@@ -367,9 +367,10 @@ class PsClient:
         """Scale the LR of a table, or of all tables, by ``factor`` from ``step`` on (0: as soon as all pservers can).
 
         In mode geo each trainer must call it, and it applies at once. Raises ``PsError`` unless ``factor`` is finite
-        and at least 0.
+        and at least 0, and ``step`` an integer.
         """
         self._check()
+        at = as_step(step)
         if not (factor >= 0 and np.isfinite(factor)):
             raise PsError(f"factor={factor}: an LR factor must be 0 or more, and finite")
         if table:
@@ -378,7 +379,7 @@ class PsClient:
             self._geo.set_lr(factor, table)
             return
         master = self._master("set_lr needs a Master, which sends the LR to the pservers")
-        master.set_lr(messages.LrHold(step, float(factor), table))
+        master.set_lr(messages.LrHold(at, float(factor), table))
 
     def on_checkpoint(
         self, value: Value | None = None, name_data: NameData | None = None, settle: Settle | None = None

@@ -75,10 +75,10 @@ def write(
     """Write an export. ``rows`` yields all rows of a table, in pieces and in any order, without repeated keys. With
     ``since``, the name of an older checkpoint, they are the changes, and ``gone`` returns the keys without a row, in
     ascending order; it is called after the table's rows were read. ``dtype``: ``f4`` or ``f2``; tables with the rule
-    ``ADD`` are always written as ``f4``, so that counts stay exact.
+    ``ADD`` are always written as ``f4``, so that counts stay exact. A weight that ``f2`` cannot hold is refused.
 
-    ``out``: a folder that does not exist or is empty. Holds the keys in memory twice, and the weights on disk twice
-    while writing. Raises ``SettingError`` and ``CheckpointError``.
+    ``out``: a folder that does not exist or is empty; after an error, what was written is gone. Holds the keys in
+    memory twice, and the weights on disk twice while writing. Raises ``SettingError`` and ``CheckpointError``.
     """
     if format not in (ARROW, SAFETENSORS):
         raise SettingError("--format", format, f"must be {ARROW} or {SAFETENSORS}")
@@ -87,29 +87,33 @@ def write(
     folder = Path(out)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise SettingError("output folder", str(folder), "already exists and is not an empty folder")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        listed: dict[str, Any] = {}
-        for spec in tables:
-            file = folder / f"{spec.name}.{format}"
-            kind = wire_of(spec, dtype)
-            count = _write_table(file, spec, rows(spec), format, DTYPES[kind])
-            listed[spec.name] = {
-                "file": file.name,
-                "rows": count,
-                "bytes": file.stat().st_size,
-                "dtype": kind,
-                "spec": to_plain(spec),
-            }
-            if gone is not None:
-                listed[spec.name]["gone"] = f"{spec.name}.gone.npy"
-                np.save(folder / f"{spec.name}.gone.npy", gone(spec))
-        about = {"format": FORMAT, "kind": format, "source": source, "step": step, "tables": listed}
-        if since:
-            about["since"] = since
-        PlainFiles(folder).write(LIST_FILE, [json.dumps(about, indent=1).encode() + b"\n"])
-    except OSError as error:
-        raise CheckpointError(f"cannot write the export to {folder}: {error.strerror or error}") from error
+    with contextlib.ExitStack() as undo:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            listed: dict[str, Any] = {}
+            for spec in tables:
+                file, gone_file = folder / f"{spec.name}.{format}", folder / f"{spec.name}.gone.npy"
+                kind = wire_of(spec, dtype)
+                undo.callback(_discard, file)
+                count = _write_table(file, spec, rows(spec), format, kind)
+                listed[spec.name] = {
+                    "file": file.name,
+                    "rows": count,
+                    "bytes": file.stat().st_size,
+                    "dtype": kind,
+                    "spec": to_plain(spec),
+                }
+                if gone is not None:
+                    listed[spec.name]["gone"] = gone_file.name
+                    undo.callback(_discard, gone_file)
+                    np.save(gone_file, gone(spec))
+            about = {"format": FORMAT, "kind": format, "source": source, "step": step, "tables": listed}
+            if since:
+                about["since"] = since
+            PlainFiles(folder).write(LIST_FILE, [json.dumps(about, indent=1).encode() + b"\n"])
+        except OSError as error:
+            raise CheckpointError(f"cannot write the export to {folder}: {error.strerror or error}") from error
+        undo.pop_all()
     size = sum(one["bytes"] for one in listed.values())
     return Exported(str(folder), {name: one["rows"] for name, one in listed.items()}, size)
 
@@ -175,11 +179,12 @@ def _split(run: str) -> tuple[str, str]:
     return "/".join(parts[:-depth]) or ("/" if run.startswith("/") else "."), "/".join(parts[-depth:])
 
 
-def _write_table(file: Path, spec: TableSpec, rows: Iterable[Rows], format: str, dtype: np.dtype[Any]) -> int:
+def _write_table(file: Path, spec: TableSpec, rows: Iterable[Rows], format: str, kind: str) -> int:
+    dtype = DTYPES[kind]
     gathered = file.with_suffix(".unsorted")
     unfinished = file.with_suffix(".unfinished")
     try:
-        keys = _gather(gathered, rows, dtype)
+        keys = _gather(gathered, spec, rows, kind)
         order = np.argsort(keys, kind="stable")
         shape = (len(keys), spec.dim)
         weights: Array = np.memmap(gathered, dtype, "r", shape=shape) if len(keys) else np.empty(shape, dtype)
@@ -193,17 +198,34 @@ def _write_table(file: Path, spec: TableSpec, rows: Iterable[Rows], format: str,
         return len(keys)
     finally:
         for one in (gathered, unfinished):
-            with contextlib.suppress(OSError):
-                one.unlink()
+            _discard(one)
 
 
-def _gather(path: Path, rows: Iterable[Rows], dtype: np.dtype[Any]) -> NDArray[np.int64]:
+def _discard(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink()
+
+
+def _gather(path: Path, spec: TableSpec, rows: Iterable[Rows], kind: str) -> NDArray[np.int64]:
     keys = []
     with path.open("wb") as file:
         for some in rows:
             keys.append(np.array(some.keys))
-            file.write(np.ascontiguousarray(some.weights, dtype).data)
+            file.write(_converted(spec, some, kind).data)
     return np.concatenate(keys) if keys else np.empty(0, np.int64)
+
+
+def _converted(spec: TableSpec, rows: Rows, kind: str) -> Array:
+    """The weights in this number format. Raises ``SettingError`` if they become infinite in it."""
+    with np.errstate(over="ignore"):
+        found: Array = np.ascontiguousarray(rows.weights, DTYPES[kind])
+    lost = np.isinf(found) & np.isfinite(rows.weights)
+    if lost.any():
+        row, column = np.argwhere(lost)[0]
+        value, most = rows.weights[row, column], np.finfo(np.float16).max
+        what = f"a weight of table {spec.name}, key {rows.keys[row]} is {value:g}, and f2 holds numbers up to {most:g}"
+        raise SettingError("--dtype", kind, f"cannot be used: {what}", "Export with f4")
+    return found
 
 
 def _write_arrow(path: Path, spec: TableSpec, keys: Array, weights: Array, order: Array) -> None:
@@ -297,7 +319,9 @@ class Export:
         """Keys as int64, in their shape. Raises ``PsError`` for others, and if there is no such table."""
         self._find(table)
         asked = np.asarray(keys)
-        if asked.dtype.kind not in "iu" or (asked.dtype == np.uint64 and asked.size and asked.max() >> 63):
+        if not asked.size:
+            return np.zeros(asked.shape, np.int64)
+        if asked.dtype.kind not in "iu" or (asked.dtype == np.uint64 and asked.max() >> 63):
             raise PsError(f"table {table}: keys must be integers that fit into int64, not {asked.dtype}")
         return asked.astype(np.int64, copy=False)
 

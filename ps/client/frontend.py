@@ -126,7 +126,7 @@ class PsContext:
         atexit.register(self._leave_at_exit)
         trainers.hold()
         trainers.on_idle(self.rest)
-        trainers.joined(client.number, self._push_received, client.fence)
+        trainers.joined(client.number, self._push_received, client.fence, self._land)
         client.on_checkpoint(value=lambda: self.value(), name_data=trainers.name_positions, settle=self._settle)
         restored = self.restored
         if restored:
@@ -234,9 +234,13 @@ class PsContext:
 
     def _settle(self) -> None:
         """Wait until everything that was pushed is acknowledged and counted; between two batches or in a pull."""
+        self._land()
+        trainers.settle()
+
+    def _land(self) -> None:
+        """Wait for the push that is on its way, and count its batches as used."""
         if self._late is not None:
             self._late.acknowledge()
-        trainers.settle()
 
     def _push_received(self) -> None:
         """End a step with the batches received so far, unless they are on their way."""
@@ -294,8 +298,7 @@ class PsContext:
     def rest(self, wait_for_all: bool = False) -> None:
         """Implements the module function ``rest``."""
         client = self._client
-        if self._late is not None:
-            self._late.acknowledge()
+        self._land()
         if client is None:
             return
         seen = client.watch_members()

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from edl.errors import PsError, SettingError
 from edl.job_records import Mode, Training
-from ps.client.arguments import as_keys, as_out, as_rows
+from ps.client.arguments import as_keys, as_out, as_rows, as_step
 from ps.client.core import Tally
 from ps.client.dedup import DistinctKeys, unite
 from ps.client.member_count import MemberCount
@@ -179,7 +179,7 @@ class LocalClient:
             raise SettingError("factor", f"{factor:g}", "must be 0 or more, and finite")
         if table:
             self._spec(table)
-        self._factors.append((step, table, factor))
+        self._factors.append((as_step(step), table, factor))
         self._factors.sort(key=lambda one: one[0])  # stable: of several calls for one step the last wins
 
     def save(self) -> str:

@@ -163,7 +163,6 @@ class ConnectionPool:
     threads: Threads = SYSTEM_THREADS
     sockets: Sockets = SYSTEM_SOCKETS
     _connections: dict[tuple[str, int], PooledConnection] = field(default_factory=dict)
-    _gone: set[int] = field(default_factory=set)
     _lock: ThreadLock = field(init=False)
     _closed: bool = False
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edl.errors import PsError
 from edl.job_records import Mode
 from ps.background import Background, BackgroundJob
 from ps.client import dedup, routing
@@ -17,7 +18,9 @@ from ps.client.core import PUSH, Core
 from ps.client.dedup import DistinctKeys
 from ps.client.push_intents import Records, declare
 from ps.client.requests import PushRequest
-from ps.protocol.half_precision import wire_of
+from ps.protocol.frames import MOST_BODY
+from ps.protocol.half_precision import WIRE_DTYPES, wire_of
+from ps.protocol.messages import NO_PSERVER
 from ps.rows import RowOp, TablePush
 from ps.store import damage
 
@@ -64,6 +67,7 @@ class RowWriter:
             training = core.session.joined.training
             wires = self._check(parts, op, damage.TOGETHER if ends and training.mode is Mode.SYNC else 1)
             clocked = ends and (training.mode is Mode.SYNC or (training.mode is Mode.ASYNC and training.staleness > 0))
+            _check_sizes(route, parts, united, wires)
             self._seq += 1
             rows = {
                 part.table: np.empty((len(part.keys), part.grads.shape[1]), np.float32)
@@ -145,6 +149,22 @@ class RowWriter:
         last = np.empty((len(one.keys), spec.dim), np.float32)
         last[one.inverse] = rows  # of several values for one key the last wins
         return TablePush(table, one.keys, last, op), one
+
+
+def _check_sizes(
+    route: routing.RoutingTable, parts: Sequence[TablePush], united: Sequence[DistinctKeys], wires: Sequence[str]
+) -> None:
+    """Raise ``PsError`` if the part for a pserver does not fit into one request."""
+    each = [8 + part.grads.shape[1] * WIRE_DTYPES[wire].itemsize for part, wire in zip(parts, wires, strict=True)]
+    for place, number in enumerate(route.owners):
+        counts = [one.bounds[place + 1] - one.bounds[place] for one in united]
+        size = sum(count * some for count, some in zip(counts, each, strict=True))
+        if size > MOST_BODY and number != NO_PSERVER:
+            tables = ", ".join(part.table for part in parts)
+            raise PsError(
+                f"a push to {tables} has {size:,} bytes for pserver {route.name(number)}, and a request at most "
+                f"{MOST_BODY:,}; nothing of it was applied. Start more pservers, or push less at a time"
+            )
 
 
 def _spread(rows: NDArray[np.float32], united: DistinctKeys) -> NDArray[np.float32]:

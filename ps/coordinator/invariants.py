@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ps.coordinator.state import PlacementState
-from ps.protocol.messages import NO_PSERVER, RESTORE
+from ps.protocol.messages import MOST_NUMBER, NO_PSERVER, RESTORE
 
 
 def violations(state: PlacementState) -> list[str]:
@@ -36,6 +36,6 @@ def violations(state: PlacementState) -> list[str]:
             found.append(f"{where}: changed in version {grid.since[bucket]} of {state.version}")
     if len({one.name for one in state.servers.values()}) != len(state.servers):
         found.append("two pservers of one name")
-    if max(state.servers, default=0) > state.numbers:
-        found.append("a pserver's number was not given out")
+    if max(state.servers, default=0) > MOST_NUMBER:
+        found.append("a pserver's number does not fit into placement maps")
     return found

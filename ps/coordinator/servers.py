@@ -152,8 +152,7 @@ class PserverRegistry:
                 server = None
         if server is None:
             value = self.keys[name]
-            self._state.numbers += 1
-            server = Pserver(self._state.numbers, name, str(value["host"]), int(value["port"]))
+            server = Pserver(self._state.new_number(), name, str(value["host"]), int(value["port"]))
             server.path, server.machine = str(value.get("path", "")), str(value.get("machine", ""))
             server.draining = bool(value.get("draining"))
             self._state.servers[server.number] = server
@@ -192,7 +191,8 @@ class PserverRegistry:
 
     def _load(self, server: Pserver, message: messages.PserverLoad) -> None:
         server.load = message
-        self._state.reach(message.top_step)
+        if message.history in (0, self._state.history):  # otherwise it was sent before a rollback
+            self._state.reach(message.top_step)
         for bucket, keys in message.hot:
             if 0 <= bucket < self._state.grid.buckets and len(self._heat) < MOST_HEAT:
                 self._heat[bucket] = self._heat.get(bucket, 0.0) + keys

@@ -145,6 +145,15 @@ class PlacementState:
     top_step: int = 0
     """The highest step reported so far."""
 
+    def new_number(self) -> int:
+        """A number for a pserver. It was not used before, or so long ago that nobody speaks of that pserver any
+        more."""
+        used = self.servers.keys() | self.grid.holders()
+        self.numbers += 1
+        while self.numbers in used or self.numbers > messages.MOST_NUMBER:
+            self.numbers = self.numbers + 1 if self.numbers < messages.MOST_NUMBER else 1
+        return self.numbers
+
     @property
     def lr(self) -> tuple[messages.LrHold, ...]:
         """The effective LR factors by step: both kinds multiplied."""

@@ -21,14 +21,16 @@ class ParentLauncher:
         self._answers.write(json.dumps(message) + "\n")
         self._answers.flush()
 
-    def answer_until_gone(self, gone: Callable[[], None], masterless: Callable[[], bool]) -> None:
-        """In a thread, answer each line with ``!``, or ``!0`` while no Master is connected, until stdin is closed; then
-        call ``gone``."""
+    def answer_until_gone(
+        self, gone: Callable[[], None], masterless: Callable[[], bool], writes: Callable[[], bool]
+    ) -> None:
+        """In a thread, answer each line until stdin is closed; then call ``gone``. An answer is ``!``, then ``0`` while
+        no Master is connected, then ``w`` if something may have to be written at the end."""
 
         def answer() -> None:
             try:
                 for _ in sys.stdin:
-                    self._answers.write("!0\n" if masterless() else "!\n")
+                    self._answers.write(f"!{'0' * masterless()}{'w' * writes()}\n")
                     self._answers.flush()
             except (OSError, ValueError):
                 pass

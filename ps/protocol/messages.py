@@ -21,6 +21,8 @@ from ps.spec import BUCKETS, TableSpec
 
 NO_PSERVER = 0
 """In place of a pserver's number: there is none. Real numbers begin at 1."""
+MOST_NUMBER = 32767
+"""The greatest number of a pserver: placement maps have 16 bits for it."""
 RESTORE = -1
 """In place of a giver's number: the bucket comes from a checkpoint."""
 
@@ -304,7 +306,7 @@ class PserverLoad:
     pushes: int
     keys: int
     top_step: int
-    """The highest step of any push."""
+    """The highest step of any push in this history."""
     lag_s: float
     """The largest lag of a replica, in seconds."""
     hot: tuple[tuple[int, int], ...] = ()
@@ -313,6 +315,8 @@ class PserverLoad:
     """Gradients skipped or clipped because of NaN or an infinity."""
     text: str = ""
     """A warning for people, for example that memory is nearly full."""
+    history: int = 0
+    """The history of ``top_step``; 0: the sender's version does not say."""
 
 
 # --- trainer to Master, over the worker server ------------------------------------------------------------------------

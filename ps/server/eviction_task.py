@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 
 from edl.adapters.system_threads import SYSTEM_THREADS
 from edl.errors import EdlError
-from edl.threads import Threads
+from edl.threads import ThreadHandle, Threads
 from ps.rows import Rows
 from ps.server.bucket_shell import BucketShell
 from ps.spec import BUCKETS
@@ -17,6 +17,8 @@ log = logging.getLogger(__name__)
 
 SWEEP_S = 1.0
 """Seconds between two sweeps of all tables."""
+STOP_S = 1.0
+"""Most seconds that ``stop`` waits for a sweep under way."""
 SWEEP_SHARE = 0.05
 """Most processor time spent on sweeps, as a fraction; sweeps of large tables become less frequent."""
 
@@ -39,15 +41,25 @@ class EvictionTask:
         """Fraction of all buckets that this pserver owns."""
         self._now = threads.event()
         self._over = False
+        self._thread: ThreadHandle | None = None
 
     def start(self) -> None:
         """Start the thread that evicts rows."""
-        self._threads.start(self._run, name="edl-ps-sweeps")
+        self._thread = self._threads.start(self._run, name="edl-ps-sweeps")
 
     def stop(self) -> None:
-        """Stop after the current sweep."""
+        """Stop after the current sweep, and pass on the rows that were evicted to make room since the last one."""
         self._over = True
         self._now.set()
+        if self._thread is not None and self._thread is not self._threads.current():
+            self._thread.join(STOP_S)
+        for name, table in list(self._store.tables.items()):
+            if table.spec.eviction.export:
+                self._evicted(name, table.made_room())
+
+    def exports(self) -> bool:
+        """True if evicted rows of some table are to be written."""
+        return any(table.spec.eviction.export for table in list(self._store.tables.values()))
 
     def holds(self, owned: int, copies: int) -> None:
         """Set the number of owned and replicated buckets, from which this pserver's share of all caps follows."""

@@ -2,9 +2,11 @@
 
 The launcher writes ``{"secret": …}``, and later ``?`` periodically. The process writes ``{"port": …, "path": …,
 "machine": …, "pid": …}`` once it listens, and answers each ``?`` with ``!``, or ``!0`` if no Master has been in contact
-lately. If the store cannot be reached either, the launcher then kills it, because replicas may have taken over. The
-process exits when its launcher has ended. On SIGTERM it keeps serving until the Master has moved its buckets away, or
-the grace period is over; the launcher marks its key for that.
+lately. If the store cannot be reached either, the launcher then kills it, because replicas may have taken over. A ``w``
+follows if tables export evicted rows: the process then gets time to write them before it exits.
+
+The process exits when its launcher has ended or closes the connection. On SIGTERM it keeps serving until the Master has
+moved its buckets away, or the grace period is over; the launcher marks its key for that.
 """
 
 from __future__ import annotations
@@ -12,7 +14,6 @@ from __future__ import annotations
 import logging
 import os
 import resource
-import ssl
 import sys
 import threading
 from collections.abc import Iterable
@@ -28,6 +29,7 @@ from ps.net.caller import EndpointPeer
 from ps.net.connection import now_s
 from ps.net.endpoint import EndpointLimits
 from ps.net.stdio import ParentLauncher
+from ps.net.tls import TlsFiles
 from ps.protocol.handshake import MASTER
 from ps.server.server import ParameterServer, Setup
 
@@ -35,7 +37,7 @@ log = logging.getLogger(__name__)
 FILES = 3 * EndpointLimits().peers
 """Open files needed: a socket and lent memory per connection, plus files for checkpoints."""
 FINISH_S = 5.0
-"""Most seconds that a pserver which leaves takes to write evicted rows."""
+"""Most seconds that a pserver takes at its end to write evicted rows, once it serves no more."""
 
 
 def serve(setup: Setup, host: str, port: int, grace_s: float, lease_s: float, launcher: ParentLauncher) -> NoReturn:
@@ -64,7 +66,8 @@ def serve(setup: Setup, host: str, port: int, grace_s: float, lease_s: float, la
     launcher.say({"port": endpoint.port, "path": endpoint.path, "machine": endpoint.machine, "pid": os.getpid()})
     limit = f"{setup.most_bytes / 2**30:.1f} GiB" if setup.most_bytes else "no limit"
     log.info("Parameter server %s at %s, memory for rows: %s", setup.name, address(host, endpoint.port), limit)
-    launcher.answer_until_gone(over.set, lambda: masterless(endpoint.peers, lease_s))
+    writes = server.eviction_task.exports if setup.files is not None else lambda: False
+    launcher.answer_until_gone(over.set, lambda: masterless(endpoint.peers, lease_s), writes)
     over.wait()
     served = int(server.bucket_shell.served.sum())
     if not drained.is_set() and not launcher.gone:
@@ -72,8 +75,7 @@ def serve(setup: Setup, host: str, port: int, grace_s: float, lease_s: float, la
             "Parameter server %s: exits with %d buckets; other pservers take over from replicas", setup.name, served
         )
     server.stop()
-    if drained.is_set():
-        server.checkpoint_task.finish(FINISH_S)
+    server.checkpoint_task.finish(FINISH_S)
     sys.stderr.flush()
     os._exit(0 if drained.is_set() or launcher.gone else 1)  # os._exit: threads may still be running
 
@@ -132,19 +134,17 @@ def server_command(
         secret=secret_line("Parameter servers", "--run-mode=ps"),
         most_bytes=most_bytes,
         files=open_files(checkpoint_dir) if checkpoint_dir else None,
-        tls=_contexts(tls_cert, tls_key, tls_ca),
+        tls=_tls_files(tls_cert, tls_key, tls_ca),
         write_bytes_per_s=write_mb_per_s * 1e6,
     )
     serve(setup, host, port, grace, lease, launcher)
 
 
-def _contexts(certificate: str, key: str, authority: str) -> tuple[ssl.SSLContext, ssl.SSLContext] | None:
-    """Load the TLS contexts, if configured. Raises ``UsageError`` and ``SettingError``."""
-    from ps.net.tls import contexts
-
+def _tls_files(certificate: str, key: str, authority: str) -> TlsFiles | None:
+    """Load the TLS files, if configured. Raises ``UsageError`` and ``SettingError``."""
     given = [one for one in (certificate, key, authority) if one]
     if not given:
         return None
     if len(given) != 3:
         raise UsageError("--tls-cert, --tls-key and --tls-ca must be given together, or none of them")
-    return contexts(certificate, key, authority)
+    return TlsFiles(certificate, key, authority)

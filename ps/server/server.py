@@ -9,7 +9,6 @@ pservers (``ps/server/replicate_in.py``). Orders are carried out on the bucket s
 from __future__ import annotations
 
 import logging
-import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +24,7 @@ from edl.threads import ThreadLock, Threads
 from ps.checkpoint.directory import RESTORE_THREADS
 from ps.net.caller import EndpointPeer, FrameCaller, FrameEndpoint, FrameReply
 from ps.net.connection import SYSTEM_SOCKETS, Sockets
+from ps.net.tls import TlsFiles
 from ps.protocol import messages
 from ps.protocol.deltas import orders_after
 from ps.protocol.frames import Frame, FrameOp, pack_head
@@ -61,8 +61,7 @@ class Setup:
     files: Files | None = None
     """The checkpoint directory, if any."""
     kernels: str | None = None
-    tls: tuple[ssl.SSLContext, ssl.SSLContext] | None = None
-    """TLS contexts for calling and for serving."""
+    tls: TlsFiles | None = None
     write_bytes_per_s: float = 0.0
     """Rate limit for writing checkpoints; 0: unlimited."""
     clock: Clock = field(default_factory=SystemClock)
@@ -105,7 +104,8 @@ class ParameterServer:
             left=self._left,
             lost=self._lost,
             greeting={"name": setup.name},
-            tls=setup.tls[1] if setup.tls else None,
+            tls=setup.tls.serving if setup.tls else None,
+            refresh=setup.tls.refresh if setup.tls else lambda: None,
             threads=threads,
             sockets=setup.sockets,
         )
@@ -136,8 +136,8 @@ class ParameterServer:
         self._over.set()
         self.endpoint.stop()
         self.bucket_shell.stop()
-        self.checkpoint_task.stop()
         self.eviction_task.stop()
+        self.checkpoint_task.stop()
 
     def _compile(self, wanted: str) -> None:
         """Compile the kernels while the numpy kernels serve."""
@@ -245,7 +245,10 @@ class ParameterServer:
         if place is None:
             raise PsError(f"pserver {follower} is not in the placement map")
         hello = CallerHello(SERVER, self.bucket_machine.number, self._setup.name)
-        tls = self._setup.tls[0] if self._setup.tls else None
+        tls = None
+        if self._setup.tls is not None:
+            self._setup.tls.refresh()
+            tls = self._setup.tls.calling
         return FrameCaller.connect(
             place, hello, secret=self._setup.secret, deadline_s=CONNECT_S, tls=tls, threads=self._setup.threads,
             sockets=self._setup.sockets,
@@ -308,6 +311,7 @@ class ParameterServer:
                  self._setup.name, number, history)  # fmt: skip
         self.checkpoint_task.reset()
         self.handlers.barrier.reset(history)
+        self.handlers.counts.begin_history(history)
         for peer in self.endpoint.peers:
             if peer.role == TRAINER:
                 peer.farewell = True  # its disconnecting does not mean that the trainer is lost
@@ -371,6 +375,8 @@ class ParameterServer:
         risen = heat - self._heat
         self._heat = heat
         top = np.argsort(risen)[::-1][:HOT]
+        with self.handlers.counts.lock:
+            history, top_step = self.handlers.counts.history, self.handlers.counts.top_step
         counts, size, most = self.handlers.counts, self.store.bytes(), self._setup.most_bytes
         return messages.PserverLoad(
             rows=sum(table.rows for table in self.store.tables.values()),
@@ -379,11 +385,12 @@ class ParameterServer:
             pulls=counts.pulls,
             pushes=counts.pushes,
             keys=counts.keys,
-            top_step=counts.top_step,
+            top_step=top_step,
             lag_s=max((stream.lag_s for stream in self.bucket_shell.streams()), default=0.0),
             hot=tuple((int(bucket), int(risen[bucket])) for bucket in top if risen[bucket]),
             damaged=counts.damaged,
             text=f"memory is {100 * size // most} % full" if most and size > 0.9 * most else "",
+            history=history,
         )
 
     def statistics(self) -> dict[str, Any]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from edl.errors import SettingError
 from edl.job_records import Mode, Training
+from edl.wire.json_messages import decode, encode
 from ps.spec import Admission, Eviction, Initial, Optimizer, TableSpec, UpdateRule
 
 
@@ -28,6 +30,13 @@ from ps.spec import Admission, Eviction, Initial, Optimizer, TableSpec, UpdateRu
         (lambda: Admission(count=0), "count=0"),
         (lambda: Admission(count=2, probability=0.5), "probability"),
         (lambda: Eviction(most_rows=1, least_rows=2), "least_rows=2"),
+        (lambda: Eviction(unseen_steps=1e4), "unseen_steps=10000.0: must be an integer"),  # type: ignore[arg-type]
+        (lambda: Eviction(unseen_s=1.5), "unseen_s=1.5: must be an integer"),  # type: ignore[arg-type]
+        (lambda: Eviction(most_rows=1e6), "most_rows=1000000.0: must be an integer"),  # type: ignore[arg-type]
+        (lambda: Admission(count=2.0), "count=2.0: must be an integer"),  # type: ignore[arg-type]
+        (lambda: Initial(seed="a"), "seed='a': must be an integer"),  # type: ignore[arg-type]
+        (lambda: TableSpec("t", 8.0), "dim of table t=8.0: must be an integer"),  # type: ignore[arg-type]
+        (lambda: Optimizer(lr="fast"), "lr='fast': must be a number"),  # type: ignore[arg-type]
         (lambda: Training(staleness=-1), "--staleness=-1"),
         (lambda: Training(geo_steps=0), "--geo-steps=0"),
         (lambda: Training(servers=(3, 2)), "--servers=3:2"),
@@ -37,6 +46,16 @@ from ps.spec import Admission, Eviction, Initial, Optimizer, TableSpec, UpdateRu
 def test_a_bad_value_is_named(make: Callable[[], object], names: str) -> None:
     with pytest.raises(SettingError, match=names.replace("(", r"\(")):
         make()
+
+
+def test_numbers_may_be_numpy_s() -> None:
+    """As they come out of a search for hyperparameters; messages hold Python's."""
+    lr, count = np.float32(0.5), np.int64(3)
+    spec = TableSpec(
+        "t", np.int32(8), Optimizer(lr=lr, eps=1), Initial(scale=lr, seed=count), Admission(count), Eviction(count)
+    )
+    assert decode(TableSpec, encode(spec)) == spec
+    assert spec == TableSpec("t", 8, Optimizer(lr=0.5, eps=1.0), Initial(scale=0.5, seed=3), Admission(3), Eviction(3))
 
 
 def test_the_same_table_has_no_difference() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 from collections.abc import Callable, Iterator
@@ -429,6 +430,29 @@ def test_a_closed_one_hands_back_and_can_go_on(bench: Bench, files: str, monkeyp
     data.close()
     assert not bench.machine.sets["d"].position.holders and ledger_records(bench) == 8
     assert sorted(seen + [record for batch in data for record in ids(batch)]) == list(range(RECORDS))
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError("the push failed")])
+def test_a_push_that_is_on_its_way_counts_before_a_data_set_is_closed(
+    bench: Bench, files: str, error: Exception | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise others would get its records again, and after an error would not learn of the push."""
+    monkeypatch.setattr("data_service.loader.loader.GONE_S", 60.0)  # the machine may be busy
+    bench.begin(1)
+    trainers.hold()
+    data = make(bench, files)
+
+    def land() -> None:
+        if error is not None:
+            raise error
+        trainers.pushed()
+
+    trainers.joined(1, lambda: None, lambda number: (-1, ""), land)
+    assert ids(next(iter(data)))
+    with contextlib.nullcontext() if error is None else pytest.raises(RuntimeError, match="the push failed"):
+        data.close()
+    assert ledger_records(bench) == (8 if error is None else 0)
+    assert bool(bench.machine.sets["d"].position.holders) is (error is not None)
 
 
 # --- positions by name -----------------------------------------------------------------------------------------------

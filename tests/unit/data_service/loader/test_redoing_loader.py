@@ -202,3 +202,21 @@ def test_what_a_push_is_made_of_is_read_once(tmp_path: Path, monkeypatch: pytest
     train_on(bench, str(tmp_path), rows, said, shard_records=30)
     assert rows.counts == Counter(np.arange(RECORDS).tolist())
     assert readings.counts == {0: 2, 1: 1, 2: 1}, "of the first one's three batches, and to go on"
+
+
+def test_intents_of_lost_trainers_are_kept_while_the_master_names_them() -> None:
+    """Trainers come and go for weeks; others may still get shards of those that are named."""
+    asked, known = Counter[int](), TrainerDataSets()
+
+    def fence(trainer: int) -> tuple[int, str]:
+        asked[trainer] += 1
+        return trainer, ""
+
+    known.joined(1, lambda: None, fence)
+    for first in range(2, 1000):
+        known.ended(range(first, first + 3), "clicks", 0)
+        known.ended([2, 3], "views", 0)
+    assert set(asked) == set(range(2, 1002)) and set(asked.values()) == {1}
+    assert len(known._said) == 5
+    known.ended([], "views", 1)
+    assert len(known._said) == 3

@@ -104,9 +104,10 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(range_fetch, "connections_for", lambda size: 4)
 
 
-def fetched(line: Line, helpers: Helpers) -> bytearray:
+def fetched(line: Line, helpers: Helpers, *others: Line | Exception) -> bytearray:
+    """``others``: connections in place of the first, the last one first."""
     memory = bytearray(len(DATA))
-    RangeFetch(memoryview(memory), "shard 0").run(line, helpers)
+    RangeFetch(memoryview(memory), "shard 0").run(line, helpers, Helpers(*others))
     return memory
 
 
@@ -157,9 +158,27 @@ def test_the_first_ones_failure_ends_all_and_nothing_is_written_any_more() -> No
 
     line, nobody = Damaged(0, "damage"), CheckpointError("no place left")
     with pytest.raises(CheckpointError, match=r"shard 0 was damaged in transit: checksum \w+ instead of \w+ from byte"):
-        RangeFetch(memoryview(bytearray(len(DATA))), "shard 0").run(line, Helpers(Slow(0, "hang"), nobody, nobody))
+        fetched(line, Helpers(Slow(0, "hang"), nobody, nobody))
     assert left.is_set()
     assert {"done": True} not in line.others
+
+
+@pytest.mark.parametrize("at", [0, 1, 5])
+def test_a_connection_that_breaks_is_replaced_and_only_what_is_missing_is_fetched(at: int) -> None:
+    nobody = CheckpointError("no place left")
+    first, second, third = Line(at, "end"), Line(3, "end"), Line()
+    assert fetched(first, Helpers(nobody, nobody, nobody), third, second) == DATA
+    ranges = [start for one in (first, second, third) for start in one.served]
+    assert sorted(ranges) == list(range(0, len(DATA), 64)) and len(second.served) == 3
+    assert third.others == [{"done": True}] and {"done": True} not in first.others + second.others
+
+
+def test_a_node_whose_connections_break_at_once_is_given_up() -> None:
+    nobody = CheckpointError("no place left")
+    with pytest.raises(ConnectionResetError, match="the peer has died"):
+        fetched(Line(4, "end"), Helpers(nobody, nobody, nobody), Line(), Line(0, "end"), Line(0, "end"))
+    with pytest.raises(CheckpointError, match="refused"):
+        fetched(Line(4, "end"), Helpers(nobody, nobody, nobody), CheckpointError("refused"))
 
 
 def test_without_threads_for_all_helpers_the_others_do_the_work(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,11 +14,14 @@ from edl.errors import StoreError, StoreFull, StoreRefused, StoreUnavailable, Wo
 from edl.launch import helpers as helpers_module
 from edl.launch.helper_process import HelperProcess
 from edl.launch.helpers import HelperDeps, HelperProcesses, _JobPoll
+from edl.launch.pservers import Pservers
 from edl.ports import Put
 from edl.testing.clock import FakeClock
 from edl.testing.memory_store import MemoryStore
 from edl.types import NodeId
 from edl.wire import plain
+from ps.server.eviction_task import STOP_S
+from ps.server.process import FINISH_S
 from tests.unit.edl.launch.test_registration import KEYS, SPEC, info
 
 ERRORS: Sequence[StoreError] = (StoreUnavailable("silent"), StoreFull("no room"), StoreRefused("wrong password"))
@@ -50,11 +53,13 @@ class Pserver:
     """A process that runs until it is killed."""
 
     masterless = False
+    writes = False
     ready: Mapping[str, Any] = {"port": 7}
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.over = asyncio.Event()
+        self.stopped = (-1.0, False)
 
     async def ended(self) -> str:
         await self.over.wait()
@@ -63,7 +68,8 @@ class Pserver:
     def kill(self) -> None:
         self.over.set()
 
-    async def stop(self, grace_s: float) -> None:
+    async def stop(self, grace_s: float, *, drains: bool = False) -> None:
+        self.stopped = grace_s, drains
         self.over.set()
 
 
@@ -148,6 +154,33 @@ def test_a_host_without_room_for_a_process_is_an_error_that_names_the_limits(mon
     monkeypatch.setattr(asyncio, "create_subprocess_exec", full)
     with pytest.raises(WorkerStartError, match=r"cannot start a reader process: Resource temporarily.*ulimit"):
         play(cast(Any, HelperProcess.start("reader", ("data_service", "reader"), {})))
+
+
+@pytest.mark.parametrize("writes", [True, False])
+def test_pservers_get_time_to_write_evicted_rows_at_the_end(writes: bool) -> None:
+    """They serve no more by then: SIGTERM would let them wait for others that take over."""
+
+    async def scenario() -> None:
+        store, kind = FaultyStore(), Kind()
+        kind.grace_s, kind.drain_s = Pservers.grace_s, 15.0
+        group = HelperProcesses(HelperDeps(store, KEYS, 0.03, "a", "host-a", lambda line: None), kind)
+        await until(lambda: bool(store.read_now(KEYS.helper("ps", "servers/a-1")).entries))
+        kind.started[0].writes = writes
+        await group.leave()
+        assert not store.read_now(KEYS.helper("ps", "servers/")).entries
+        grace_s, drains = kind.started[0].stopped
+        assert drains and (grace_s > FINISH_S + STOP_S if writes else not grace_s)
+
+    play(scenario())
+
+
+def test_a_process_that_drains_at_sigterm_ends_when_its_input_is_closed() -> None:
+    async def scenario() -> None:
+        cat = await asyncio.create_subprocess_exec("cat", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE)
+        await HelperProcess(cat, {"port": 7}).stop(30.0, drains=True)
+        assert cat.returncode == 0, "neither killed nor terminated"
+
+    play(scenario())
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)

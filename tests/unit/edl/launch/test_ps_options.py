@@ -197,8 +197,7 @@ class FakeProcess:
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.ready = {"port": 5000 + pid, "path": f"p{pid}", "machine": "m"}
-        self.masterless = False
-        self.asked = False
+        self.masterless = self.writes = self.asked = False
         self._over = asyncio.Event()
         self._how = ""
 
@@ -220,7 +219,7 @@ class FakeProcess:
     def ask_to_end(self) -> None:
         self.asked = True
 
-    async def stop(self, grace_s: float) -> None:
+    async def stop(self, grace_s: float, *, drains: bool = False) -> None:
         self.end(f"was stopped, with {grace_s:g} s")
 
 

@@ -160,6 +160,26 @@ def test_more_than_fits_into_one_request_is_pulled_in_several(bench: Bench, monk
     assert np.array_equal(found["wide"], bench.client(number=2).read("wide", KEYS))
 
 
+@pytest.mark.parametrize("op", ["grad", "assign"])
+def test_a_push_too_large_for_one_request_is_refused_before_any_of_it_is_sent(
+    bench: Bench, op: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ps.client import write
+    from ps.protocol import frames
+
+    for module in (frames, write):
+        monkeypatch.setattr(module, "MOST_BODY", 10_000)
+    client = bench.start(2).client()
+    keys = [key for key in range(2000) if hashing.bucket_of(key) >= BUCKETS // 2][:300]
+    few = next(key for key in range(2000) if hashing.bucket_of(key) < BUCKETS // 2)
+    with pytest.raises(PsError, match=r"a push to plain, wide has 18,000 bytes for .*ps-2.*at most 10,000"):
+        values = {"plain": ([*keys[:200], few], np.ones((201, 4))), "wide": (keys, np.ones((300, 9)))}
+        client.push(values, op=op)
+    assert not any(one.seen(FrameOp.PUSH) for one in bench.pservers.values())
+    client.push({"plain": (keys, np.ones((300, 4)))}, op=op)
+    assert bench.pservers[2].store.rows("plain") == 300
+
+
 # --- bad input -------------------------------------------------------------------------------------------------------
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -91,6 +92,30 @@ def test_keys_without_rows(tmp_path: Path, run: str) -> None:
         model.lookup("user", [0.5])
     with pytest.raises(PsError, match="not uint64"):
         model.lookup("user", np.array([2**63], np.uint64))
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_weights_that_half_precision_cannot_hold_are_refused(tmp_path: Path, format: str) -> None:
+    """They would become infinite, and nobody would notice before the model is served."""
+    rows = ROWS["user"].take(slice(0, 9))
+    rows = replace(rows, weights=rows.weights.copy())
+    rows.weights[3, 1] = 65519  # rounds to the largest number, 65504
+    rows.weights[5, 0] = np.nan
+    rows.weights[6, 2] = np.inf  # not a matter of the number format
+    ps.export.write(tmp_path / "good", [USER], lambda spec: [rows], format=format, dtype="f2")
+    found = ps.export.open(tmp_path / "good").lookup("user", rows.keys)
+    assert found[3, 1] == 65504 and np.isnan(found[5, 0]) and np.isinf(found[6, 2])
+    rows.weights[7, 3] = -70000
+    with pytest.raises(SettingError, match=rf"--dtype=f2: .* table user, key {rows.keys[7]} is -70000.* f4"):
+        ps.export.write(tmp_path / "bad", [USER], lambda spec: [rows], format=format, dtype="f2")
+    assert not list((tmp_path / "bad").iterdir()), "a second attempt needs an empty folder"
+    ps.export.write(tmp_path / "bad", [USER], lambda spec: [rows], format=format)
+    assert ps.export.open(tmp_path / "bad").lookup("user", rows.keys[7:8])[0, 3] == -70000
+
+
+def test_no_keys_at_all(tmp_path: Path) -> None:
+    ps.export.write(tmp_path / "out", [USER], lambda spec: [ROWS["user"]])
+    assert ps.export.open(tmp_path / "out").lookup("user", []).shape == (0, 4)
 
 
 @pytest.mark.parametrize("format", FORMATS)

@@ -352,6 +352,8 @@ def test_lr_by_table_and_step() -> None:
         local.set_lr(float("nan"))
     with pytest.raises(PsError, match="there is no table x; the defined tables are: t, u"):
         local.set_lr(1.0, "x")
+    with pytest.raises(PsError, match=r"step=10000.0: must be an integer"):
+        local.set_lr(0.5, step=1e4)  # type: ignore[arg-type]
 
 
 def test_wrong_shapes_are_refused() -> None:

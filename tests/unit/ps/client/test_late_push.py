@@ -136,6 +136,16 @@ def test_what_is_on_its_way_counts_before_a_checkpoint_a_pause_and_the_end(bench
     assert script.data.counted == [1, 3, 4]
 
 
+def test_a_data_set_that_is_closed_waits_for_what_is_on_its_way(bench: Bench) -> None:
+    script = Script(bench)
+    trainers.trainers.land()
+    script.train()
+    script.data.handed_out += 1  # not pushed, and not this one's any more
+    trainers.trainers.land()
+    assert script.data.counted == [1] and script.part.client.step == 1
+    script.train(wait=True)
+
+
 def test_the_data_set_does_not_push_again_what_is_on_its_way(bench: Bench) -> None:
     """It asks for a push before it waits for other trainers."""
     script = Script(bench)

@@ -183,6 +183,8 @@ def test_a_learning_rate_is_the_master_s_matter(bench: Bench, master: Master) ->
     for factor, table in ((-1, ""), (float("nan"), ""), (1, "none")):
         with pytest.raises(PsError):
             client.set_lr(factor, table)
+    with pytest.raises(PsError, match=r"step=10000.0: must be an integer from 0"):
+        client.set_lr(0.5, step=1e4)  # type: ignore[arg-type]  # the Master could not read it, and would be asked again
     with pytest.raises(PsError, match="needs a Master"):
         bench.client().set_lr(1)
 

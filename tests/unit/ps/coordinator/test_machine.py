@@ -13,6 +13,7 @@ from edl.master.service import Caller
 from edl.types import NodeId, Round
 from edl.wire.records import Settings
 from ps.protocol import messages
+from ps.protocol.messages import MOST_NUMBER
 from ps.server.bucket_machine import SERVED, BucketMachine
 from ps.spec import TableSpec
 from tests.support.ps_cluster_fixture import TABLE, Cluster
@@ -429,6 +430,31 @@ def test_a_lost_bucket_rolls_all_trainers_back() -> None:
     assert one.machine.state.history == 2
     assert one.trainer("a", "m") == 2
     assert json.loads(one.heard("a", messages.Joined)[-1].restored)["history"] == 2
+
+
+def test_numbers_of_pservers_begin_again_where_they_do_not_fit_any_more() -> None:
+    """One that ends as soon as it has its number is started some thousand times a day."""
+    one = cluster("p", "q")
+    one.machine.state.numbers = MOST_NUMBER - 1
+    for name in ("r", "s"):
+        one.add(name)
+        one.pass_time(5.0)
+    assert set(one.machine.state.servers) == {1, 2, MOST_NUMBER, 3}
+    assert set(one.machine.state.grid.owner) == {1, 2, MOST_NUMBER, 3}
+    assert not any(one.machine.state.grid.joining)
+
+
+@pytest.mark.parametrize(("history", "step"), [(1, 50), (2, 900), (0, 900)])
+def test_steps_before_a_rollback_do_not_count(history: int, step: int) -> None:
+    """Learning rates that are set, and new trainers, begin with the next step of the checkpoint."""
+    one = cluster("p", "q", "r", training=Training(servers=(1, 4), replication=Replication.NONE))
+    one.world("a")
+    one.trainer("a", "n")
+    one.found = FOUND
+    one.kill("p")
+    one.pass_time(5.0)
+    one.say("q", messages.PserverLoad(0, 0, 0, 0, 0, 0, 900, 0.0, history=history))
+    assert one.machine.state.top_step == step
 
 
 def test_a_learning_rate_set_by_hand_outlives_a_rollback() -> None:

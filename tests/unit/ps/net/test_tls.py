@@ -23,10 +23,11 @@ from ps.errors import HungUp, TimedOut, Unreachable
 from ps.net.caller import FrameCaller, FrameEndpoint, FrameReply
 from ps.net.connection import PlainSocket, now_s
 from ps.net.master_connections import MasterConnectionsDeps, PserverConnections
-from ps.net.tls import TlsSocket, contexts
+from ps.net.tls import TlsFiles, TlsSocket, contexts
 from ps.protocol.frames import FrameOp
 from ps.protocol.handshake import TRAINER, CallerHello
 from ps.protocol.messages import PserverAddress
+from ps.server.server import ParameterServer, Setup
 
 HOST = "127.0.0.1"
 LONG_S = 20.0
@@ -171,6 +172,36 @@ def test_the_masters_line(made: Path) -> None:
 
     with serving(called) as endpoint:
         asyncio.run(scenario(endpoint.port))
+
+
+def test_files_that_change_are_used_by_new_connections(
+    made: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Certificates are renewed while the job runs."""
+
+    def put(name: str) -> None:
+        for end in ("key", "pem"):
+            (tmp_path / f"new.{end}").write_bytes((made / f"{name}.{end}").read_bytes())
+            (tmp_path / f"new.{end}").replace(tmp_path / f"used.{end}")
+
+    put("job")
+    paths = [str(tmp_path / f"used.{end}") for end in ("pem", "key", "pem")]
+    one = ParameterServer(Setup("a", "job", "s", kernels="numpy", tls=TlsFiles(*paths)))
+    one.start(HOST)
+    try:
+        first = call(one.endpoint, of(made, "job")[0])
+        (tmp_path / "used.key").write_text("half of it")
+        for _ in range(2):
+            call(one.endpoint, of(made, "job")[0]).close()
+        assert sum("The previous ones stay in use" in line for line in caplog.messages) == 1
+        put("other")
+        call(one.endpoint, of(made, "other")[0]).close()
+        with pytest.raises(Unreachable):
+            call(one.endpoint, of(made, "job")[0])
+        assert first.request(FrameOp.PING, deadline_s=LONG_S).op is FrameOp.OK, "open connections stay"
+        first.close()
+    finally:
+        one.stop()
 
 
 def test_files_that_are_no_good_are_named(tmp_path: Path) -> None:

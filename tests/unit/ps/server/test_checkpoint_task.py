@@ -15,6 +15,7 @@ from edl.adapters.clock import SystemClock
 from edl.adapters.files import PlainFiles
 from edl.errors import PsError
 from edl.job_records import Training
+from edl.wire.snapshot import header_bytes, parse_header
 from ps.checkpoint.directory import CheckpointDirectory
 from ps.checkpoint.reader import Loaded
 from ps.hashing import SHARDS, buckets_of
@@ -23,7 +24,7 @@ from ps.rows import ShardChange, TablePush, Taken, TrainerPush
 from ps.server import bucket_machine as h
 from ps.server.bucket_shell import BucketShell
 from ps.server.checkpoint_task import CheckpointTask
-from ps.server.server import Setup
+from ps.server.server import ParameterServer, Setup
 from ps.spec import BUCKETS, Eviction, Optimizer, TableSpec, UpdateRule
 from ps.store.store import RowStore
 from tests.support.ps_servers import COUNTS
@@ -389,6 +390,25 @@ def test_a_pserver_that_leaves_writes_the_evicted_rows_that_it_has_kept_back(tmp
     task.finish(60.0)
     (file,) = (tmp_path / "ps" / "job" / "evicted" / "counts").iterdir()
     assert file.stat().st_size > 1000 * 16
+
+
+def test_rows_that_have_just_made_room_are_written_at_the_end(tmp_path: Path) -> None:
+    """No further sweep finds them, not even where the buckets have moved away."""
+    spec = TableSpec("t", 2, Optimizer(UpdateRule.ADD), ZEROS, eviction=Eviction(most_rows=64, export=True))
+    one = ParameterServer(Setup("a", "job", "secret", kernels="numpy", files=PlainFiles(tmp_path)))
+    one.store.define(spec)
+    one.store.cap("t", 64)
+    came = 0
+    for step in range(10):
+        keys = np.arange(50 * step, 50 * step + 50)
+        came += one.store.push([TrainerPush(1, step, [part(keys, 1.0)])], step=step).applied
+    one.checkpoint_task.start()
+    one.stop()
+    one.checkpoint_task.finish(60.0)
+    (file,) = (tmp_path / "ps" / "job" / "evicted" / "t").iterdir()
+    data = file.read_bytes()
+    (count,) = parse_header(data[: header_bytes(data[:8])], len(data)).entries["t/keys"].shape
+    assert count == came - one.store.rows("t") > 100
 
 
 def test_a_restore_that_does_not_fit_names_need_and_limit() -> None:

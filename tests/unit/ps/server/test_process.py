@@ -20,9 +20,9 @@ def test_it_says_whether_a_master_has_been_in_touch(monkeypatch: pytest.MonkeyPa
     answers, gone, known = io.StringIO(), threading.Event(), [True, False]
     monkeypatch.setattr(sys, "stdin", io.StringIO("?\n?\n"))
     launcher = ParentLauncher(answers)
-    launcher.answer_until_gone(gone.set, lambda: known.pop())
+    launcher.answer_until_gone(gone.set, lambda: known.pop(), lambda: len(known) == 1)
     assert gone.wait(LONG_S)
-    assert answers.getvalue() == "!\n!0\n" and launcher.gone
+    assert answers.getvalue() == "!w\n!0\n" and launcher.gone
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,23 @@ def test_rows_unseen_for_long_go(kernels: str) -> None:
 
 
 @both_kernels
+def test_rows_that_a_slow_trainer_uses_stay(kernels: str) -> None:
+    """In mode async each trainer counts its own steps; rows get old by those of the fastest."""
+    store = store_of(kernels, table(unseen_steps=10, most_rows=1))
+    push(store, KEYS[:200], 1.0, step=1000)
+    pull(store, KEYS[150:300], step=40)
+    push(store, KEYS[300:], 1.0, step=41)
+    assert len(store.sweep("t", step=store.most_seen_step)) == 0
+    pull(store, KEYS[:100], step=1005)
+    assert len(store.sweep("t", step=store.most_seen_step, most=499)) == 1
+    assert len(store.sweep("t", step=1011)) == 399 and store.rows("t") == 100
+    store.cap("t", 100)
+    pull(store, KEYS[:10], step=1020)
+    pull(store, KEYS[400:], step=50)
+    assert any(key >= 400 for bucket in range(BUCKETS) for key in keys_in(store, bucket)), "others make room for them"
+
+
+@both_kernels
 def test_a_floor_stays(kernels: str) -> None:
     store = store_of(kernels, table(unseen_steps=1))
     for step in range(5):
@@ -59,9 +76,9 @@ def test_only_due_rows_of_a_sampled_table_go(
     monkeypatch.setattr("ps.store.store.SAMPLE", 16)
     store = store_of(kernels, table(unseen_steps=10))
     due = KEYS[::100]
-    for number, some in enumerate(np.array_split(np.setdiff1d(KEYS, due), 99)):
-        push(store, some, 1.0, step=102 - number)
     push(store, due, 1.0, step=1)
+    for number, some in enumerate(np.array_split(np.setdiff1d(KEYS, due), 99)):
+        push(store, some, 1.0, step=4 + number)
     gone = store.sweep("t", step=12, least=least).keys
     assert len(gone) == count and np.isin(gone, due).all()
 
