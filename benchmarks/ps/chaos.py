@@ -45,7 +45,7 @@ BAR_S = 2.0
 EVENTS = ("trainer", "join", "add", "drain", "kill", "node", "master", "freeze")
 CALM_S = 6.0
 """Minimum time in seconds that is watched after an event."""
-LIMIT_S = 90.0
+LIMIT_S = 300.0
 
 
 class Missed(Exception):

@@ -255,6 +255,8 @@ class Job:
             f"--rdzv-id={self.name}",
             f"--rdzv-backend={self.backend}",
             f"--rdzv-endpoint={','.join(self.endpoints)}",
+            # On a busy machine a launcher may not run for two seconds: with the default of 3 s it would end its workers.
+            "--lease-ttl=10",
             f"--node-id={node}",
             f"--log-dir={self.folder / f'logs-{self.name}' / node}",
             *self.options,

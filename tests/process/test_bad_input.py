@@ -158,7 +158,7 @@ def test_other_settings_than_the_running_job(tmp_path: Path, etcd: OutsideEtcd) 
             ExitCode.JOB_CONFLICT,
             "job same",
             "--nnodes=1:3 (the running job has 1:4)",
-            "--lease-ttl=5 (the running job has 3)",
+            "--lease-ttl=5 (the running job has 10)",
             "another --rdzv-id",
         )
         assert running.wait_steps(3) == before
