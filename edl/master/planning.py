@@ -303,7 +303,8 @@ def kept(turn: MasterTurn, entry: NodeEntry, message: Kept) -> None:
         newest = max((other.stored for other in turn.nodes.values()), default=NO_STATE)
         if version > newest and not _left(turn, version):
             turn.unwritten = version, f"commit {version.commit} could not be written by node {node}: {message.error}"
-        _keep_those_that_wait(turn, message)
+        if turn.record.phase is not Phase.ENDED:
+            _keep_those_that_wait(turn, message)
         return
     turn.save_s = message.took_s or turn.save_s
     if version >= turn.unwritten[0]:

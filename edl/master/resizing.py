@@ -36,7 +36,8 @@ def handle_request(turn: MasterTurn, event: ScaleRequested) -> None:
     seen = remember(record.seen, request, judged)
     if judged.sizing != record.sizing or seen != record.seen:
         turn.write(sizing=judged.sizing, seen=seen)
-    but = _take_on(turn, request) if judged.verdict is Verdict.ACCEPTED else ""
+    is_new = judged.sizing.generation > record.sizing.generation  # else it repeats an accepted one with its key
+    but = _take_on(turn, request) if judged.verdict is Verdict.ACCEPTED and is_new else ""
     if judged.said:
         turn.note(Kind.DRAIN if isinstance(request, Drain) else Kind.SCALE, _line(request, judged))
     turn.effects.append(Grant(judged.verdict, judged.text + but))
