@@ -165,6 +165,7 @@ def _apply_rules(turn: MasterTurn) -> None:
     dropping.come_back(turn)
     checking.keep_going(turn)
     if turn.record.phase is Phase.RUNNING:
+        _prestart_checked(turn)  # before copies are assigned, which a node that starts its workers does not get
         incidents.look_for_cause(turn)
     rules = (
         planning.look_at_agreement,
