@@ -297,24 +297,6 @@ class TestAgree:
 
         play(scenario)
 
-    def test_who_is_waited_for_is_said(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(registration_module, "RETRY_S", 0)
-
-        async def scenario(bench: Bench) -> None:
-            await bench.registration().agree()
-            leases = [bench.leave_key(node, 5000) for node in ("b", "c")]
-            bench.store.write_now([Put(KEYS.over, b"")])
-            waiting = asyncio.ensure_future(bench.registration().agree())
-            while not bench.said:  # noqa: ASYNC110 - of the code under test
-                await asyncio.sleep(0)
-            assert bench.said == ["job my-job has ended: waiting for its launchers to leave (b, c)"]
-            for lease in leases:
-                bench.store.revoke_now(lease)
-            await waiting
-            assert len(bench.said) == 1
-
-        play(scenario)
-
     def test_a_node_of_a_job_that_ended_while_all_launchers_died_hears_how(self) -> None:
         async def scenario(bench: Bench) -> None:
             before, after = bench.registration(), bench.registration()
