@@ -359,7 +359,8 @@ def _suspended(turn: MasterTurn) -> Standing:
     busy = [
         entry
         for entry in turn.nodes.values()
-        if entry.attached and (entry.status not in rests or entry.parked or entry.draining)
+        if entry.attached or turn.now_s < entry.due_s  # it may not have attached to this Master yet
+        if entry.status not in rests or entry.parked or entry.draining
     ]
     return Standing(not busy, f"workers of {names(busy)} are being stopped" if busy else "")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from edl.config import NodeRange
 from edl.master import events as ev
+from edl.master.machine import take_over
 from edl.master.state import Phase
 from edl.master.view import job_status
 from edl.types import NodeId, Round
@@ -137,6 +138,30 @@ class TestState:
         for name in "ab":
             rule.ready(name, 1)
         assert asked(rule) == {"a": 0, "b": 0}
+
+
+def test_a_new_master_does_not_take_it_for_suspended_before_it_has_heard_of_its_workers() -> None:
+    rule = training("ab")
+    rule.submit(Suspend(True, "me"))
+    rule.boundary()
+    rule.state = take_over(rule.spec, rule.state.record, [info(name) for name in "ab"], rule.now_s).state
+    assert (rule.scale.observed, rule.scale.waiting) == (0, "workers of a, b are being stopped")
+    for name in "ab":
+        assert rule.scale.observed == 0
+        rule.feed(ev.NodeAttached(Attach(info(name), Round(1), Round(0), False)))
+        held(rule, name, 0)
+    assert (rule.scale.observed, rule.scale.waiting) == (1, "")
+
+
+def test_a_node_that_stays_away_does_not_hold_up_the_suspension() -> None:
+    rule = training("ab")
+    rule.submit(Suspend(True, "me"))
+    rule.boundary()
+    rule.state = take_over(rule.spec, rule.state.record, [info(name) for name in "ab"], rule.now_s).state
+    rule.feed(ev.NodeAttached(Attach(info("a"), Round(1), Round(0), False)))
+    held(rule, "a", 0)
+    rule.wait(100.0)
+    assert (rule.scale.observed, rule.scale.waiting) == (1, "")
 
 
 def test_its_phase_is_called_so_while_no_world_is_meant_to_run() -> None:
