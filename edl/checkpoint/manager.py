@@ -162,6 +162,8 @@ class CheckpointManager:
                     self.stored = (version, True)  # its content is valid, and each worker reads it itself
                 elif version != self.stored[0]:
                     await self.look()  # refused checkpoints are skipped from now on
+                    if self.stored[0] > version != NO_STATE:  # a newer one could not be read at this moment
+                        self.stored = (version, all(held.version != version for held in self._memory.holdings()))
 
     def _refuse(self, error: EdlError) -> None:
         self.refused = str(error)
