@@ -132,8 +132,8 @@ class GrowingFiles:
             self._position.extend(now.shards, now.digest)
 
     def rescan_at_epoch_end(self, place: RankAssignment, client: LeaseClient, source: DataSource) -> None:
-        """``rescan="epoch"``: add new files to the epoch that is about to start."""
-        if source.rescan == EPOCH and place.rank == 0:
+        """``rescan="epoch"``: add new files to the epoch that is about to start, before this worker starts it."""
+        if source.rescan == EPOCH:
             ledger = self._position.ledger
             self.client.look_again(client, source, ledger, lambda: self._context.check(place.round), epoch_end=True)
 

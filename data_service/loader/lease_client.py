@@ -41,6 +41,8 @@ class PendingRequest:
         self.message = message
         self.again = again
         """A repetition after a failover; no thread waits for its answer."""
+        self.only_asks = False
+        """A question for the present epoch: that this is still the one begins nothing."""
         self.answer: Any = None
         self.done = done
 
@@ -134,6 +136,10 @@ class LeaseClient:
             with self._lock:
                 self._enter(epoch)
         return self._ask(NextEpoch(0, self.dataset, epoch, dropped)) if tell else None
+
+    def begun_epoch(self, epoch: int) -> PendingRequest:
+        """Independent mode: switch to the epoch that others have begun, if that is not ``epoch``, the present one."""
+        return self._ask(NextEpoch(0, self.dataset, epoch, 0), only_asks=True)
 
     def _enter(self, epoch: int) -> None:
         self._granted.clear()
@@ -251,8 +257,9 @@ class LeaseClient:
     def _pending(self, message: Any, *, again: bool = False) -> PendingRequest:
         return PendingRequest(message, self.deps.threads.event(), again=again)
 
-    def _ask(self, message: Any) -> PendingRequest:
+    def _ask(self, message: Any, *, only_asks: bool = False) -> PendingRequest:
         asked = self._pending(message)
+        asked.only_asks = only_asks
         with self._lock:
             self._queue.append(asked)
         self._go_on()
@@ -315,7 +322,7 @@ class LeaseClient:
                     self._returned.pop(given.shard.index, None)
                     if self._lasting and given.upto:  # a new Master needs to know its progress
                         self._acked[given.shard.index] = given.upto
-            self._remember(asked.message, message)
+            self._remember(asked, message)
         asked.answer = message
         asked.done.set()
         if asked.again and isinstance(message, DataRefused):
@@ -326,7 +333,8 @@ class LeaseClient:
                 one.answer = message
                 one.done.set()
 
-    def _remember(self, request: Any, message: Any) -> None:
+    def _remember(self, asked: PendingRequest, message: Any) -> None:
+        request = asked.message
         if isinstance(message, Opened):
             self._fence = message.fence
             fresh = not (self._granted or self._acked or self._unkept)
@@ -343,7 +351,9 @@ class LeaseClient:
                 if one is not self._sent and one not in self._queue:
                     one.done.set()  # it was included in the Open
         if isinstance(request, NextEpoch) and isinstance(message, Done) and self._lasting:
-            self._enter(message.epoch)
+            stays = asked.only_asks and message.epoch == request.epoch
+            if not stays:
+                self._enter(message.epoch)
         if isinstance(request, Ack):
             number = getattr(message, "number", -1)  # -1: refused, nothing to be stored
             lost = (

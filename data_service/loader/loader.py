@@ -20,7 +20,7 @@ from data_service.loader.loader_position import LoaderPosition
 from data_service.loader.meter import Meter
 from data_service.loader.padding import Padding
 from data_service.loader.prefetcher import LeasedShards, Prefetcher, ReadOrder, ReadyStep
-from data_service.loader.source import DataSettings, SettledData, checked_name
+from data_service.loader.source import EPOCH, DataSettings, SettledData, checked_name
 from data_service.loader.window import Offer, Supply, Tail, decode, encode, plan, tail_named
 from data_service.loader.worker_context import RankAssignment, WorkerContext
 from data_service.protocol.file_list_messages import NOW
@@ -34,6 +34,9 @@ from edl.worker.steps import Share
 STATE_VERSION = 2
 GONE_S = 2.0
 """Seconds that ``close`` waits for the Master to confirm that the worker leaves."""
+RANK_0_LOOKS_S = 2.0
+"""Independent mode: seconds that other workers leave the look for new files at the end of an epoch to rank 0, which may
+be busy or gone."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.01, 0.25
 """Seconds between two requests while there is no data for this worker but some may be returned: each pause is twice the
 previous one, since at the end of an epoch many workers may wait for the slowest."""
@@ -389,21 +392,40 @@ class Loader(IndependentLoader):
                 left = f"{dropped:,}" if total >= 0 else "some"
                 note(f"data set {self._name}: {left} records of epoch {ledger.epoch} are skipped (tail=drop)")
         self._end_prefetcher()
-        self._files.rescan_at_epoch_end(place, client, self._settle().source)
         if self._independent:
-            asked = client.next_epoch(ledger.epoch + 1, dropped, tell=True)
-            assert asked is not None, "it was sent"  # noqa: S101
-            epoch = client.epoch_after(asked, lambda: self._context.check(place.round))
+            epoch = self._next_independent_epoch(place, client, ledger.epoch)
             if epoch == ledger.epoch:
                 return False
             self._position.start_epoch(epoch)  # the other workers may be in a later one
             return True
+        if place.rank == 0:
+            self._files.rescan_at_epoch_end(place, client, self._settle().source)
         # First, so that a new Master gets the new epoch, of which others may already have shards.
         self._position.next_epoch()
         asked = client.next_epoch(ledger.epoch, dropped, tell=place.rank == 0)
         if asked is not None:
             client.wait(asked, lambda: self._context.check(place.round), Done)
         return True
+
+    def _next_independent_epoch(self, place: RankAssignment, client: LeaseClient, epoch: int) -> int:
+        """Independent mode: begin the next epoch, unless another worker has. Returns the one to read now."""
+
+        def check() -> None:
+            self._context.check(place.round)
+
+        if self._settle().source.rescan == EPOCH:  # whoever begins the epoch must have looked for files before
+            pauses = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
+            until_s = self._deps.clock.now_s() + RANK_0_LOOKS_S
+            while (now := client.epoch_after(client.begun_epoch(epoch), check)) == epoch:
+                if self.rank == 0 or self._deps.clock.now_s() >= until_s:
+                    break
+                self._pause(pauses.next(), check)
+            if now != epoch:
+                return now
+            self._files.rescan_at_epoch_end(place, client, self._settle().source)
+        asked = client.next_epoch(epoch + 1, 0, tell=True)
+        assert asked is not None, "it was sent"  # noqa: S101
+        return client.epoch_after(asked, check)
 
     def _nothing(self) -> str:
         assert self._ledger is not None  # noqa: S101

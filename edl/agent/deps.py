@@ -161,6 +161,11 @@ class NodeCheckpoints(Protocol):
         """Whether a save or a read of the checkpoint directory is in progress."""
         ...
 
+    @property
+    def loading(self) -> bool:
+        """Whether ``load`` is in progress."""
+        ...
+
     async def settled(self) -> None:
         """Wait until saves and reads are finished, then look for the newest checkpoint."""
         ...

@@ -332,6 +332,8 @@ class AgentShell:
             self._held.enter(world)
 
     def _announce(self) -> None:
+        if self._deps.checkpoints.loading:
+            return  # its end announces what was read; until then the Master would take it for unusable
         if not self._deps.checkpoints.busy:
             self._gave_up_saves = False
         elif not self._gave_up_saves:

@@ -42,6 +42,8 @@ class CheckpointManager:
         self._log = log
         self._sources: tuple[Source, ...] = ()
         self._reading = asyncio.Lock()
+        self._loads = 0
+        """Calls of ``load`` in progress."""
         self.stored: tuple[Version, bool] = (NO_STATE, False)
         self.refused = ""
 
@@ -95,6 +97,11 @@ class CheckpointManager:
         """Whether knowledge of the checkpoint directory is about to change: a save or a read is in progress."""
         return self._memory.busy or self._reading.locked()
 
+    @property
+    def loading(self) -> bool:
+        """Whether ``load`` is in progress."""
+        return self._loads > 0
+
     def restored(self, slot: int) -> None:
         """Release what the worker has restored; see ``worker_server.WorkerCheckpoints``."""
         self._memory.restored(slot)
@@ -138,6 +145,13 @@ class CheckpointManager:
 
     async def load(self) -> None:
         """Load the newest usable checkpoint; the next ``Ready`` reports it, or why there is none."""
+        self._loads += 1
+        try:
+            await self._load()
+        finally:
+            self._loads -= 1
+
+    async def _load(self) -> None:
         async with self._reading:
             try:
                 version = await self._memory.load()
@@ -148,6 +162,8 @@ class CheckpointManager:
                     self.stored = (version, True)  # its content is valid, and each worker reads it itself
                 elif version != self.stored[0]:
                     await self.look()  # refused checkpoints are skipped from now on
+                    if self.stored[0] > version != NO_STATE:  # a newer one could not be read at this moment
+                        self.stored = (version, all(held.version != version for held in self._memory.holdings()))
 
     def _refuse(self, error: EdlError) -> None:
         self.refused = str(error)

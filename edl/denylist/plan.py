@@ -44,11 +44,37 @@ def counting(entries: Sequence[DenylistEntry], author: Author, wall_s: float) ->
     return tuple(one for one in entries if one.run != author.run and not one.expired(wall_s))
 
 
+class Sightings:
+    """How long this Master has seen each entry, by a clock that nobody sets.
+
+    The wall clock of one host may be wrong, and the list belongs to all jobs. So an expired entry is only deleted by a
+    Master that has seen it for as long as it was meant to last.
+    """
+
+    def __init__(self) -> None:
+        self._since_s: dict[DenylistEntry, float] = {}
+
+    def outlived(self, entries: Sequence[DenylistEntry], now_s: float) -> frozenset[str]:
+        """Names of the entries that have been there for their whole time. ``entries``: all that are there now."""
+        self._since_s = {one: self._since_s.get(one, now_s) for one in entries}
+        return frozenset(
+            one.name
+            for one, since_s in self._since_s.items()
+            if one.until_s and now_s - since_s >= one.until_s - one.since_s
+        )
+
+
 def plan(
-    status: JobStatus, entries: Sequence[DenylistEntry], added: Collection[str], author: Author, wall_s: float
+    status: JobStatus,
+    entries: Sequence[DenylistEntry],
+    added: Collection[str],
+    author: Author,
+    wall_s: float,
+    outlived: Collection[str] = (),
 ) -> Plan:
     """What to change. ``added``: names of the entries that this run has added before; if one of them is gone, somebody
-    has removed it, and it is not added again. ``wall_s``: now, in seconds since 1970."""
+    has removed it, and it is not added again. ``wall_s``: now, in seconds since 1970. ``outlived``: see ``Sightings``;
+    other expired entries stay, and do not count."""
     if status.phase == "ended":
         return Plan()
     bad, faulty = _dropped(status), _faulty(status)
@@ -64,7 +90,11 @@ def plan(
         if one.name not in there and one.name not in added
     }
     used = _Used(status)
-    outdated = (one.name for one in entries if one.expired(wall_s) or (one.run == author.run and used.contains(one)))
+    outdated = (
+        one.name
+        for one in entries
+        if (one.expired(wall_s) and one.name in outlived) or (one.run == author.run and used.contains(one))
+    )
     return Plan(tuple(wanted.values()), tuple(name for name in outdated if name not in wanted))
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from edl.denylist.places import DenylistPlace
-from edl.denylist.plan import Author, counting, plan, still_bad
+from edl.denylist.plan import Author, Sightings, counting, plan, still_bad
 from edl.errors import EdlError, FencedOut
+from edl.ports import Clock
 from edl.watched_master import WatchedMaster
 from edl.wire.denylist import DenylistEntry
 
@@ -25,12 +26,15 @@ class DenylistCompanion:
         author: Author,
         wall_s: Callable[[], float],
         log: Callable[[str], None],
+        clock: Clock,
     ) -> None:
         self._master = master
         self._place = place
         self._author = author
         self._wall_s = wall_s
         self._log = log
+        self._clock = clock
+        self._sightings = Sightings()
         self._reported: tuple[DenylistEntry, ...] | None = None
         self._trouble = ""
 
@@ -58,7 +62,8 @@ class DenylistCompanion:
         own = {one.name for one in entries if one.run == self._author.run}
         added = own.union(self._master.kept(ADDED).split("\n")) - {""}
         status = self._master.status()
-        todo = plan(status, entries, added, self._author, wall_s)
+        outlived = self._sightings.outlived(entries, self._clock.now_s())
+        todo = plan(status, entries, added, self._author, wall_s, outlived)
         for entry in todo.add:
             await self._place.put(entry)
             self._log(f"added to the denylist in {self._place.where}: {entry.name}: {entry.reason}")

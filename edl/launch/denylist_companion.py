@@ -6,7 +6,7 @@ import functools
 import hashlib
 from collections.abc import Callable
 
-from edl.adapters.clock import wall_clock_s
+from edl.adapters.clock import SystemClock, wall_clock_s
 from edl.checkpoint.memory.background import in_thread
 from edl.errors import SettingError
 from edl.launch.options.faults import IN_STORE
@@ -36,4 +36,4 @@ def companions(settings: LaunchSettings, store: Store, run: str, log: Callable[[
         place = FilesDenylist(files, functools.partial(in_thread, "edl-denylist"))
     digest = hashlib.sha256(f"run {run}".encode()).hexdigest()[:8]
     author = Author(settings.spec.job, digest, settings.denylist.keep_s)
-    return lambda master: (DenylistCompanion(master, place, author, wall_clock_s, log).run(),)
+    return lambda master: (DenylistCompanion(master, place, author, wall_clock_s, log, SystemClock()).run(),)

@@ -278,11 +278,11 @@ class Helpers:
         self._renewed_s = sent_s
         here = deps.keys.helper(self._kind.service, f"{folder}/{deps.node}-")
         snapshot = await deps.store.read(deps.keys.helper(self._kind.service, f"{folder}/"))
-        self._alone = all(entry.key.startswith(here) or _drains(entry.value) for entry in snapshot.entries)
-        mine = [entry for entry in snapshot.entries if entry.key.startswith(here)]
+        mine = [entry for entry in snapshot.entries if _number(entry.key, here)]
+        self._alone = all(entry in mine or _drains(entry.value) for entry in snapshot.entries)
         if self._numbers is None:
             # An earlier launcher of this name may have just died: do not reuse the names of its processes.
-            self._numbers = itertools.count(1 + max((_number(entry.key) for entry in mine), default=0))
+            self._numbers = itertools.count(1 + max((_number(entry.key, here) for entry in mine), default=0))
             self._numbers_known.set()
         wanted = {
             deps.keys.helper(self._kind.service, f"{folder}/{n}"): self._key_content(p)
@@ -301,8 +301,10 @@ class Helpers:
         return json.dumps(content).encode()
 
 
-def _number(key: str) -> int:
-    text = key.rpartition("-")[2]
+def _number(key: str, prefix: str) -> int:
+    """The number of a launcher's process, whose keys begin with ``prefix``; 0: the key is another launcher's, whose
+    name may begin like this one's."""
+    text = key.removeprefix(prefix)
     return int(text) if text.isdecimal() else 0
 
 

@@ -14,6 +14,7 @@ from edl.exit_codes import ExitCode
 from edl.launch.options.agreement import differences
 from edl.master.stored import left_by_masters
 from edl.ports import Condition, CreatedAt, Delete, KeyValue, ModifiedAt, Operation, Put, Store
+from edl.rendezvous.phrases import listed
 from edl.types import Incarnation, NodeId
 from edl.wire import plain
 from edl.wire.keys import JobKeys
@@ -24,6 +25,8 @@ from edl.wire.release import compatible, founder_of, refusal
 from edl.wire.secret import Secret, described, described_own, stored_token, token_of
 
 RETRY_S = 0.2
+QUIET_LOOKS = 15
+"""Number of looks for launchers of an ended job before a line is logged about those that are still there."""
 SILENT_PAUSE_S = 0.5
 """Seconds between two checks of a silent launcher that holds the name or rank that this one needs."""
 LEASES = 2
@@ -98,10 +101,8 @@ class Registration:
         if belonged:
             await self._raise_if_ended()
         for _ in range(100):
-            entries = await self._entries()
-            while (over := self._is_over(entries, belonged)) and self._in_use(entries):
-                await asyncio.sleep(RETRY_S)
-                entries = await self._entries()
+            entries = await self._until_left(belonged)
+            over = self._is_over(entries, belonged)
             token = entries.get(self._keys.token)
             conflict = self._conflict(entries)
             if token is not None and not over and self._keys.spec in entries and conflict is None:
@@ -116,6 +117,20 @@ class Registration:
 
     async def _entries(self) -> dict[str, KeyValue]:
         return {entry.key: entry for entry in (await self._store.read(self._keys.prefix)).entries}
+
+    async def _until_left(self, belonged: bool) -> dict[str, KeyValue]:
+        """Wait until no launcher of an ended job is registered; returns the job's keys."""
+        looks = 0
+        while True:
+            entries = await self._entries()
+            if not (self._is_over(entries, belonged) and self._in_use(entries)):
+                return entries
+            if looks == QUIET_LOOKS:
+                nodes = [key.removeprefix(self._keys.nodes) for key in entries if key.startswith(self._keys.nodes)]
+                who = f" ({listed(sorted(nodes))})" if nodes else ""
+                self._log(f"job {self._spec.job} has ended: waiting for its launchers to leave{who}")
+            looks += 1
+            await asyncio.sleep(RETRY_S)
 
     def _is_over(self, entries: Collection[str], belonged: bool) -> bool:
         """Whether the job has ended, even if some of its launchers do not know yet and are still registered. They must

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -20,6 +21,7 @@ from edl.launch.scale_options import launcher_again, make_scheduler
 from edl.launch.settings import LaunchSettings
 from edl.ports import Store
 from edl.schedulers.deps import SchedulerDeps
+from edl.schedulers.port import Scheduler
 from edl.watched_master import WatchedMaster
 
 Companions = Callable[[WatchedMaster], Sequence[Coroutine[Any, Any, None]]]
@@ -50,7 +52,14 @@ def companions(
     from edl.schedulers.shell import Reconciler  # imported late: only for jobs with a scheduler
 
     deps = scheduler_deps(settings, wanted, store, endpoints, log)
-    return lambda master: (Reconciler(lambda: make_scheduler(deps), master, deps.clock, wanted.owner, log).run(),)
+
+    def run(master: WatchedMaster) -> Coroutine[Any, Any, None]:
+        def make() -> Scheduler:
+            return make_scheduler(dataclasses.replace(deps, memory=master))
+
+        return Reconciler(make, master, deps.clock, wanted.owner, log).run()
+
+    return lambda master: (run(master),)
 
 
 def scheduler_deps(

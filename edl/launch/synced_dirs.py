@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from edl.adapters.clock import SystemClock, wall_clock_ns
@@ -13,7 +13,7 @@ from edl.adapters.file_copies import TcpFileCopies
 from edl.checkpoint.memory.background import in_thread
 from edl.errors import ProtocolError, StoreError
 from edl.launch.settings import SyncSettings
-from edl.ports import Store
+from edl.ports import KeyValue, Store
 from edl.rendezvous.phrases import amount, count
 from edl.sync_dir.service import DirectorySync, PeerAddress
 from edl.sync_dir.tree import SyncedTree
@@ -73,11 +73,11 @@ class SyncedDirs:
         while True:
             try:
                 snapshot = await store.read(keys.nodes)
-                self.sync.meet([_address(entry.value) for entry in snapshot.entries])
+                self.sync.meet(_addresses(snapshot.entries))
                 self._met.set()
                 async for _ in store.watch(keys.nodes, snapshot.revision):
                     break  # nodes come and go rarely: read them all again
-            except (StoreError, ProtocolError, RuntimeError):
+            except (StoreError, RuntimeError):
                 await asyncio.sleep(AGAIN_S)
 
     async def caught_up(self) -> None:
@@ -116,9 +116,14 @@ class SyncedDirs:
         await in_thread("edl-sync-close", self.sync.close)
 
 
-def _address(value: bytes) -> PeerAddress:
-    info = plain.loads(NodeInfo, value)
-    return PeerAddress(info.node, info.host, info.state_port)
+def _addresses(entries: Iterable[KeyValue]) -> list[PeerAddress]:
+    """The addresses of the nodes with these keys, without those that cannot be read: the Master names them."""
+    found = []
+    for entry in entries:
+        with contextlib.suppress(ProtocolError):
+            info = plain.loads(NodeInfo, entry.value)
+            found.append(PeerAddress(info.node, info.host, info.state_port))
+    return found
 
 
 def _files(number: int, size: int) -> str:

@@ -9,7 +9,7 @@
 - Its shell: ``shell``, with ``companions``, ``guarded`` (writes under the fencing token), ``history``, ``chronicle``
   (the lines of the history files), ``farewell`` (what an ended job leaves), ``gathered_reports`` (what can wait for the
   next decision), ``probing``, ``stored`` (the record in the store), ``streams`` (the agents), ``totals`` (counters for
-  metrics), ``view`` (the status) and ``goodput`` (what the slots spend their time on).
+  metrics), ``view`` (the status), ``watches`` (of the store) and ``goodput`` (what the slots spend their time on).
 - Machines of services beside it, such as the data service: ``service`` (the interface) and ``hosting``.
 - The election, in every launcher: ``election`` is the machine, ``candidate`` its shell.
 """

@@ -33,6 +33,8 @@ def changed(turn: MasterTurn, event: DenylistChanged) -> None:
 
 def apply(turn: MasterTurn, infos: Iterable[NodeInfo]) -> Sequence[Dropped]:
     """Drop the slots of these nodes that are on the denylist and not dropped yet. Returns the new drops."""
+    if turn.record.phase is Phase.ENDED:
+        return ()  # the record of an ended job does not change
     here = tuple(infos)
     _forget_moved(turn, here)
     if not turn.denylist:

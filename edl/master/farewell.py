@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from edl.errors import FencedOut
 from edl.master.guarded import GuardedStore
 from edl.master.state import Phase, Record
 from edl.master.stored import MOST_OPERATIONS, whole_job
@@ -15,11 +16,14 @@ FAREWELL_TTL_S = 10.0
 
 
 async def say_farewell(store: Store, keys: JobKeys, guard: Guard, outcome: Finish) -> None:
-    """Leave the outcome for late launchers, and delete the job's other keys. Raises ``StoreError``."""
+    """Leave the outcome for late launchers, and delete the job's other keys. Raises ``StoreError``, such as
+    ``FencedOut`` if another Master does that."""
     lease = await store.grant_lease(FAREWELL_TTL_S)
     operations: list[Operation] = [Put(keys.farewell, plain.dumps(outcome), lease), *whole_job(keys)]
     revision = await store.write(operations, [guard.condition()])
-    await _leave_names(store, keys, lease, ModifiedAt(keys.farewell, revision or 0))
+    if revision is None:
+        raise FencedOut("another Master has been elected")
+    await _leave_names(store, keys, lease, ModifiedAt(keys.farewell, revision))
 
 
 async def _leave_names(store: Store, keys: JobKeys, lease: int, still_over: Condition) -> None:

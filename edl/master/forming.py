@@ -6,6 +6,7 @@ the step in which the last awaited node becomes ready or is proven dead.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 from edl.config import FaultTolerance
@@ -13,20 +14,23 @@ from edl.exit_codes import ExitCode
 from edl.master import away, checking, denylist, dropping, hyper
 from edl.master.events import Kind
 from edl.master.restoring import Load, Restore, Unusable, choose, newest_in_memory
-from edl.master.state import NodeEntry, NodeStatus, Phase
+from edl.master.state import FailedWrites, NodeEntry, NodeStatus, Phase
 from edl.master.turn import MasterTurn
 from edl.rendezvous.phrases import count, listed
 from edl.rendezvous.ranks import order
 from edl.rendezvous.rules import NextSize
 from edl.types import NodeId, Rank, Round
 from edl.wire.messages import Dismissed, Finish, Idle, LoadState, Prestart, StartRound, StopRound
-from edl.wire.records import NO_STATE, Member, NodeInfo, World
+from edl.wire.records import NO_STATE, Member, NodeInfo, Version, World
 
 UNSAVED = "checkpoint"
 """Name of the flaw of a job whose last requested checkpoint could not be written."""
 
 FIRST_PAUSE_S = 0.5
 """Pause in seconds after the second world in a row that fails at once; each further pause is twice as long."""
+
+FIRST_WRITE_PAUSE_S, LONGEST_WRITE_PAUSE_S = 10.0, 120.0
+"""Bounds of the pause in seconds before a suspended job writes its newest commit again; it doubles each time."""
 
 FAREWELL_S = 5.0
 """Seconds that a Master stays after the end of the job for agents that do not know the outcome yet."""
@@ -169,7 +173,7 @@ def _rest(turn: MasterTurn) -> None:
     unwritten = newest.version > max((entry.stored for entry in turn.nodes.values()), default=NO_STATE)
     if unwritten:
         turn.reason = f"{by}; commit {newest.version.commit} is only in the memory of launchers"
-    writers = _writers(turn, newest) if unwritten else ()
+    writers = _writers(turn, newest) if unwritten and not _pauses_writing(turn, newest.version) else ()
     for entry in turn.free():
         if entry.info.node in writers:
             entry = turn.update(entry, writes=newest.version)
@@ -184,14 +188,57 @@ def _rest(turn: MasterTurn) -> None:
                 turn.wake_at(due_s)
 
 
+def _pauses_writing(turn: MasterTurn, version: Version) -> bool:
+    """Whether to wait before the next attempt to write this commit. When it is due, no node counts as asked."""
+    failed = turn.failed_writes
+    if failed.version != version or not failed.due_s:
+        return False
+    if turn.now_s < failed.due_s:
+        pause_s = _write_pause_s(failed.count)
+        turn.reason += f": attempt {failed.count} to write it failed, the next one follows within {pause_s:g} s"
+        turn.wake_at(failed.due_s)
+        return True
+    turn.failed_writes = dataclasses.replace(failed, due_s=0.0)
+    for entry in list(turn.nodes.values()):
+        if entry.writes == version:
+            turn.update(entry, writes=NO_STATE)
+    return False
+
+
+def _write_pause_s(failed: int) -> float:
+    return min(FIRST_WRITE_PAUSE_S * 2.0 ** (failed - 1), LONGEST_WRITE_PAUSE_S)
+
+
+def write_failed(turn: MasterTurn, node: NodeId, version: Version) -> bool:
+    """Have a suspended job write its newest commit again after a pause, since a node could not write it. Returns
+    whether an earlier attempt has failed as well, so that the history has it already."""
+    resting = turn.record.phase is Phase.FORMING and bool(turn.record.sizing.suspended)
+    if not resting or all(entry.writes != version for entry in turn.nodes.values()):
+        return False
+    failed = turn.failed_writes
+    if failed.version != version:
+        failed = FailedWrites(version)
+    nodes = (*(one for one in failed.nodes if one != node), node)
+    if failed.due_s:  # another node has failed in the same attempt
+        turn.failed_writes = dataclasses.replace(failed, nodes=nodes)
+        return failed.count > 1
+    due_s = turn.now_s + _write_pause_s(failed.count + 1)
+    turn.failed_writes = FailedWrites(version, failed.count + 1, due_s, nodes)
+    return failed.count > 0
+
+
 def _writers(turn: MasterTurn, newest: Restore) -> list[NodeId]:
     """Nodes that have to write the parts of a commit in memory that no node has been asked to write yet. The first
-    member of the world is preferred, because it may have begun."""
+    member of the world is preferred, because it may have begun; those that have failed come last."""
     world, free = turn.record.world, {entry.info.node for entry in turn.free()}
     first = world.members[0].node if world is not None else ""
+    failed = turn.failed_writes.nodes if turn.failed_writes.version == newest.version else ()
     found = []
     for shard in range(newest.shards):
-        holders = sorted((s.node for s in newest.sources if s.shard == shard), key=lambda node: node != first)
+        holders = sorted(
+            (source.node for source in newest.sources if source.shard == shard),
+            key=lambda node: (failed.index(node) if node in failed else -1, node != first),
+        )
         asked = any(turn.nodes[node].writes == newest.version for node in holders)
         found += [] if asked else [node for node in holders if node in free][:1]
     return found

@@ -165,6 +165,7 @@ def _apply_rules(turn: MasterTurn) -> None:
     dropping.come_back(turn)
     checking.keep_going(turn)
     if turn.record.phase is Phase.RUNNING:
+        _prestart_checked(turn)  # before copies are assigned, which a node that starts its workers does not get
         incidents.look_for_cause(turn)
     rules = (
         planning.look_at_agreement,
@@ -377,8 +378,16 @@ def _is_outdated(turn: MasterTurn, entry: NodeEntry, seen_round: Round) -> bool:
     return behind or entry.status is NodeStatus.LEAVING
 
 
+def _has_yet_to_read(entry: NodeEntry, ready: Ready) -> bool:
+    """Whether a node sent its report before it received the order to read the state: the checkpoint is still neither in
+    its memory nor refused. One that workers read themselves leaves no such trace."""
+    reads_it = entry.status is NodeStatus.LOADING and not (ready.refused or ready.stored_sharded)
+    there = any(holding.version == ready.stored for holding in ready.holdings)
+    return reads_it and ready.stored == entry.stored and ready.stored != NO_STATE and not there
+
+
 def _ready(turn: MasterTurn, entry: NodeEntry, ready: Ready) -> None:
-    if _is_outdated(turn, entry, ready.seen_round):
+    if _is_outdated(turn, entry, ready.seen_round) or _has_yet_to_read(entry, ready):
         return
     running_here = turn.record.phase is Phase.RUNNING and turn.member(entry) is not None
     newcomer = turn.member(entry) is None and entry.status in (NodeStatus.WARMING, NodeStatus.PREPARING)

@@ -12,7 +12,7 @@ import dataclasses
 
 from edl.master import hyper
 from edl.master.events import Kind
-from edl.master.forming import at_boundary, dismiss, is_last_holder, names, stop_world, try_to_form
+from edl.master.forming import at_boundary, dismiss, is_last_holder, names, stop_world, try_to_form, write_failed
 from edl.master.restoring import copy_holders
 from edl.master.sizing import Departing
 from edl.master.state import Agreement, MasterState, NodeEntry, NodeStatus, Phase
@@ -296,11 +296,15 @@ def kept(turn: MasterTurn, entry: NodeEntry, message: Kept) -> None:
     version, node = message.version, entry.info.node
     if message.error:
         text = f"commit {version.commit} could not be written: {message.error}"
-        turn.note(Kind.STATE, text, node, severity="warning")
+        if write_failed(turn, node, version):
+            turn.reason = text  # a job may be suspended for weeks: its history gets one line
+        else:
+            turn.note(Kind.STATE, text, node, severity="warning")
         newest = max((other.stored for other in turn.nodes.values()), default=NO_STATE)
         if version > newest and not _left(turn, version):
             turn.unwritten = version, f"commit {version.commit} could not be written by node {node}: {message.error}"
-        _keep_those_that_wait(turn, message)
+        if turn.record.phase is not Phase.ENDED:
+            _keep_those_that_wait(turn, message)
         return
     turn.save_s = message.took_s or turn.save_s
     if version >= turn.unwritten[0]:

@@ -36,7 +36,8 @@ def handle_request(turn: MasterTurn, event: ScaleRequested) -> None:
     seen = remember(record.seen, request, judged)
     if judged.sizing != record.sizing or seen != record.seen:
         turn.write(sizing=judged.sizing, seen=seen)
-    but = _take_on(turn, request) if judged.verdict is Verdict.ACCEPTED else ""
+    is_new = judged.sizing.generation > record.sizing.generation  # else it repeats an accepted one with its key
+    but = _take_on(turn, request) if judged.verdict is Verdict.ACCEPTED and is_new else ""
     if judged.said:
         turn.note(Kind.DRAIN if isinstance(request, Drain) else Kind.SCALE, _line(request, judged))
     turn.effects.append(Grant(judged.verdict, judged.text + but))
@@ -358,7 +359,8 @@ def _suspended(turn: MasterTurn) -> Standing:
     busy = [
         entry
         for entry in turn.nodes.values()
-        if entry.attached and (entry.status not in rests or entry.parked or entry.draining)
+        if entry.attached or turn.now_s < entry.due_s  # it may not have attached to this Master yet
+        if entry.status not in rests or entry.parked or entry.draining
     ]
     return Standing(not busy, f"workers of {names(busy)} are being stopped" if busy else "")
 

@@ -26,7 +26,7 @@ from edl.master.goodput.goodput import Goodput
 from edl.master.goodput.slot_times import SlotTimes
 from edl.master.guarded import GuardedStore
 from edl.master.history import KEPT, JobHistory, folded
-from edl.master.hosting import HelperEvents, Hosted, Hosting
+from edl.master.hosting import Gathered, HelperEvents, Hosted, Hosting
 from edl.master.machine import absent, step, step_all, take_over
 from edl.master.probing import Probing, Refuses
 from edl.master.service import Service
@@ -43,9 +43,9 @@ from edl.master.stored import (
 from edl.master.streams import AgentStreams
 from edl.master.totals import HistoryTally
 from edl.master.view import job_status, reply
+from edl.master.watches import watch_helpers, watch_nodes
 from edl.metrics.facts import HistoryTotals
 from edl.ports import (
-    ChangeKind,
     Clock,
     Guard,
     HelperConnections,
@@ -244,9 +244,10 @@ class MasterShell:
         self._stored = record
         self._size_revision = next((entry.mod_revision for entry in snapshot.entries if entry.key == keys.scale), 0)
         helpers = _below(keys.helpers, values)
-        self._background.begin(self._watch_nodes(snapshot.revision, nodes))
+        put, store = self._events.put_nowait, self._deps.store
+        self._background.begin(watch_nodes(store, keys.nodes, snapshot.revision, nodes, put, self._deps.log))
         if self._hosting:
-            self._background.begin(self._watch_helpers(snapshot.revision))
+            self._background.begin(watch_helpers(store, keys.helpers, snapshot.revision, put, self._connections))
         now_s = self._deps.clock.now_s()
         self._hosting.load(_below(keys.services, values), helpers, now_s)
         self._companions.load(_below(keys.companions, values))
@@ -320,11 +321,13 @@ class MasterShell:
                 await self._conclude()
 
     async def _serve(self) -> None:
-        """Write what the services keep, then send their messages. Raises ``FencedOut``."""
+        """Carry out what the services want, also what they want because of that. Raises ``FencedOut``."""
+        while self._hosting.pending:
+            await self._serve_gathered(self._hosting.gathered())
         self._services_timer.set(self._hosting.due_s)
-        if not self._hosting.pending:
-            return
-        gathered = self._hosting.gathered()
+
+    async def _serve_gathered(self, gathered: Gathered) -> None:
+        """Write what the services keep, then send their messages. Raises ``FencedOut``."""
         for flaw in gathered.flaws:
             await self._step(ev.Flawed(flaw.name, flaw.text))
         assert self._stored is not None  # noqa: S101 - as above
@@ -385,39 +388,6 @@ class MasterShell:
         self.concluded.set()
 
     # --- sources of events -----------------------------------------------------------------------------------------
-
-    async def _watch_nodes(self, revision: int, present: list[NodeInfo]) -> None:
-        prefix = self._deps.keys.nodes
-        known = {info.node: info.incarnation for info in present}
-        try:
-            async for change in self._deps.store.watch(prefix, revision):
-                node = NodeId(change.entry.key[len(prefix) :])
-                if change.kind is ChangeKind.PUT:
-                    values = {change.entry.key: change.entry.value}
-                    for info in readable(NodeInfo, values, prefix, self._deps.log):
-                        known[node] = info.incarnation
-                        self._events.put_nowait(ev.NodeRegistered(info))
-                elif node in known:
-                    self._events.put_nowait(ev.NodeExpired(node, known.pop(node)))
-        except StoreError as error:
-            self._events.put_nowait(error)  # a Master that does not see nodes join and leave must step down
-
-    async def _watch_helpers(self, revision: int) -> None:
-        prefix = self._deps.keys.helpers
-        try:
-            async for change in self._deps.store.watch(prefix, revision):
-                whole = change.entry.key[len(prefix) :]
-                service, _, name = whole.partition("/")
-                if change.kind is ChangeKind.PUT:
-                    self._events.put_nowait(Hosted(service, sv.KeyPut(name, change.entry.value)))
-                    if self._connections is not None:
-                        self._connections.put(whole, change.entry.value)
-                else:
-                    if self._connections is not None:
-                        self._connections.gone(whole)
-                    self._events.put_nowait(Hosted(service, sv.KeyGone(name)))
-        except StoreError as error:
-            self._events.put_nowait(error)  # as above
 
     async def _probe(self, info: NodeInfo) -> None:
         key = info.node, info.incarnation

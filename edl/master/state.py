@@ -257,6 +257,19 @@ class Agreement:
 
 
 @dataclass(frozen=True, slots=True)
+class FailedWrites:
+    """The failed attempts of a suspended job to write the commit that it stopped with."""
+
+    version: Version = NO_STATE
+    count: int = 0
+    """Number of attempts that have failed."""
+    due_s: float = 0.0
+    """Time of the next attempt; 0: it is under way."""
+    nodes: tuple[NodeId, ...] = ()
+    """Nodes that have failed, the latest last."""
+
+
+@dataclass(frozen=True, slots=True)
 class MasterState:
     """Everything that the Master's decisions depend on."""
 
@@ -304,6 +317,8 @@ class MasterState:
     """Time until which a change of the size waits (``--scale-cooldown``)."""
     unwritten: tuple[Version, str] = (NO_STATE, "")
     """The newest checkpoint that could not be written, and why; empty once it or a later one is written."""
+    failed_writes: FailedWrites = FailedWrites()
+    """Attempts to write the newest commit while the job is suspended."""
     saving: bool = False
     """Whether the checkpoint that nodes wait for before they leave is under way: this Master has agreed on it, and no
     member has reconnected since."""

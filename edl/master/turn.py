@@ -50,7 +50,7 @@ class MasterTurn:
         self.cooling_until_s = state.cooling_until_s
         self.saving = state.saving
         self.save_s = state.save_s
-        self.unwritten = state.unwritten
+        self.unwritten, self.failed_writes = state.unwritten, state.failed_writes
         self.scaling = state.scaling
         self.straggling = state.straggling
         self.health = state.health
@@ -94,6 +94,7 @@ class MasterTurn:
             saving=self.saving,
             save_s=self.save_s,
             unwritten=self.unwritten,
+            failed_writes=self.failed_writes,
             scaling=self.scaling,
             straggling=self.straggling,
             health=self.health,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from edl.config import NodeRange
 from edl.errors import SettingError
@@ -31,6 +32,32 @@ def seconds(conf: Mapping[str, str], key: str, default: float, least: float = 0.
     if not least <= value <= MOST_S:
         raise SettingError(f"--scheduler-conf {key}", text, f"must be from {least:g} to {MOST_S:g} seconds")
     return value
+
+
+class SchedulerMemory(Protocol):
+    """Small values that this Master's adapter leaves for that of the next one; part of ``WatchedMaster``."""
+
+    def kept(self, name: str) -> str:
+        """The value that was stored under this name; empty: none."""
+        ...
+
+    async def keep(self, name: str, value: str) -> None:
+        """Store a value until the job ends. Raises ``StoreError``."""
+        ...
+
+
+class NoMemory:
+    """Remembers nothing; for adapters that no Master uses."""
+
+    def kept(self, name: str) -> str:
+        """See ``SchedulerMemory``."""
+        return ""
+
+    async def keep(self, name: str, value: str) -> None:
+        """See ``SchedulerMemory``."""
+
+
+NO_MEMORY = NoMemory()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +90,8 @@ class SchedulerDeps:
     """Returns the node ids of this job's launchers on this host, by process id."""
     open_store: Callable[[Sequence[str]], Store]
     """Connects to another etcd at these endpoints, with the same credentials and timeouts."""
+    memory: SchedulerMemory = NO_MEMORY
+    """That of this Master's term."""
 
 
 def with_options(launcher: Sequence[str], *options: str) -> list[str]:

@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 import shlex
@@ -19,7 +20,7 @@ import shutil
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from edl.errors import SchedulerError, SettingError
+from edl.errors import SchedulerError, SettingError, StoreError
 from edl.job_records import SchedulerChoice
 from edl.schedulers.commands import CommandFailed, call
 from edl.schedulers.deps import SchedulerDeps, seconds
@@ -31,6 +32,10 @@ LEAST = {"timeout": 0.1, "poll": 0.01}
 """Smallest allowed values of these keys, in seconds."""
 SHOWN = 300
 """Limit on the characters of the command's output in a message."""
+SEEN = "discovery"
+"""Name of the value in the store that lists the hosts, one a line."""
+MOST_GONE = 200
+"""Limit on the hosts in it that are no longer listed."""
 FINAL = {64: "usage", 77: "no permission", 78: "configuration", 126: "not executable", 127: "not found"}
 """Exit statuses after which a retry is useless: those of sysexits.h, and those of a shell."""
 
@@ -144,6 +149,7 @@ class DiscoveryScheduler:
         self._program = program
         self._poll_s = poll_s
         self._log = deps.log
+        self._memory = deps.memory
         self.name = name
 
     async def current(self) -> SchedulerSize:
@@ -159,8 +165,8 @@ class DiscoveryScheduler:
         await self.request(nodes, reason)
 
     async def watch(self) -> AsyncIterator[Observation]:
-        """Polls the command. Each host that is no longer listed yields a ``Disruption``; while the command fails, the
-        last list is kept."""
+        """Polls the command. Each host that is no longer listed yields a ``Disruption``, at the first poll also each
+        one that an earlier Master has seen on the list; while the command fails, the last list is kept."""
         before: tuple[str, ...] | None = None
         failing = False
         while True:
@@ -172,16 +178,30 @@ class DiscoveryScheduler:
                 failing = True
             else:
                 failing = False
-                for host in before or ():
+                seen = self._seen()
+                for host in seen if before is None else before:
                     if host not in hosts:
                         yield Disruption(host, f"{self.name} no longer lists {host}")
                 if before is None or len(before) != len(hosts):
                     yield Sized(SchedulerSize(len(hosts)))
+                await self._remember(hosts, (*seen, *(before or ())))
                 before = hosts
             await asyncio.sleep(self._poll_s)
 
     async def close(self) -> None:
         """Does nothing: no connection is open."""
+
+    def _seen(self) -> tuple[str, ...]:
+        """All hosts that were listed when a Master of this job last stored them, and those before it."""
+        return tuple(filter(None, self._memory.kept(SEEN).split("\n")))
+
+    async def _remember(self, hosts: Sequence[str], before: Sequence[str]) -> None:
+        """Store which hosts are listed, and which ones were: the next Master may have to drain their nodes."""
+        gone = [host for host in dict.fromkeys(before) if host not in hosts]
+        text = "\n".join((*gone[-MOST_GONE:], *sorted(hosts)))
+        if text != self._memory.kept(SEEN):
+            with contextlib.suppress(StoreError):  # tried again at the next poll
+                await self._memory.keep(SEEN, text)
 
     async def _hosts(self) -> tuple[str, ...]:
         return read_hosts(await self._program.run(), self.name)

@@ -322,8 +322,8 @@ def test_a_frozen_launchers_workers_end_before_there_is_a_world_without_it(job: 
 @pytest.mark.parametrize("which", ["the Master's node", "another node"])
 def test_a_launcher_that_computes_for_longer_than_its_lease_loses_nothing(job: Job, which: str) -> None:
     """Its event loop stands still for a lease and a half; renewals come from a thread meanwhile."""
-    job.options = ("--lease-ttl=3",)
-    job.environment = {"EDL_TEST_BUSY_S": "4.5", "PYTHONPATH": f"{BUSY}:{ROOT}"}
+    job.options = ("--lease-ttl=10",)  # on a busy machine, no thread of a process may run for seconds
+    job.environment = {"EDL_TEST_BUSY_S": "15", "PYTHONPATH": f"{BUSY}:{ROOT}"}
     job.start("a", "b")
     before = job.wait_world(2)
     master = job.status()["master"]

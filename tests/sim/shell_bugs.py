@@ -18,7 +18,8 @@ from edl.agent.shell import AgentShell
 from edl.errors import LeaseLost, StoreError
 from edl.launch import launcher
 from edl.launch.registration import Registration
-from edl.master import events, guarded
+from edl.master import events, guarded, watches
+from edl.master import shell as master_shell
 from edl.master.candidate import Candidate
 from edl.master.shell import MasterShell
 from edl.master.streams import AgentStreams
@@ -77,12 +78,11 @@ def stream_is_kept_after_its_end() -> contextlib.AbstractContextManager[Any]:
 
 def events_are_handled_twice() -> contextlib.AbstractContextManager[Any]:
     """The Master's watch of the nodes begins some revisions too early, and tells what was read already again."""
-    events_of = MasterShell._watch_nodes
 
-    async def repeated(self: Any, revision: int, present: Any) -> None:
-        await events_of(self, max(0, revision - 3), present)
+    async def repeated(store: Any, prefix: str, revision: int, *more: Any) -> None:
+        await watches.watch_nodes(store, prefix, max(0, revision - 3), *more)
 
-    return mock.patch.object(MasterShell, "_watch_nodes", repeated)
+    return mock.patch.object(master_shell, "watch_nodes", repeated)
 
 
 def tries_without_a_pause() -> contextlib.AbstractContextManager[Any]:
@@ -135,14 +135,13 @@ def watch_goes_on_at_the_wrong_revision() -> contextlib.AbstractContextManager[A
 
 def nobody_reads_a_failed_task() -> contextlib.AbstractContextManager[Any]:
     """The Master's watch of the nodes ends with an error in a task that has no reader."""
-    watch = MasterShell._watch_nodes
 
-    async def quiet(self: Any, revision: int, present: Any) -> None:
-        feed = asyncio.ensure_future(watch(self, revision, present))
+    async def quiet(*all_of_it: Any) -> None:
+        feed = asyncio.ensure_future(watches.watch_nodes(*all_of_it))
         await asyncio.sleep(6.0)
         feed.cancel()
 
-    return mock.patch.object(MasterShell, "_watch_nodes", quiet)
+    return mock.patch.object(master_shell, "watch_nodes", quiet)
 
 
 def end_waits_for_itself() -> contextlib.AbstractContextManager[Any]:

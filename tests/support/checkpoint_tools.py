@@ -172,6 +172,13 @@ class Disk:
 
         self._note(target, undo)
 
+    def link(self, source: str, target: str) -> None:
+        self.fault.step(f"link {target}")
+        os.link(source, target)
+        if source in self._unsynced_data:
+            self._unsynced_data.add(target)
+        self._note(target, lambda: _gone(target))
+
     def unlink(self, path: str) -> None:
         self.fault.step(f"unlink {path}")
         content = Path(path).read_bytes()

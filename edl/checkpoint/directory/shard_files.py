@@ -20,13 +20,13 @@ from collections.abc import Callable
 
 from edl.checkpoint.directory import manifest as text
 from edl.checkpoint.directory.manifest import MANIFEST_FILE, StateManifest, Sum, folder_name
+from edl.checkpoint.directory.summed_files import SummedFiles
 from edl.errors import CheckpointError
 from edl.ports import Files
 from edl.wire.records import Version
 
 RECORD_LOOKS, RECORD_PAUSE_S = 20, 0.05
 """How often, and with which pauses, to look for the record of a file that another node has written."""
-Put = Callable[[str, memoryview, bool], tuple[Sum, str]]
 _NUMBER = re.compile(r"state-(\d+)-of-")
 
 
@@ -45,17 +45,14 @@ class ShardFiles:
     def __init__(
         self,
         files: Files,
+        summed: SummedFiles,
         manifest: Callable[[Version, int, dict[str, Sum]], StateManifest],
-        put: Put,
-        sum_of: Callable[[str, int], Sum],
         delete: Callable[[str], None],
     ) -> None:
-        """``manifest`` creates a manifest in this run's name, ``put`` writes a file that is not there yet and returns
-        its checksums and its stamp, ``sum_of`` reads so many bytes of a file, ``delete`` deletes a folder."""
+        """``manifest`` creates a manifest in this run's name, ``delete`` deletes a folder."""
         self._files = files
+        self._summed = summed
         self._manifest = manifest
-        self._put = put
-        self._sum = sum_of
         self._delete = delete
         self._pause = threading.Event()
         """Never set."""
@@ -78,7 +75,7 @@ class ShardFiles:
         try:
             self._files.remove(record)  # of another file
             try:
-                written, stamp = self._put(file, data, True)
+                written, stamp = self._summed.put(file, data, of_part=True)
             except FileExistsError:
                 # Workers of another node may hold this part too, with other values beside the tensors.
                 return self._is_written(folder, version, shard, shards)
@@ -103,7 +100,7 @@ class ShardFiles:
         if not stamp or self._files.stamp(file) == stamp:
             return True
         with contextlib.suppress(FileNotFoundError):
-            return self._sum(file, written.bytes) == written
+            return self._summed.sum(file, written.bytes) == written
         return False
 
     def _is_recorded(self, folder: str, version: Version, shard: int, shards: int) -> bool:

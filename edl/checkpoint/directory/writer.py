@@ -5,7 +5,8 @@
         state.safetensors                       the state; if sharded, ``state-00000-of-00004.safetensors`` …
         DONE                                    the manifest, written last: job, version, size and checksum of each file
 
-A folder without ``DONE`` does not count. ``DONE`` is deleted first when a checkpoint is deleted or written again.
+A folder without ``DONE`` does not count. ``DONE`` is deleted first when a checkpoint is deleted. The file of a state is
+not replaced, because several nodes may write the same commit.
 All calls block; ``MemoryCheckpoints`` calls from threads.
 """
 
@@ -15,7 +16,6 @@ import contextlib
 import datetime
 import secrets
 import threading
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -25,7 +25,6 @@ from edl.checkpoint.directory.disk_space import DiskSpace
 from edl.checkpoint.directory.failures import cannot_read, cannot_write, is_full, why
 from edl.checkpoint.directory.folders import Folders
 from edl.checkpoint.directory.manifest import (
-    BLOCK_BYTES,
     MANIFEST_FILE,
     OWNER_FILE,
     DirectoryOwner,
@@ -36,13 +35,13 @@ from edl.checkpoint.directory.manifest import (
 )
 from edl.checkpoint.directory.retention import Pruning
 from edl.checkpoint.directory.shard_files import ShardFiles, shard_of
+from edl.checkpoint.directory.state_file import StateFile
+from edl.checkpoint.directory.summed_files import SummedFiles
 from edl.errors import CheckpointError, JobConflict
 from edl.ports import Files
 from edl.wire.records import Version
-from edl.wire.snapshot import HEADER_BYTES, Meta, header_bytes, parse, parse_header
+from edl.wire.snapshot import parse
 
-CHUNK_BYTES = BLOCK_BYTES
-"""If it were much larger, the checksum would read from memory what is still in the CPU cache now."""
 VERIFIERS = 4
 """Threads that verify a sharded checkpoint before it is used."""
 PROBE = ".probe-"
@@ -87,7 +86,11 @@ class FileCheckpointStorage:
         self._folders = Folders(files)
         self._room = DiskSpace(files, say)
         self._pruning = Pruning(files, self._folders, self._room, writer.job, retention, self._inspect, self._bad, say)
-        self._parts = ShardFiles(files, self._manifest, self._put, self._sum, self._folders.delete)
+        self._summed = SummedFiles(files)
+        self._whole = StateFile(
+            files, self._summed, self._folders, self._manifest, self._write_manifest, self._bad, say
+        )
+        self._parts = ShardFiles(files, self._summed, self._manifest, self._folders.delete)
 
     # --- start of a run ----------------------------------------------------------------------------------------------
 
@@ -122,14 +125,13 @@ class FileCheckpointStorage:
         data = snapshot.cast("B")
         if shards > 1:
             return self._write_part(version, data, shard, shards)
-        folder = folder_name(version)
         with self._lock:
             with self._explained(len(data)):
                 self._claim()
                 drop = self._pruning.drop_surplus
-                self._room.write(len(data), lambda: self._write_whole(folder, version, data), drop)
+                self._room.write(len(data), lambda: self._whole.write(version, data), drop)
             self._wrote(version)
-        return self._files.path(folder)
+        return self.folder(version)
 
     def accept(self, version: Version, size: int, crc32: int) -> str:
         """Verify and complete a checkpoint whose state file a worker has written itself. Returns the folder. Raises
@@ -180,82 +182,6 @@ class FileCheckpointStorage:
             raise cannot_write(self._files, error, needed) from error
         except JobConflict as error:
             raise CheckpointError(str(error)) from error
-
-    def _write_whole(self, folder: str, version: Version, snapshot: memoryview) -> None:
-        name, has_manifest = text.state_file(0, 1), MANIFEST_FILE in self._folders.content(folder).sizes
-        if self._stays(folder, version, name, snapshot):
-            return
-        # A manifest that appeared since is another node's, for the same content: deleting it would leave a moment
-        # without a complete checkpoint.
-        if has_manifest:
-            self._files.remove(f"{folder}/{MANIFEST_FILE}")
-        try:
-            written, stamp = self._put(f"{folder}/{name}", snapshot)
-            self._write_manifest(folder, self._manifest(version, 1, {name: written}))
-            self._follow(folder, version, name, written, stamp)
-        except (OSError, JobConflict):
-            with contextlib.suppress(OSError):
-                if MANIFEST_FILE not in self._folders.content(folder).sizes:  # else another node has completed it
-                    self._folders.delete(folder)  # it takes space
-            raise
-
-    def _follow(self, folder: str, version: Version, name: str, written: Sum, stamp: str) -> None:
-        """Write the manifest again if another node, whose state may differ in values that each worker has for itself,
-        has put its file in the place of this node's before the manifest was there."""
-        for _ in range(ATTEMPTS if stamp else 0):  # some file systems give a file another stamp each time
-            now = self._files.stamp(f"{folder}/{name}")
-            if now in ("", stamp):
-                return
-            stamp = now
-            there = self._sum(f"{folder}/{name}", self._folders.content(folder).sizes.get(name, 0))
-            if there != written:
-                written = there
-                self._write_manifest(folder, self._manifest(version, 1, {name: there}))
-
-    def _stays(self, folder: str, version: Version, name: str, snapshot: memoryview) -> bool:
-        """Whether this commit is already there, complete. Raises ``CheckpointError`` if it is another job's.
-
-        This holds even for different content: a version names one state, and while it is replaced there would be none.
-        """
-        content = self._folders.content(folder)
-        if MANIFEST_FILE not in content.sizes:
-            return False
-        try:
-            old = text.parse_manifest(self._files.read(f"{folder}/{MANIFEST_FILE}"))
-        except CheckpointError:
-            return False
-        if old.job != self._writer.job:
-            raise CheckpointError(
-                f"{self._files.path(folder)} was written by job {old.job} and is not replaced: "
-                "choose another --checkpoint-dir"
-            )
-        if old.version != version or text.why_sizes_differ(old, content.sizes):
-            return False
-        if version not in self._bad and old.files.get(name) == Sum(len(snapshot), zlib.crc32(snapshot)):
-            return True
-        if any(self._sum(f"{folder}/{file}", entry.bytes) != entry for file, entry in old.files.items()):
-            return False
-        self._say(f"{self._files.path(folder)} already exists with different content and is kept")
-        return True
-
-    def _put(self, name: str, snapshot: memoryview, of_part: bool = False) -> tuple[Sum, str]:
-        """Write a file and return its checksums, those of a part of a sharded state also by block, and its stamp. A
-        part that is there stays: raises ``FileExistsError``."""
-        crc, blocks = 0, [0] * -(-len(snapshot) // BLOCK_BYTES if of_part else 0)
-
-        def pieces() -> Iterator[memoryview]:
-            nonlocal crc
-            start = 0
-            while start < len(snapshot):
-                piece = snapshot[start : min(start + CHUNK_BYTES, (start // BLOCK_BYTES + 1) * BLOCK_BYTES)]
-                crc = zlib.crc32(piece, crc)
-                if of_part:
-                    blocks[start // BLOCK_BYTES] = zlib.crc32(piece, blocks[start // BLOCK_BYTES])
-                start += len(piece)
-                yield piece
-
-        stamp = self._files.write(name, pieces(), new=of_part)
-        return Sum(len(snapshot), crc, tuple(blocks)), stamp
 
     def _write_manifest(self, folder: str, new: StateManifest) -> None:
         """Write the manifest, the last step of every checkpoint. The ownership is checked again, since the last check
@@ -453,15 +379,6 @@ class FileCheckpointStorage:
         if error is not None:
             raise error
 
-    def _header(self, path: str, size: int) -> Meta:
-        """The metadata in a state file's header."""
-        start = bytearray(min(size, HEADER_BYTES))
-        self._files.read_into(path, 0, memoryview(start))
-        length = header_bytes(memoryview(start))
-        header = bytearray(min(length, size))
-        self._files.read_into(path, 0, memoryview(header))
-        return parse_header(bytes(header), size).meta
-
     def _listed(self) -> list[Version]:
         try:
             return sorted(self._folders.versions(), reverse=True)
@@ -522,7 +439,7 @@ class FileCheckpointStorage:
         path = f"{folder_name(found.version)}/{name}"
         try:
             self._check(path, name, expected, into)
-            meta = self._header(path, expected.bytes) if into is None else parse(into).meta
+            meta = self._summed.meta(path, expected.bytes) if into is None else parse(into).meta
             text.check_header(meta, found, shard_of(name, found.shards))
         except OSError as error:
             raise CheckpointError(f"{name} is unreadable: {why(error)}") from error
@@ -530,32 +447,18 @@ class FileCheckpointStorage:
             self._bad[found.version] = str(error)
             raise
 
-    def _sum(self, path: str, size: int, into: memoryview | None = None) -> Sum:
-        """Read a file, into the buffer if there is one, and compute its size and checksum."""
-        crc = done = 0
-        chunk = memoryview(bytearray(min(CHUNK_BYTES, size))) if into is None else into
-        while done < size:
-            start = 0 if into is None else done
-            piece = chunk[start : start + min(CHUNK_BYTES, size - done)]
-            count = self._files.read_into(path, done, piece)
-            crc = zlib.crc32(piece[:count], crc)
-            done += count
-            if count < len(piece):
-                break
-        return Sum(done, crc)
-
     def _check(self, path: str, name: str, expected: Sum, into: memoryview | None = None) -> None:
         """Verify a file, reading it a second time if the first result is wrong: the disk or the transfer may have
         failed once. Raises ``CheckpointError``, and ``OSError`` if it cannot be read."""
         try:
-            if self._sum(path, expected.bytes, into) == expected:
+            if self._summed.sum(path, expected.bytes, into) == expected:
                 return
         except OSError as error:
             trouble = why(error)
         else:
             trouble = "the checksum was wrong"
         self._files.forget(path)
-        again = self._sum(path, expected.bytes, into)
+        again = self._summed.sum(path, expected.bytes, into)
         self._compare(name, again, expected)
         self._say(f"{self._files.path(path)} was read incorrectly once ({trouble}): check the disk")
 

@@ -396,7 +396,7 @@ class MemoryCheckpoints:
         return found.version
 
     async def flush(self, reason: str, version: Version | None = None) -> Version | None:
-        """Write the newest state that this node holds, or that of ``version``, if the checkpoint directory lacks it,
+        """Write the newest state that this node holds, or that of ``version``, which the directory was seen to lack,
         even if this node is not the writer.
 
         Returns the version that is now in the directory, None if none is; of a sharded state only the local parts are
@@ -404,6 +404,8 @@ class MemoryCheckpoints:
         """
         if self._checkpoint_storage is None:
             return None
+        if version is not None:  # a node that could not write its own part may have deleted what was written before
+            self._persisted = {held: where for held, where in self._persisted.items() if held.version != version}
         await self.settled()
         missing = parts_to_write(self.holdings(), self._persisted, version)
         if missing:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from edl.config import Replicas
 from edl.rendezvous.phrases import count, listed, one_line
-from edl.types import NodeId, Rank, Round
+from edl.types import Incarnation, NodeId, Rank, Round
 from edl.wire.records import Failure, NodeInfo
 
 AFRESH_S = 3600.0
@@ -124,6 +124,8 @@ class KnownDrops:
     def __init__(self, dropped: Sequence[Dropped]) -> None:
         self.dropped = dropped
         self._found: dict[str, list[Dropped]] = {}
+        self._places: dict[tuple[NodeId, Incarnation], tuple[int, ...]] = {}
+        """Answers so far: one decision asks about each node several times."""
         for one in dropped:
             for name in {one.node, one.device} - {""}:
                 self._found.setdefault(name, []).append(one)
@@ -132,8 +134,11 @@ class KnownDrops:
         """See the function ``places``."""
         if not self.dropped:
             return first(info.slots)
-        names = (info.node, *info.devices)
-        return places([one for name in names for one in self._found.get(name, ())], info, replicas)
+        known = self._places.get((info.node, info.incarnation))
+        if known is None:
+            found = [one for name in (info.node, *info.devices) for one in self._found.get(name, ())]
+            known = self._places[info.node, info.incarnation] = places(found, info, replicas)
+        return known
 
 
 def dropped_here(dropped: Sequence[Dropped], info: NodeInfo, slot: int) -> Dropped | None:

@@ -334,6 +334,11 @@ class SimCheckpoints:
         """Whether ``stored`` may be outdated."""
         return self._memory.busy
 
+    @property
+    def loading(self) -> bool:
+        """Whether ``load`` is in progress."""
+        return self._memory.loading
+
     async def settled(self) -> None:
         """Wait until ``busy`` is false."""
         while self._memory.busy:  # noqa: ASYNC110 - virtual time costs nothing

@@ -215,6 +215,28 @@ def test_patterns_are_looked_at_again_after_each_epoch(bench: Bench, folder: Pat
     consists(training, {0: FIRST, 1: ALL, 2: ALL})
 
 
+def test_whoever_begins_an_independent_epoch_has_looked_before(
+    bench: Bench, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 may be busy between two epochs; the others do not wait for it long."""
+    monkeypatch.setattr(trainers, "trainers", TrainerDataSets())
+    monkeypatch.setattr("data_service.loader.loader.RANK_0_LOOKS_S", 0.0, raising=False)
+    bench.begin(2)
+    files = str(folder / "data" / "*.arrow")
+    first, second = (
+        IndependentBenchData(bench, slot, "d", files, batch_size=8, shard_records=25, rescan="epoch")
+        for slot in range(2)
+    )
+    assert sorted(int(one) for batch in first for one in batch["id"]) == list(range(FIRST))
+    more(folder, "data")
+    for epoch, records in ((1, FIRST), (2, ALL)):
+        batches = iter(second)
+        seen = [*next(batches)["id"]]
+        assert second.epoch == epoch
+        assert sorted(map(int, [*seen, *(one for batch in batches for one in batch["id"])])) == list(range(records))
+    second.close()
+
+
 def read_while_looking(bench: Bench, folder: Path, unfinished: str, seen: Callable[[], bool] = lambda: True) -> None:
     """An epoch in which good files come, and one that has no end yet. It lasts until the former are added."""
     bench.begin(1)

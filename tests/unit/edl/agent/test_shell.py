@@ -41,7 +41,7 @@ class Stuck:
     """Workers, a fork server and a checkpoint directory that block their callers."""
 
     unsaved = ""
-    busy = False
+    busy = loading = False
     stored = (NO_STATE, False)
     refused = ""
 
@@ -365,6 +365,25 @@ def test_a_fork_server_that_the_host_has_no_process_for_is_started_later(
         event = await shell._events.get()
         assert isinstance(event, ev.ForkServerReady if later else ev.Fatal)
         assert len(stuck.said) == (2 if later else 0), "the reason once, and that it is there"
+        shell._worker_server.close()
+
+    play(scenario())
+
+
+def test_a_node_that_reads_the_state_is_not_ready_however_long_that_takes() -> None:
+    """The Master would take the checkpoint for one that cannot be used, and begin from an older commit."""
+
+    async def scenario() -> None:
+        stuck, sent = Stuck(), list[object]()
+        shell = shell_of(stuck)
+        shell._stream = cast(Any, Recording(sent))
+        stuck.busy = stuck.loading = shell._gave_up_saves = True
+        shell._announce()
+        assert sent == []
+        stuck.loading = False
+        shell._announce()
+        assert [type(message) for message in sent] == [Ready], "it does not wait for saves that take too long"
+        shell._ports.release()
         shell._worker_server.close()
 
     play(scenario())

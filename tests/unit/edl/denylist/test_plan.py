@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 
-from edl.denylist.plan import Author, Plan, counting, plan
+from edl.denylist.plan import Author, Plan, Sightings, counting, plan
 from edl.wire.denylist import DenylistEntry
 from edl.wire.health import HealthView
 from edl.wire.status import DroppedSlot, JobStatus, NodeView
@@ -102,10 +102,29 @@ def test_an_own_host_stays_while_one_of_its_slots_is_bad() -> None:
 
 def test_expired_entries_go_and_do_not_count() -> None:
     old, new = entry(device="G1", run="run2", until_s=999.0), entry(device="G2", run="run2", until_s=1001.0)
-    assert names(plan(status(), (old, new), (), ME, NOW_S)) == ([], ["device/G1"])
+    assert names(plan(status(), (old, new), (), ME, NOW_S, {old.name, new.name})) == ([], ["device/G1"])
     assert counting((old, new), ME, NOW_S) == (new,)
     again = plan(status(dropped(device="G1")), (old,), (), ME, NOW_S)
     assert names(again) == (["device/G1"], []), "it is replaced"
+
+
+def test_a_wrong_clock_deletes_nothing_before_its_time() -> None:
+    """This Master's clock is a year ahead. Others go by their own, so it deletes only what it has seen long enough."""
+    week_s, year_s = 7 * 86400.0, 365 * 86400.0
+    one, forever = entry(device="G1", run="run2", until_s=1.0 + week_s), entry(device="G2", run="run2")
+    sightings = Sightings()
+    for now_s, gone in ((5000.0, []), (4999.0 + week_s, []), (5000.0 + week_s, ["device/G1"])):
+        outlived = sightings.outlived((one, forever), now_s)
+        assert counting((one,), ME, NOW_S + year_s) == ()
+        assert names(plan(status(), (one, forever), (), ME, NOW_S + year_s, outlived)) == ([], gone)
+
+
+def test_an_entry_that_is_renewed_begins_its_time_again() -> None:
+    sightings, one = Sightings(), entry(device="G1", until_s=101.0)
+    assert sightings.outlived((one,), 0.0) == frozenset()
+    renewed = dataclasses.replace(one, since_s=51.0, until_s=151.0)
+    assert sightings.outlived((renewed,), 100.0) == frozenset()
+    assert sightings.outlived((renewed,), 200.0) == {"device/G1"}
 
 
 def test_own_entries_do_not_keep_slots_out() -> None:
@@ -136,11 +155,11 @@ def test_it_settles() -> None:
                 for _ in range(drawn.randint(0, 4))
             )
         }  # fmt: skip
-        todo = plan(now, tuple(before.values()), (), ME, NOW_S)
+        todo = plan(now, tuple(before.values()), (), ME, NOW_S, tuple(before))
         after = {name: one for name, one in before.items() if name not in todo.remove}
         after |= {one.name: one for one in todo.add}
         added = {one.name for one in todo.add}
-        assert plan(now, tuple(after.values()), added, ME, NOW_S) == Plan(), seed
+        assert plan(now, tuple(after.values()), added, ME, NOW_S, tuple(after)) == Plan(), seed
         assert not any(one.expired(NOW_S) for one in after.values()), seed
         bad = {device for slot in slots if slot.by == "job" for device in slot.device.split(",") if device}
         assert bad <= {one.device for one in after.values()}, seed

@@ -9,6 +9,7 @@ from typing import Any, cast
 from edl.denylist.plan import Author
 from edl.denylist.shell import DenylistCompanion
 from edl.errors import DenylistError
+from edl.testing.clock import FakeClock
 from edl.watched_master import WatchedMaster
 from edl.wire.denylist import DenylistEntry
 from edl.wire.status import JobStatus
@@ -62,17 +63,23 @@ class Boss:
         self.values[name] = value
 
 
-def companion(master: Boss, place: MemoryPlace, log: list[str]) -> DenylistCompanion:
-    author = Author("digits", "run1", 100.0)
-    return DenylistCompanion(cast(WatchedMaster, master), cast(Any, place), author, lambda: 1000.0, log.append)
+def companion(master: Boss, place: MemoryPlace, log: list[str], clock: FakeClock | None = None) -> DenylistCompanion:
+    author, watched = Author("digits", "run1", 100.0), cast(WatchedMaster, master)
+    clock = clock or FakeClock(0.0)
+    return DenylistCompanion(watched, cast(Any, place), author, lambda: 1000.0, log.append, clock)
 
 
 def test_the_master_is_told_once() -> None:
     async def body() -> None:
         foreign = entry("m9", run="run9")
-        master, place = Boss(status()), MemoryPlace(foreign, entry(device="G1", run="run9", until_s=1.0))
-        one = companion(master, place, [])
-        await one.look()
+        expired = entry(device="G1", run="run9", until_s=51.0)
+        master, place, clock = Boss(status()), MemoryPlace(foreign, expired), FakeClock(0.0)
+        one = companion(master, place, [], clock)
+        for now_s in (0.0, 49.0):
+            clock.advance(now_s)
+            await one.look()
+        assert sorted(place.held) == ["device/G1", "host/m9"], "the clock of this host may be wrong"
+        clock.advance(1.0)
         await one.look()
         assert master.told == [(foreign,)]
         assert list(place.held) == ["host/m9"], "what has expired is tidied up"

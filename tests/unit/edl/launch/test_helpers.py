@@ -13,9 +13,10 @@ import pytest
 from edl.errors import StoreError, StoreFull, StoreRefused, StoreUnavailable, WorkerStartError
 from edl.launch import helpers as helpers_module
 from edl.launch.helper_process import HelperProcess
-from edl.launch.helpers import HelperDeps, HelperProcesses, _JobPoll
+from edl.launch.helpers import HelperDeps, HelperProcesses, Helpers, _JobPoll
 from edl.launch.pservers import Pservers
 from edl.ports import Put
+from edl.tasks import end
 from edl.testing.clock import FakeClock
 from edl.testing.memory_store import MemoryStore
 from edl.types import NodeId
@@ -143,6 +144,39 @@ def test_a_process_that_cannot_be_started_for_a_while_is_started_later() -> None
         await until(lambda: len(kind.started) == 2)
         assert said.count("no room") == 5
         await group.leave()
+
+    play(scenario())
+
+
+def test_processes_of_a_launcher_whose_name_goes_on_can_take_over() -> None:
+    """Those of node a-1 are not those of node a."""
+
+    class Leaving(Pserver):
+        def ask_to_end(self) -> None:
+            pass
+
+    class Draining(Kind):
+        drain_s = 60.0
+
+        async def start(self, index: int, name: str, host: str) -> HelperProcess:
+            self.started.append(Leaving(1))
+            return cast(HelperProcess, self.started[-1])
+
+    async def scenario() -> None:
+        store, kind, said = FaultyStore(), Draining(), list[str]()
+        store.write_now([Put(KEYS.helper("ps", "servers/a-1-1"), b"{}")])
+        helpers = Helpers(HelperDeps(store, KEYS, 10.0, "a", "host-a", said.append), kind)
+        running = asyncio.ensure_future(helpers.run())
+        await until(lambda: bool(kind.started))
+        helpers.drain()
+        await until(lambda: any(b"draining" in one.value for one in store.peek(KEYS.helper("ps", "servers/"))))
+        leaving = asyncio.ensure_future(helpers.drained())
+        for _ in range(20):
+            await asyncio.sleep(0)
+        kind.started[0].kill()
+        await leaving
+        assert not any("no other pserver" in text for text in said), said
+        await end(running)
 
     play(scenario())
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
+from edl.launch import registration as registration_module
 from edl.master.stored import whole_job
 from edl.ports import Put
 from edl.wire.secret import Secret
@@ -48,5 +51,24 @@ def test_a_node_that_was_isolated_does_not_join_the_next_run(secret: Secret | No
         bench.store.write_now(whole_job(KEYS))
         await bench.registration(secret=secret).agree()
         assert "has ended while this node was isolated" in await refused(isolated.rejoin(info("a")))
+
+    play(scenario)
+
+
+def test_whom_the_next_run_waits_for_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registration_module, "RETRY_S", 0)
+
+    async def scenario(bench: Bench) -> None:
+        await bench.registration().agree()
+        leases = [bench.leave_key(node, 5000) for node in ("b", "c")]
+        bench.store.write_now([Put(KEYS.over, b"")])
+        waiting = asyncio.ensure_future(bench.registration().agree())
+        while not bench.said:  # noqa: ASYNC110 - of the code under test
+            await asyncio.sleep(0)
+        assert bench.said == ["job my-job has ended: waiting for its launchers to leave (b, c)"]
+        for lease in leases:
+            bench.store.revoke_now(lease)
+        await waiting
+        assert len(bench.said) == 1
 
     play(scenario)

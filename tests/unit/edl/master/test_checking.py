@@ -19,7 +19,7 @@ from edl.master.view import job_status
 from edl.types import Incarnation, NodeId, Rank, Round
 from edl.wire.health import CheckHealth, HealthChecked, LinkFinding, SlotFinding
 from edl.wire.health_records import NO_HEALTH, Fitness, HealthVerdict
-from edl.wire.messages import Attach, StartRound, WorkerFailed
+from edl.wire.messages import Attach, Prestart, StartRound, Underway, WorkerFailed
 from edl.wire.records import Failure
 from tests.unit.edl.master.test_machine import Rule, info
 
@@ -533,3 +533,20 @@ def test_no_start_order_goes_to_a_node_that_must_be_checked() -> None:
     rule.join("a", "b")
     assert not any(isinstance(message, StartRound) for message in rule.told().values())
     assert rule.state.record.round == Round(0)
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_a_node_that_starts_its_workers_once_it_has_passed_is_not_used_before(most: int) -> None:
+    """Copies would be given up at once, and sent again later; a change of the world would not find the node ready."""
+    rule = Checked(NodeRange(1, most))
+    for name in "ab":
+        rule.feed(ev.NodeRegistered(info(name)))
+        rule.feed(ev.NodeAttached(Attach(info(name), Round(0), Round(0), False)))
+        rule.ready(name)
+        if not rule.orders:
+            rule.wait(1.0)  # the first world waits for others
+        rule.probe()
+        if name == "a":
+            rule.say("a", Underway(Round(1), "in process"))
+    told = [one for one in rule.effects if isinstance(one, ev.TellNode)]
+    assert [(one.node, type(one.message)) for one in told] == [("b", Prestart)]

@@ -78,6 +78,15 @@ def test_uncordon_says_how_to_lift_it() -> None:
     assert rule.places == {"a": (0, 2, 3)}
 
 
+def test_who_comes_after_the_end_changes_nothing() -> None:
+    rule = Slotted()
+    rule.feed(ev.DenylistChanged((entry("m1"),)))
+    rule.come(on("m2", "b"))
+    rule.feed(ev.Failed("nothing is left to read"))
+    rule.feed(ev.NodeRegistered(on("m1", "a")))
+    assert (rule.state.record.dropped, notes(rule)) == ((), [])
+
+
 def test_the_next_master_knows_before_its_companion_does() -> None:
     rule = Slotted()
     rule.feed(ev.DenylistChanged((entry(device="G1"),)))

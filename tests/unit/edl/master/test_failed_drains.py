@@ -57,6 +57,17 @@ def test_a_checkpoint_that_is_complete_while_there_is_no_master_is_not_waited_fo
     assert rule.state.nodes[NodeId("c")].departing
 
 
+def test_after_the_end_of_the_job_nobody_stays() -> None:
+    rule = training("abc")
+    rule.submit(Drain(("c",), "me", mode=DrainMode.MUST))
+    rule.boundary(9)
+    rule.feed(ev.Failed("nothing is left to read"))
+    record = rule.state.record
+    assert record.departing
+    rule.say("a", Kept(Version(1, 9), "dir", error="disk full"))
+    assert (rule.state.record, drain_notes(rule)) == (record, [])
+
+
 def test_what_a_master_has_heard_of_a_checkpoint_the_next_one_knows() -> None:
     rule = training("abc")
     rule.submit(Drain(("c",), "me", mode=DrainMode.MUST))

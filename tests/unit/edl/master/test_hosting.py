@@ -34,6 +34,7 @@ class Echo:
     def __init__(self) -> None:
         self.events: list[sv.Event] = []
         self.kept: dict[str, bytes] = {}
+        self.keeps_ends = False
 
     def load(self, kept: Mapping[str, bytes], now_s: float) -> tuple[sv.Effect, ...]:
         self.kept = dict(kept)
@@ -41,6 +42,8 @@ class Echo:
 
     def step(self, event: sv.Event, now_s: float) -> tuple[sv.Effect, ...]:
         self.events.append(event)
+        if isinstance(event, sv.WorldEnded) and self.keeps_ends:
+            return (sv.Keep("end", event.reason.encode()),)
         if not isinstance(event, sv.Said):
             return ()
         word, _, rest = event.body.partition(" ")
@@ -318,6 +321,17 @@ def test_a_service_that_cannot_go_on_ends_the_job() -> None:
         agent.say(None)
         await until(stage.run.done)
         assert stage.run.result().reason == "17 buckets are lost"
+
+    play(scenario)
+
+
+def test_what_a_service_wants_because_of_its_own_failure_needs_no_further_event() -> None:
+    async def scenario(bench: Bench) -> None:
+        stage = Stage(bench)
+        _, agent = await stage.running()
+        stage.echo.keeps_ends = True
+        say(agent, "fail nothing is left to read")
+        await until(lambda: "echo/end" in stage.kept())
 
     play(scenario)
 

@@ -368,6 +368,36 @@ def test_the_checkpoint_is_read_by_one_node_before_the_world_forms() -> None:
     assert (order.world.restore, order.world.era) == (Version(2, 30), 3)
 
 
+def test_what_a_node_has_said_before_it_had_the_order_to_read_says_nothing_about_the_checkpoint() -> None:
+    """It may report twice in a moment, such as when a copy arrives. The next world must not begin from scratch."""
+    rule = Aware(NodeRange(1, 1))
+    rule.feed(ev.NodeRegistered(info("a")))
+    rule.attach("a")
+    rule.parked("a", stored=Version(2, 30), seen=0)
+    assert {name: type(message) for name, message in rule.told().items()} == {"a": LoadState}
+    rule.parked("a", (2, 20), stored=Version(2, 30), seen=0)
+    assert (rule.told(), rule.state.nodes[NodeId("a")].status) == ({}, NodeStatus.LOADING)
+    rule.parked("a", (2, 30), stored=Version(2, 30), seen=0)
+    order = rule.told()["a"]
+    assert isinstance(order, StartRound)
+    assert order.world.restore == Version(2, 30)
+
+
+@pytest.mark.parametrize(("held", "stored", "begins"), [((2, 20), (2, 20), (2, 20)), ((2, 40), (2, 40), (2, 40))])
+def test_what_a_node_could_read_is_what_the_world_begins_from(
+    held: tuple[int, int], stored: tuple[int, int], begins: tuple[int, int]
+) -> None:
+    """The newest one may be corrupt, and another one may have come."""
+    rule = Aware(NodeRange(1, 1))
+    rule.feed(ev.NodeRegistered(info("a")))
+    rule.attach("a")
+    rule.parked("a", stored=Version(2, 30), seen=0)
+    rule.parked("a", held, stored=Version(*stored), seen=0)
+    order = rule.told()["a"]
+    assert isinstance(order, StartRound)
+    assert order.world.restore == Version(*begins)
+
+
 def test_a_node_that_reads_for_longer_than_it_may_is_replaced_by_another() -> None:
     rule = Aware(NodeRange(1, 2))
     for name in "ab":

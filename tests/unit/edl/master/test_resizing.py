@@ -112,6 +112,15 @@ def training(
     return rule
 
 
+def test_a_request_that_is_repeated_with_its_key_begins_nothing() -> None:
+    rule = training("abc", cooldown_s=30.0)
+    assert rule.submit(Resize(2, "me", key="k")) is Verdict.ACCEPTED
+    rule.change()
+    assert (rule.members, rule.state.resizing) == ("ab", False)
+    assert rule.submit(Resize(2, "me", key="k")) is Verdict.ACCEPTED
+    assert not rule.state.resizing, "or nodes that come now would wait for the cool-down"
+
+
 class TestSize:
     def test_fewer_at_one_boundary_whoever_came_last_goes_first(self) -> None:
         rule = training("abcd")

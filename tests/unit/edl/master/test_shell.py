@@ -13,10 +13,10 @@ from edl.errors import FencedOut, ProtocolError, StoreError
 from edl.master import candidate as candidate_module
 from edl.master import guarded as guarded_module
 from edl.master.chronicle import WrittenStep
-from edl.master.farewell import FAREWELL_TTL_S
+from edl.master.farewell import FAREWELL_TTL_S, say_farewell
 from edl.master.shell import MasterShell
 from edl.master.state import Phase
-from edl.ports import Delete, Put
+from edl.ports import Delete, Guard, Put
 from edl.types import NodeId, Rank, Round
 from edl.wire import plain
 from edl.wire.messages import Finish, StartRound, StopRound, WorkerFailed, WorkersDone
@@ -518,6 +518,22 @@ class TestEnd:
             assert bench.stored() == [KEYS.farewell, *sorted(names[1:]), KEYS.master]
             bench.clock.advance(FAREWELL_TTL_S)
             assert bench.stored() == [KEYS.master]
+
+        play(scenario)
+
+    def test_a_master_that_was_replaced_leaves_the_names_of_launchers_alone(self) -> None:
+        """They may be those of the next run by now."""
+
+        async def scenario(bench: Bench) -> None:
+            token = bench.crown()
+            name = KEYS.launcher(NodeId("n1"))
+            bench.store.write_now([Put(name, b"")])
+            bench.crown()
+            with pytest.raises(FencedOut):
+                await say_farewell(bench.store, KEYS, Guard(KEYS.master, token), Finish(0, "done"))
+            assert KEYS.farewell not in bench.stored()
+            bench.clock.advance(FAREWELL_TTL_S)
+            assert name in bench.stored()
 
         play(scenario)
 

@@ -37,7 +37,7 @@ def test_the_end_does_not_wait_for_the_next_look_of_what_runs_beside_it() -> Non
 
         def beside(master: WatchedMaster) -> Sequence[Coroutine[None, None, None]]:
             author = Author("my-job", "run1", 0.0)
-            denylist = DenylistCompanion(master, place, author, lambda: 0.0, bench.said.append)
+            denylist = DenylistCompanion(master, place, author, lambda: 0.0, bench.said.append, bench.clock)
             return JobWatch(master, DEFAULT_LIMITS, bench.clock, lambda *_: None).run(), denylist.run()
 
         shell = MasterShell(dataclasses.replace(bench.deps(), companions=beside), bench.crown())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from edl.config import NodeRange
 from edl.master import events as ev
+from edl.master.machine import take_over
 from edl.master.state import Phase
 from edl.master.view import job_status
 from edl.types import NodeId, Round
@@ -72,6 +73,42 @@ class TestState:
             held(rule, name, 0)
         assert asked(rule) == {"a": 9, "b": 0}
 
+    def test_it_is_written_again_after_a_pause_if_that_failed(self) -> None:
+        rule = interrupted()
+        held(rule, "a", 0)
+        held(rule, "b", 0)
+        for attempt, (writer, pause_s) in enumerate((("a", 10.0), ("b", 20.0), ("a", 40.0)), 1):
+            rule.say(writer, Kept(Version(1, 9), "", "no space left"))
+            notes = [one for one in rule.effects if isinstance(one, ev.HistoryNote)]
+            assert len(notes) == (attempt == 1), "the history gets one line, however long the job is suspended"
+            status = job_status(rule.state, NodeId("a"), ())
+            assert status.reason == (
+                f"suspended by me; commit 9 is only in the memory of launchers: attempt {attempt} to write it failed, "
+                f"the next one follows within {pause_s:g} s"
+            )
+            assert status.warnings == (f"commit 9 could not be written by node {writer}: no space left",)
+            assert asked(rule) == {}
+            assert ev.WakeAt(rule.now_s + pause_s) in rule.effects
+            rule.wait(pause_s - 1.0)
+            assert asked(rule) == {}
+            rule.wait(1.0)
+            assert asked(rule) == {"b" if writer == "a" else "a": 9}
+        rule.say("b", Kept(Version(1, 9), "dir"))
+        rule.wait(1000.0)
+        assert (rule.reason, asked(rule)) == ("suspended by me", {})
+
+    def test_of_a_sharded_one_all_parts_are_written_again(self) -> None:
+        """The node that failed may have deleted the others' parts, since they took space."""
+        rule = interrupted()
+        held(rule, "a", 0, shards=2)
+        held(rule, "b", 1, shards=2)
+        for pause_s in (10.0, 20.0):
+            rule.say("a", Kept(Version(1, 9), "", "no space left"))
+            rule.wait(1.0)
+            rule.say("b", Kept(Version(1, 9), "", "no space left"))
+            rule.wait(pause_s - 1.0)
+            assert asked(rule) == {"a": 9, "b": 9}
+
     def test_of_a_sharded_one_each_part_is_written_by_one_that_has_it(self) -> None:
         rule = interrupted("abc")
         held(rule, "a", 0, 1, shards=3)
@@ -101,6 +138,30 @@ class TestState:
         for name in "ab":
             rule.ready(name, 1)
         assert asked(rule) == {"a": 0, "b": 0}
+
+
+def test_a_new_master_does_not_take_it_for_suspended_before_it_has_heard_of_its_workers() -> None:
+    rule = training("ab")
+    rule.submit(Suspend(True, "me"))
+    rule.boundary()
+    rule.state = take_over(rule.spec, rule.state.record, [info(name) for name in "ab"], rule.now_s).state
+    assert (rule.scale.observed, rule.scale.waiting) == (0, "workers of a, b are being stopped")
+    for name in "ab":
+        assert rule.scale.observed == 0
+        rule.feed(ev.NodeAttached(Attach(info(name), Round(1), Round(0), False)))
+        held(rule, name, 0)
+    assert (rule.scale.observed, rule.scale.waiting) == (1, "")
+
+
+def test_a_node_that_stays_away_does_not_hold_up_the_suspension() -> None:
+    rule = training("ab")
+    rule.submit(Suspend(True, "me"))
+    rule.boundary()
+    rule.state = take_over(rule.spec, rule.state.record, [info(name) for name in "ab"], rule.now_s).state
+    rule.feed(ev.NodeAttached(Attach(info("a"), Round(1), Round(0), False)))
+    held(rule, "a", 0)
+    rule.wait(100.0)
+    assert (rule.scale.observed, rule.scale.waiting) == (1, "")
 
 
 def test_its_phase_is_called_so_while_no_world_is_meant_to_run() -> None:

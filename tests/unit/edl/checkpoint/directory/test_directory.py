@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edl.adapters.files import PlainFiles
-from edl.checkpoint.directory import writer as checkpoint_storage_module
+from edl.checkpoint.directory import summed_files
 from edl.checkpoint.directory.manifest import folder_name
 from edl.checkpoint.directory.writer import FileCheckpointStorage
 from edl.errors import CheckpointError
@@ -79,7 +79,7 @@ def test_other_tools_read_the_state(tmp_path: Path) -> None:
 
 
 def test_large_ones_go_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint_storage_module, "CHUNK_BYTES", 100)
+    monkeypatch.setattr(summed_files, "CHUNK_BYTES", 100)
     checkpoint_storage = two(tmp_path)
     assert load(checkpoint_storage) == (Version(1, 20), state(20))
     checkpoint_storage.verify(Version(1, 20))

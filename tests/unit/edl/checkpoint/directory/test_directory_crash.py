@@ -14,7 +14,7 @@ import pytest
 from edl.adapters import files as plain
 from edl.adapters.files import PlainFiles
 from edl.adapters.remote_files import RemoteFiles
-from edl.checkpoint.directory import writer as checkpoint_storage_module
+from edl.checkpoint.directory import summed_files
 from edl.checkpoint.directory.manifest import folder_name
 from edl.errors import CheckpointError
 from edl.ports import Files
@@ -123,7 +123,7 @@ def run_until_crash(scenario: Scenario, files: Files) -> list[Version]:
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint_storage_module, "CHUNK_BYTES", 400)
+    monkeypatch.setattr(summed_files, "CHUNK_BYTES", 400)
 
 
 _judged: set[tuple[tuple[tuple[str, bytes | None], ...], tuple[Version, ...]]] = set()

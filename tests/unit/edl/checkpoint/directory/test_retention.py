@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -233,8 +234,8 @@ def test_what_another_node_has_completed_stays_when_this_one_fails(tmp_path: Pat
             return super().write(name, pieces, new=new)  # type: ignore[arg-type]
 
     checkpoint_storage = open_checkpoint_storage(Slow(PlainFiles(tmp_path), Fault()), "run-1")
-    with pytest.raises(CheckpointError, match="has taken over" if taken_over else "Input/output error"):
-        save(checkpoint_storage, 10)
+    with contextlib.nullcontext() if taken_over else pytest.raises(CheckpointError, match="Input/output error"):
+        save(checkpoint_storage, 10)  # there already is what it would have written
     assert commits(tmp_path) == [10]
     assert load(open_checkpoint_storage(PlainFiles(tmp_path), "run-2"))[0] == Version(1, 10)
 

@@ -493,6 +493,20 @@ def test_flush_of_one_commit_writes_its_parts_only() -> None:
     run(test)
 
 
+def test_flush_of_one_commit_writes_a_part_again_that_is_gone() -> None:
+    """A node that could not write its own part has deleted the folder, because it took space."""
+
+    async def test(bench: Bench) -> None:
+        memory = bench.node()
+        await Worker(memory).commit(3, shard=0, shards=2)
+        for _ in range(2):
+            await memory.flush("suspended", Version(1, 3))
+            assert list(bench.checkpoint_storage.kept) == [(Version(1, 3), 0)]
+            bench.checkpoint_storage.kept.clear()
+
+    run(test)
+
+
 def test_flush_writes_every_part_that_is_here() -> None:
     async def test(bench: Bench) -> None:
         memory = bench.node()
