@@ -218,6 +218,12 @@ class EtcdMember:
             )
 
     @property
+    def files(self) -> tuple[Path, ...]:
+        """Files and folders that it needs while it runs."""
+        sockets = (self.plan.folder,) if isinstance(self.plan, SocketPlan) else ()
+        return (self.data_dir, self._tls_dir, self._peers_file, self.log_file, *sockets)
+
+    @property
     def flaw(self) -> str:
         """A known defect of this etcd version that matters with several members; empty for none."""
         version = version_of(self._program())
@@ -389,9 +395,13 @@ class EtcdMember:
         except FileNotFoundError:
             return "(no log)"
 
-    def trim_log(self) -> None:
-        """Truncate a long log to its end. Blocks."""
+    def look_after_files(self) -> None:
+        """Truncate a long log to its end, and write certificates again that somebody has removed: etcd reads them at
+        each new connection. Blocks."""
         trim_log(self.log_file)
+        if self.identity is not None:
+            with contextlib.suppress(OSError):  # tried again at the next look
+                self.identity.restore_in(self._tls_dir)
 
     async def wait_exit(self) -> int:
         """Wait until the process has ended; returns its exit status, or the negative signal number."""

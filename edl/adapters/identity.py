@@ -81,10 +81,20 @@ class Identity:
             context.load_cert_chain(file.name)
         return context
 
+    @property
+    def _files(self) -> dict[str, bytes]:
+        """The files that etcd reads, by name."""
+        return {"ca.pem": self.ca, "key.pem": self.key, "cert.pem": self.server}
+
+    def restore_in(self, folder: Path) -> None:
+        """Write the files again if one of them is gone. Raises ``OSError``."""
+        if not all((folder / name).exists() for name in self._files):
+            self.write_to(folder)
+
     def write_to(self, folder: Path) -> None:
         """Write the files that etcd reads, readable only for this user."""
-        folder.mkdir(mode=0o700, exist_ok=True)
-        for name, data in (("ca.pem", self.ca), ("key.pem", self.key), ("cert.pem", self.server)):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name, data in self._files.items():
             descriptor = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             with open(descriptor, "wb") as file:
                 file.write(data)

@@ -24,7 +24,9 @@ class LocalJob:
     secret_file: str = ""
     """Path of the file with the job's secret, if there is one."""
 
-    def _path(self) -> Path:
+    @property
+    def path(self) -> Path:
+        """The file of this launcher."""
         return runtime_folder() / f"{self.job}@{os.getpid()}.json"
 
     def write(self) -> None:
@@ -32,12 +34,17 @@ class LocalJob:
         local_jobs()  # removes those of launchers that were killed
         with contextlib.suppress(OSError):
             fields = {"job": self.job, "node": self.node, "endpoints": self.endpoints, "secret_file": self.secret_file}
-            self._path().write_text(json.dumps({**fields, "pid": os.getpid()}))
+            self.path.write_text(json.dumps({**fields, "pid": os.getpid()}))
+
+    def keep(self) -> None:
+        """Write the file again if somebody has removed it."""
+        if not self.path.exists():
+            self.write()
 
     def remove(self) -> None:
         """Delete the file, if it exists and can be deleted."""
         with contextlib.suppress(OSError):
-            self._path().unlink()
+            self.path.unlink()
 
 
 def local_jobs() -> list[LocalJob]:

@@ -70,6 +70,7 @@ from edl.launch.registration import JobEnded, Registration
 from edl.launch.reporting import Reporter
 from edl.launch.settings import LaunchSettings
 from edl.launch.store_opening import OpenedStore, open_store, retried
+from edl.launch.temporary_files import temporary_files
 from edl.launch.watchdog import LoopWatch
 from edl.launch.wiring import Wired, wire
 from edl.master.candidate import Candidate
@@ -314,6 +315,7 @@ def _put_together(
 ) -> Launcher:
     """Build the candidate, the agent and the launcher; only callbacks connect them."""
     spec, clock, info, store = settings.spec, SystemClock(), deps.info, deps.opened.store
+    note = LocalJob(spec.job, info.node, deps.opened.endpoints, secret_file=settings.store.secret_file)
     candidate, agent, launcher = wire(
         MasterDeps(
             store=store,
@@ -344,11 +346,17 @@ def _put_together(
             candidate=candidate,
             agent=agent,
             info=info,
-            local_job=LocalJob(spec.job, info.node, deps.opened.endpoints, secret_file=settings.store.secret_file),
+            local_job=note,
             log=log,
             reporter=deps.reporter,
             sidecars=deps.sidecars,
             leave=settings.leave,
+            temporary=temporary_files(
+                settings.workers.command,
+                deps.opened.member,
+                deps.logs.folder,
+                (note.path, scaling.nodes_folder(spec.job)),
+            ),
             notices=poller_of(settings.leave.notice, log),
             worker_status=settings.report.worker_status,
             guard=lambda renewed: LeaseGuard(

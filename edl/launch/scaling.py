@@ -20,6 +20,7 @@ from edl.launch.scale_options import launcher_again, make_scheduler
 from edl.launch.settings import LaunchSettings
 from edl.ports import Store
 from edl.schedulers.deps import SchedulerDeps
+from edl.types import JobId
 from edl.watched_master import WatchedMaster
 
 Companions = Callable[[WatchedMaster], Sequence[Coroutine[Any, Any, None]]]
@@ -79,13 +80,18 @@ def scheduler_deps(
             **_ANY_RANK,
             **(_ANY_PORT if environment().get("EDL_HTTP_PORT") else {}),
         },
-        runtime_folder=runtime_folder() / f"{spec.job}.nodes",
+        runtime_folder=nodes_folder(spec.job),
         log_folder=logs,
         shutdown_s=spec.timeouts.shutdown_s,
         store=store,
         beside=lambda: _launchers_on_this_host(spec.job),
         open_store=lambda others: etcd_store(settings.store, others),
     )
+
+
+def nodes_folder(job: JobId) -> Path:
+    """The folder of the files about launchers that the job's Masters have started on this host."""
+    return runtime_folder() / f"{job}.nodes"
 
 
 def _launchers_on_this_host(job: str) -> Mapping[int, str]:
