@@ -1,4 +1,4 @@
-"""What programs of users and of schedulers need that a launcher runs to their end: streams, and patience with the host.
+"""What programs of users and of schedulers need that a launcher runs to their end: streams, and what may pass.
 
 The streams are memory files. A pipe would stay open for as long as background processes that a program leaves behind. A
 file on a disk would be cut off, without an error, when the disk is full; and that may be what a program is to report.

@@ -25,6 +25,7 @@ import secrets
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from data_service.leases.machine import LeaseMachine
@@ -351,12 +352,7 @@ def _put_together(
             reporter=deps.reporter,
             sidecars=deps.sidecars,
             leave=settings.leave,
-            temporary=temporary_files(
-                settings.workers.command,
-                deps.opened.member,
-                deps.logs.folder,
-                (note.path, scaling.nodes_folder(spec.job)),
-            ),
+            temporary=_temporary(settings, deps, note),
             notices=poller_of(settings.leave.notice, log),
             worker_status=settings.report.worker_status,
             guard=lambda renewed: LeaseGuard(
@@ -371,6 +367,12 @@ def _put_together(
     )
     _begin_sidecars(settings, deps, Wired(candidate, agent, launcher))
     return launcher
+
+
+def _temporary(settings: LaunchSettings, deps: _NodeDeps, note: LocalJob) -> tuple[Path, ...]:
+    """What must outlive programs that clean up temporary folders."""
+    others = note.path, scaling.nodes_folder(settings.spec.job)
+    return temporary_files(settings.workers.command, deps.opened.member, deps.logs.folder, others)
 
 
 def _begin_sidecars(settings: LaunchSettings, deps: _NodeDeps, wired: Wired) -> None:
