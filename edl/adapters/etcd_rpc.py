@@ -39,6 +39,9 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     # Also gRPC's time limit for one connection attempt: a host that drops packets must not hold it for the default 20
     # s.
     ("grpc.min_reconnect_backoff_ms", 2000),
+    # The pod of a member may come back at another address before its lease time is over; by default gRPC asks for the
+    # address of a name twice in a minute.
+    ("grpc.dns_min_time_between_resolutions_ms", 1000),
     # A host that dies silently is noticed by pings. etcd drops clients that ping more often than every 5 s.
     ("grpc.keepalive_time_ms", 6000),
     ("grpc.keepalive_timeout_ms", 2000),
