@@ -397,7 +397,7 @@ def _companions(settings: LaunchSettings, deps: _NodeDeps, log: Callable[[str], 
 
 def _begin_disk_watch(settings: LaunchSettings, deps: _NodeDeps, agent: AgentShell) -> None:
     """Watch this launcher's directories, and report to the Master through the agent."""
-    directories = directories_of(settings)
+    directories = directories_of(settings, deps.logs.folder)
     if not directories or not any(settings.limits.on(name) for name in disks.NAMES):
         agent.post(AlarmsChanged(()))  # alarms that all nodes share end when all nodes have said that they have none
         return
