@@ -16,13 +16,13 @@ import os
 import re
 import socket
 import ssl
-import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edl.errors import SettingError
+from edl.programs import stream
 from edl.wire.secret import Secret
 
 if TYPE_CHECKING:
@@ -75,10 +75,8 @@ class Identity:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = False
         context.load_verify_locations(cadata=self.ca.decode())
-        with tempfile.NamedTemporaryFile() as file:  # ssl only takes a path; mode 0600, deleted at once
-            file.write(self.client + self.key)
-            file.flush()
-            context.load_cert_chain(file.name)
+        with stream(self.client + self.key) as file:  # ssl only takes a path; no disk gets the key
+            context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
         return context
 
     @property
