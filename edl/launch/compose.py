@@ -227,9 +227,9 @@ async def _join(
     cleanup.push_async_callback(memory.close)
     lease_ttl_s, identity = settings.spec.timeouts.lease_ttl_s, identity_for(settings.store)
     deps.server = MasterServer(lambda: registration.token, lease_ttl_s, identity, for_peers(settings))
-    host = settings.node.local_addr or address_towards(deps.opened.endpoints[0])
+    host = settings.node.local_addr or address_towards(deps.opened.endpoints)
     port = await deps.server.start(host)
-    if trouble := only_here(host, deps.opened.endpoints[0]):
+    if trouble := only_here(host, deps.opened.endpoints):
         log(trouble)
     try:
         if deps.web is not None:
