@@ -29,6 +29,7 @@ from edl.adapters.etcd_disk import hold_back_spare, refuse_small, trim_log
 from edl.adapters.etcd_plan import MemberPlan, SocketPlan
 from edl.adapters.etcd_rpc import Connections, Endpoint, Metadata, rpc_pb2
 from edl.adapters.knocking import knock, knock_socket
+from edl.adapters.leftovers import OWNER
 from edl.errors import StoreError, StoreUnavailable
 from edl.programs import LACKING
 
@@ -231,8 +232,8 @@ class EtcdMember:
     @property
     def files(self) -> tuple[Path, ...]:
         """Files and folders that it needs while it runs."""
-        sockets = (self.plan.folder,) if isinstance(self.plan, SocketPlan) else ()
-        return (self.data_dir, self._tls_dir, self._peers_file, self.log_file, *sockets)
+        private = (self.plan.folder, self.data_dir.parent / OWNER) if isinstance(self.plan, SocketPlan) else ()
+        return (self.data_dir, self._tls_dir, self._peers_file, self.log_file, *private)
 
     @property
     def flaw(self) -> str:

@@ -11,6 +11,7 @@ import pytest
 from edl.adapters.etcd_plan import SocketPlan, plan_members
 from edl.adapters.etcd_server import EtcdMember
 from edl.adapters.identity import identity_of
+from edl.adapters.leftovers import OWNER
 from edl.adapters.local_jobs import LocalJob, local_jobs
 from edl.launch.temporary_files import keep_temporary, temporary_files
 from edl.ports import CommandKind, WorkerCommand
@@ -41,7 +42,8 @@ def test_data_certificates_and_logs_of_a_member_are_kept(temporary: Path) -> Non
 
 def test_the_sockets_of_a_private_store_are_kept(temporary: Path) -> None:
     member = EtcdMember(SocketPlan(temporary / "store-1"), temporary / "job")
-    assert temporary / "store-1" in temporary_files(SCRIPT, member, "", [])
+    found = temporary_files(SCRIPT, member, "", [])
+    assert {temporary / "store-1", temporary / "job" / OWNER} < set(found), "and what says whose it is"
 
 
 def test_the_function_of_a_call_is_kept_and_the_words_of_a_script_are_not(temporary: Path) -> None:
