@@ -8,12 +8,14 @@ import hmac
 import json
 import os
 import socket
+import threading
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 
 from edl.errors import NotificationError
+from edl.notify import mail
 from edl.notify.addresses import channel
 from edl.notify.notification import Notification
 from edl.wire.severity import Severity
@@ -114,6 +116,28 @@ class TestMail:
         with mail_sink() as sink:
             sink.bye = "421 closing"
             channel(f"smtp://{sink.place}/?from=edl@example.com&to=a@example.com", {}).send(NOTE, 0.0, LIMIT_S)
+            assert len(sink.messages) == 1
+
+    def test_names_are_not_waited_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The mail server needs this host's name for little, and the name server may be away."""
+        answers = threading.Event()
+
+        def getfqdn(name: str = "") -> str:
+            answers.wait()
+            return "alpha.example.com"
+
+        monkeypatch.setattr(socket, "getfqdn", getfqdn)
+        monkeypatch.setattr(mail, "NAME_S", 0.01, raising=False)
+        with mail_sink() as sink:
+            sending = threading.Thread(
+                target=channel(f"smtp://{sink.place}/?from=edl@example.com&to=a@example.com", {}).send,
+                args=(NOTE, 0.0, LIMIT_S),
+                daemon=True,
+            )
+            sending.start()
+            sending.join(LIMIT_S)
+            answers.set()
+            assert not sending.is_alive()
             assert len(sink.messages) == 1
 
     def test_a_password_is_not_sent_in_the_clear(self) -> None:
