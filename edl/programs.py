@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
+import tempfile
 from typing import IO
 
 MOST_OUTPUT = 4 << 20
@@ -21,10 +23,18 @@ LACKING = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC,
 
 def stream(content: bytes = b"") -> IO[bytes]:
     """An open file for a standard stream of a program, at its beginning. Raises ``OSError``."""
-    file = open(os.memfd_create("edl-program"), "w+b")  # noqa: SIM115 - the caller closes it
+    if sys.platform == "linux":
+        file: IO[bytes] = open(os.memfd_create("edl-program"), "w+b")  # noqa: SIM115 - the caller closes it
+    else:
+        file = tempfile.NamedTemporaryFile()  # noqa: SIM115 - as above
     file.write(content)
     file.seek(0)
     return file
+
+
+def path_of(file: IO[bytes]) -> str:
+    """A path by which this process can open the file of ``stream`` once more."""
+    return f"/proc/self/fd/{file.fileno()}" if sys.platform == "linux" else file.name
 
 
 def is_too_much(*streams: IO[bytes]) -> bool:

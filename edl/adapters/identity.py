@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edl.errors import SettingError
-from edl.programs import stream
+from edl.programs import path_of, stream
 from edl.wire.secret import Secret
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Identity:
         context.check_hostname = False
         context.load_verify_locations(cadata=self.ca.decode())
         with stream(self.client + self.key) as file:  # ssl only takes a path; no disk gets the key
-            context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
+            context.load_cert_chain(path_of(file))
         return context
 
     @property
