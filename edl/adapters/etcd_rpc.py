@@ -131,6 +131,7 @@ class EtcdFailure(enum.Enum):
 _BY_TEXT: dict[str, EtcdFailure] = {
     "etcdserver: no leader": EtcdFailure.NOT_DONE,
     "etcdserver: not capable": EtcdFailure.NOT_DONE,
+    "etcdserver: rpc not supported for learner": EtcdFailure.NOT_DONE,
     "etcdserver: too many requests": EtcdFailure.NOT_DONE,
     "etcdserver: mvcc: database space exceeded": EtcdFailure.FULL,
     "etcdserver: invalid auth token": EtcdFailure.STALE_LOGIN,
