@@ -62,6 +62,7 @@ def log_plan(
     return LogPlan(
         **chosen,
         folder=str(base / folder_name(job, node)) if base is not None else "",
+        temporary=not options["log_dir"] and layout is not LogLayout.PADDLE,
         redirects=redirects,
         tee=tee,
         redirect_all=redirect_all,

@@ -55,7 +55,7 @@ class TestFolder:
         made = plan()
         assert Path(made.folder).parent.name.startswith("edl-job-")
         assert Path(made.folder).parent.is_dir()
-        assert made == LogPlan(made.folder, workers=4)
+        assert made == LogPlan(made.folder, temporary=True, workers=4)
 
     def test_of_temporary_ones_those_stay_whose_launcher_lives(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch
