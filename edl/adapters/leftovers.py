@@ -83,13 +83,18 @@ def _is_left(marked: Path) -> bool:
         return False  # half written
 
 
+def boot_id() -> str:
+    """Tells the run of this host's kernel from all others; empty if unknown."""
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return ""
+
+
 def _where() -> list[str]:
     """Boot id of this host and the pid namespace; empty if unknown."""
-    boot = namespace = ""
     with contextlib.suppress(OSError):
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        namespace = os.readlink("/proc/self/ns/pid")
-    return [boot, namespace]
+        return [boot_id(), os.readlink("/proc/self/ns/pid")]
+    return [boot_id(), ""]
 
 
 def _host() -> str:
