@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from edl.adapters import etcd_cluster
+from edl.adapters import claims, etcd_cluster
 from edl.adapters.claims import claim
 from edl.adapters.etcd_plan import plan_members
 
@@ -47,12 +47,15 @@ def test_others_wait_no_longer_than_they_want_to(tmp_path: Path) -> None:
 
 
 def test_where_files_cannot_be_locked_nobody_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such as Lustre without the option ``flock``."""
+    """As on Lustre without the mount option for locks."""
 
-    def refuse(*_: object) -> None:
-        raise OSError(errno.ENOSYS, "Function not implemented")
+    class NoLocks:
+        LOCK_EX, LOCK_NB = fcntl.LOCK_EX, fcntl.LOCK_NB
 
-    monkeypatch.setattr(fcntl, "flock", refuse)
+        def flock(self, *_: object) -> None:
+            raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(claims, "fcntl", NoLocks())
     before = os.listdir("/proc/self/fd")
 
     async def scenario() -> None:
