@@ -8,6 +8,7 @@ import fcntl
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,7 @@ def test_others_wait_no_longer_than_they_want_to(tmp_path: Path) -> None:
 
 def test_where_files_cannot_be_locked_nobody_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on Lustre without the mount option for locks."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
     class NoLocks:
         LOCK_EX, LOCK_NB = fcntl.LOCK_EX, fcntl.LOCK_NB
