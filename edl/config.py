@@ -488,6 +488,8 @@ class LogPlan:
 
     folder: str
     """Folder of this launcher, with a subfolder for each round. Empty: no files, not even error files."""
+    temporary: bool = False
+    """Whether it lies in a new temporary folder of this host, because none was requested."""
     redirects: Mapping[int, int] = field(default_factory=dict)
     tee: Mapping[int, int] = field(default_factory=dict)
     redirect_all: int = 0

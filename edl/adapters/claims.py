@@ -24,7 +24,8 @@ _now_s = SystemClock().now_s
 async def claim(path: Path, timeout_s: float) -> AsyncIterator[None]:
     """Hold the lock on ``path``; the file is removed with it. The kernel releases the lock of a process that is killed.
 
-    Raises ``TimeoutError`` when other processes have held it for ``timeout_s``.
+    Raises ``TimeoutError`` when other processes have held it for ``timeout_s``, and other kinds of ``OSError`` where
+    there are no locks: on some file servers, or on a full disk.
     """
     deadline_s = _now_s() + timeout_s
     while (descriptor := _take(path)) is None:
@@ -40,13 +41,17 @@ async def claim(path: Path, timeout_s: float) -> AsyncIterator[None]:
 def _take(path: Path) -> int | None:
     """A descriptor of the locked file; None while another process holds the lock."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    with contextlib.suppress(OSError):
+    kept = False
+    try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         held, named = os.fstat(descriptor), os.stat(path)
-        if (held.st_dev, held.st_ino) == (named.st_dev, named.st_ino):
-            return descriptor
-    os.close(descriptor)
-    return None
+        kept = (held.st_dev, held.st_ino) == (named.st_dev, named.st_ino)
+    except (BlockingIOError, FileNotFoundError):
+        pass  # another process holds it, or has just released it
+    finally:
+        if not kept:
+            os.close(descriptor)
+    return descriptor if kept else None
 
 
 def _release(path: Path, descriptor: int) -> None:

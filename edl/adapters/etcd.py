@@ -17,7 +17,7 @@ import grpc.aio
 
 from edl.adapters.etcd_rpc import Connections, Endpoint, EtcdFailure, EtcdTls, Metadata, kv_pb2, rpc_pb2, verdict
 from edl.adapters.identity import Identity
-from edl.errors import LeaseLost, StoreError, StoreUnavailable
+from edl.errors import LeaseLost, StoreError, StoreRefused, StoreUnavailable
 from edl.ports import (
     Change,
     ChangeKind,
@@ -220,8 +220,10 @@ class EtcdStore:
         ttl_s = await self._keep_alive(lease)
         if ttl_s <= 0:
             # A newly elected leader may not have applied the grant yet (etcd before 3.5.3). A linearizable read passes
-            # through the same log, so a lease that is unknown after it is really gone.
-            await self._range(rpc_pb2.RangeRequest(key=b"\0", limit=1))
+            # through the same log, so a lease that is unknown after it is really gone. A user with a role may not make
+            # it, which etcd says only after that.
+            with contextlib.suppress(StoreRefused):
+                await self._range(rpc_pb2.RangeRequest(key=b"\0", limit=1))
             ttl_s = await self._keep_alive(lease)
         if ttl_s <= 0:
             raise LeaseLost(f"lease {lease:x} has expired or was revoked at etcd {self._connections.names}")
@@ -271,7 +273,7 @@ class EtcdStore:
             try:
                 stream = _WatchStream(self._connections, await self._connections.pick(None))
                 if await stream.open(prefix, seen):
-                    await self._check_history(stream, seen)
+                    await self._check_history(stream, prefix, seen)
                     while (response := await stream.next()) is not None:
                         pause_s = 0.0
                         for event in response.events:
@@ -288,13 +290,14 @@ class EtcdStore:
             await asyncio.sleep(pause_s)
             pause_s = min(max(2 * pause_s, 0.01), LONGEST_WATCH_PAUSE_S)
 
-    async def _check_history(self, stream: _WatchStream, seen: int) -> None:
+    async def _check_history(self, stream: _WatchStream, prefix: str, seen: int) -> None:
         """Raise ``StoreError`` if the store's revision is lower than one seen before: it was restarted without its
         data."""
         if stream.revision >= seen:
             return
         # A member may just lag behind; a linearizable read decides.
-        answer = await self._range(rpc_pb2.RangeRequest(key=b"\0", limit=1))
+        key, end = _range_of(prefix)
+        answer = await self._range(rpc_pb2.RangeRequest(key=key, range_end=end, limit=1))
         if answer.header.revision < seen:
             raise StoreError(
                 f"etcd at {self._connections.names} is at revision {answer.header.revision}, but revision {seen} has "

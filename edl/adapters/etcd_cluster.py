@@ -25,6 +25,7 @@ from edl.adapters.etcd_rpc import Connections, Endpoint, Metadata, rpc_pb2
 from edl.adapters.etcd_server import POLL_S, PROBE_S, EtcdMember
 from edl.adapters.identity import Identity, secret_at
 from edl.adapters.knocking import own_address_towards
+from edl.adapters.leftovers import boot_id
 from edl.adapters.runtime_folder import runtime_folder
 from edl.errors import PortInUse, SettingError, StoreError, StoreUnavailable
 from edl.wire.address import address
@@ -148,23 +149,27 @@ async def _claim(plan: MemberPlan) -> AsyncIterator[bool]:
     """Keep this user's other launchers from starting the same member at the same time. Gives False if another one has
     been starting it for ``CLAIM_S``.
 
-    Against launchers of other users only etcd's own failure to bind the port protects.
+    Against launchers of other users, and where files cannot be locked, only etcd's own failure to bind the port
+    protects.
     """
     lock = runtime_folder() / f"etcd-{plan.client_port}-{_network()}.lock"
     async with contextlib.AsyncExitStack() as held:
-        claimed = False
-        with contextlib.suppress(TimeoutError):
+        claimed = True
+        try:
             await held.enter_async_context(claim(lock, CLAIM_S))
-            claimed = True
+        except TimeoutError:
+            claimed = False
+        except OSError:
+            pass
         yield claimed
 
 
-def _network() -> int:
-    """Inode of this process's network namespace: containers may share the folder, but not the ports. 0 if unknown."""
-    try:
-        return os.stat("/proc/self/ns/net").st_ino
-    except OSError:
-        return 0
+def _network() -> str:
+    """Names this process's network namespace: containers and hosts may share the folder, but not the ports."""
+    inode = 0
+    with contextlib.suppress(OSError):
+        inode = os.stat("/proc/self/ns/net").st_ino
+    return f"{boot_id()[:8]}-{inode}"
 
 
 def can_bind(address: str, port: int) -> bool:

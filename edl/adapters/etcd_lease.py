@@ -20,6 +20,7 @@ from edl.adapters.etcd_rpc import (
     rpc_pb2_grpc,
 )
 from edl.adapters.identity import Identity
+from edl.errors import StoreRefused
 
 
 class EtcdLeases:
@@ -51,15 +52,15 @@ class EtcdLeases:
 
     def _renew_at(self, address: str, lease: int) -> bool:
         limit_s = self._timeout_s / len(self._addresses)
-        channel = self._channels.get(address) or self._open(address)
         request = rpc_pb2.LeaseKeepAliveRequest(ID=lease)
         try:
+            channel = self._channels.get(address) or self._open(address)
             metadata = self._login(channel, limit_s)
             answers = rpc_pb2_grpc.LeaseStub(channel).LeaseKeepAlive(
                 iter([request]), timeout=limit_s, metadata=metadata
             )
             return any(answer.TTL > 0 for answer in answers)
-        except grpc.RpcError:
+        except (grpc.RpcError, StoreRefused):
             return False  # the event loop finds out why and logs it
 
     def _open(self, address: str) -> grpc.Channel:

@@ -34,7 +34,7 @@ async def keep_room(member: EtcdMember, log: Callable[[str], None], look_s: floa
     """Check one member every ``look_s`` seconds until cancelled."""
     while True:
         await asyncio.sleep(look_s)
-        await asyncio.to_thread(member.trim_log)
+        await asyncio.to_thread(member.look_after_files)
         with contextlib.suppress(StoreError):  # it is down; retried at the next check
             done = await make_room(member)
             if done:

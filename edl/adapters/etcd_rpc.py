@@ -8,6 +8,7 @@ repeating it is harmless.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -38,6 +39,9 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     # Also gRPC's time limit for one connection attempt: a host that drops packets must not hold it for the default 20
     # s.
     ("grpc.min_reconnect_backoff_ms", 2000),
+    # The pod of a member may come back at another address before its lease time is over; by default gRPC asks for the
+    # address of a name twice in a minute.
+    ("grpc.dns_min_time_between_resolutions_ms", 1000),
     # A host that dies silently is noticed by pings. etcd drops clients that ping more often than every 5 s.
     ("grpc.keepalive_time_ms", 6000),
     ("grpc.keepalive_timeout_ms", 2000),
@@ -64,7 +68,10 @@ CHECK = (
     "Is etcd running there, and reachable from this host? Check --rdzv-endpoint. "
     "If the job's launchers serve the store themselves: has the job ended, or have the serving launchers?"
 )
-CERTIFICATES = "The certificates were accepted before: has one expired, or is a clock wrong? Renew etcd's certificates"
+CERTIFICATES = (
+    "The certificates were accepted before: has one expired, or is a clock wrong? Renew it: the files of --rdzv-conf "
+    "are read again"
+)
 
 SLOW = (
     "The connection is up, so etcd is frozen, or its disk or the network is slow: --rdzv-conf=request_timeout=SECONDS "
@@ -83,6 +90,9 @@ FOREIGN = (
     "an etcd of another cluster, which took that port while the member was down: stop it, or give this job other "
     "ports with --rdzv-endpoint"
 )
+
+RENEW_S = 1.0
+"""Seconds between two looks at the certificates' files while no member can be reached."""
 
 EXPLANATION_S = 0.2
 """Seconds for asking gRPC why there is no connection, for the message."""
@@ -121,6 +131,7 @@ class EtcdFailure(enum.Enum):
 _BY_TEXT: dict[str, EtcdFailure] = {
     "etcdserver: no leader": EtcdFailure.NOT_DONE,
     "etcdserver: not capable": EtcdFailure.NOT_DONE,
+    "etcdserver: rpc not supported for learner": EtcdFailure.NOT_DONE,
     "etcdserver: too many requests": EtcdFailure.NOT_DONE,
     "etcdserver: mvcc: database space exceeded": EtcdFailure.FULL,
     "etcdserver: invalid auth token": EtcdFailure.STALE_LOGIN,
@@ -205,20 +216,27 @@ def _read_file(path: str | None, what: str) -> bytes | None:
         raise StoreRefused(f"cannot read the {what} file {path}: {error.strerror}. Check the TLS settings") from error
 
 
+_Pems = tuple[bytes | None, ...]
+"""Contents of the files of TLS: CA, key, certificate."""
+
+
+def _pems_of(tls: EtcdTls | Identity | None) -> _Pems:
+    """What the files hold now; empty if there are none. Blocks. Raises ``StoreRefused``."""
+    if not isinstance(tls, EtcdTls):
+        return ()
+    return _read_file(tls.ca, "CA"), _read_file(tls.key, "key"), _read_file(tls.cert, "certificate")
+
+
 def credentials_of(
-    tls: EtcdTls | Identity | None,
+    tls: EtcdTls | Identity | None, pems: _Pems | None = None
 ) -> tuple[grpc.ChannelCredentials | None, Sequence[tuple[str, str]]]:
-    """Credentials and further options of a channel. Raises ``StoreRefused`` for a file that cannot be read."""
+    """Credentials and further options of a channel. ``pems``: contents of the files, if they have been read already.
+    Raises ``StoreRefused`` for a file that cannot be read."""
     if tls is None:
         return None, ()
     if isinstance(tls, Identity):
         return tls.of_client(), tls.channel_options
-    credentials = grpc.ssl_channel_credentials(
-        root_certificates=_read_file(tls.ca, "CA"),
-        private_key=_read_file(tls.key, "key"),
-        certificate_chain=_read_file(tls.cert, "certificate"),
-    )
-    return credentials, ()
+    return grpc.ssl_channel_credentials(*(_pems_of(tls) if pems is None else pems)), ()
 
 
 class Connections:
@@ -246,6 +264,13 @@ class Connections:
         """The cluster's id; 0 until it is known."""
         self._login_token: str | None = None
         self._endpoints: list[Endpoint] = []
+        self._pems: _Pems = ()
+        """Contents of the certificates' files, as the connections use them."""
+        self._looked_s = 0.0
+        """When these files were last read."""
+        self._reading: asyncio.Future[_Pems] | None = None
+        self._replaced: list[Endpoint] = []
+        """Connections with certificates that have been renewed since."""
         self._current = 0
         self._stood = False
         """Whether a connection has ever been up, which proves that the certificates were right."""
@@ -260,8 +285,34 @@ class Connections:
             raise StoreUnavailable(f"the connection to etcd at {self.names} has been closed by this process")
         if self._endpoints:
             return
-        credentials, more = credentials_of(self._tls)
+        self._connect(_pems_of(self._tls))
+
+    def _connect(self, pems: _Pems) -> None:
+        credentials, more = credentials_of(self._tls, pems)
+        self._pems, self._looked_s = pems, _now_s()
         self._endpoints = [Endpoint(address, credentials, more) for address in self.addresses]
+
+    def _renew(self) -> None:
+        """Connect anew if the certificates' files have been renewed: gRPC knows only what was in them before. They are
+        read in a thread, because their file system may hang."""
+        reading = self._reading
+        if reading is None:
+            if self._pems and _now_s() - self._looked_s >= RENEW_S:
+                self._looked_s = _now_s()
+                self._reading = asyncio.ensure_future(asyncio.to_thread(_pems_of, self._tls))
+        elif reading.done():
+            self._reading = None
+            with contextlib.suppress(StoreRefused, RuntimeError):  # being replaced; there is no thread at present
+                pems = reading.result()
+                if pems != self._pems:
+                    self._reconnect(pems)
+
+    def _reconnect(self, pems: _Pems) -> None:
+        before = self._endpoints
+        self._connect(pems)
+        self._replaced += before  # calls that wait for them end by themselves
+        for endpoint in before:
+            endpoint.end_streams()
 
     async def pick(self, deadline_s: float | None) -> Endpoint:
         """An endpoint whose connection is up, preferably the current one. ``deadline_s`` None waits forever.
@@ -277,6 +328,7 @@ class Connections:
                 return found
             if deadline_s is not None and now_s >= deadline_s:
                 raise await self._unreachable()
+            self._renew()
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
@@ -436,6 +488,7 @@ class Connections:
         if self.closed.is_set():
             return
         self.closed.set()
-        for endpoint in self._endpoints:
+        opened = [*self._endpoints, *self._replaced]
+        for endpoint in opened:
             endpoint.end_streams()
-        await asyncio.gather(*(endpoint.channel.close(grace=self.timeout_s) for endpoint in self._endpoints))
+        await asyncio.gather(*(endpoint.channel.close(grace=self.timeout_s) for endpoint in opened))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import functools
 import importlib.util
 import os
@@ -28,7 +29,9 @@ from edl.adapters.etcd_disk import hold_back_spare, refuse_small, trim_log
 from edl.adapters.etcd_plan import MemberPlan, SocketPlan
 from edl.adapters.etcd_rpc import Connections, Endpoint, Metadata, rpc_pb2
 from edl.adapters.knocking import knock, knock_socket
+from edl.adapters.leftovers import OWNER
 from edl.errors import StoreError, StoreUnavailable
+from edl.programs import LACKING
 from edl.tasks import end
 
 POLL_S = 0.01
@@ -190,14 +193,22 @@ class EtcdMember:
     def start(self, *, initial_cluster: str | None = None, existing: bool = False) -> None:
         """Start the process without waiting for it. ``existing``: join a cluster that is already running.
 
-        Raises ``StoreError`` when there is no etcd binary, ``RuntimeError`` outside the main thread: the kernel kills
-        the member when the thread that started it ends.
+        Raises ``StoreError`` when there is no etcd binary or the host lacks something, ``RuntimeError`` outside the
+        main thread: the kernel kills the member when the thread that started it ends.
         """
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError("EtcdMember.start must be called from the main thread")
         if self.running:
             raise RuntimeError(f"etcd member {self.plan.name} is running already")
         binary = self._program()
+        try:
+            self._make_files()
+            self._launch([binary, *self._flags(initial_cluster or self.plan.initial_cluster, existing)])
+        except OSError as error:
+            what = f"cannot start the embedded etcd with its data in {self.data_dir}: {error.strerror}"
+            raise StoreError(f"{what}. {_advice(error)}") from error
+
+    def _make_files(self) -> None:
         self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)  # etcd warns about a wider mode
         if self.has_data():
             hold_back_spare(self.data_dir)
@@ -206,17 +217,24 @@ class EtcdMember:
         self._note_peers()
         if self.identity is not None:
             self.identity.write_to(self._tls_dir)
+
+    def _launch(self, command: Sequence[str]) -> None:
         script = os.path.abspath(edl.adapters.with_parent.__file__)
-        wrapper = [sys.executable, "-I", "-S", script, str(os.getpid())]
         with self.log_file.open("ab") as log:
             self._process = subprocess.Popen(
-                [*wrapper, binary, *self._flags(initial_cluster or self.plan.initial_cluster, existing)],
+                [sys.executable, "-I", "-S", script, str(os.getpid()), *command],
                 cwd=self.plan.folder if isinstance(self.plan, SocketPlan) else None,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,  # Ctrl-C in the terminal is for the launcher, which still needs its store
             )
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Files and folders that it needs while it runs."""
+        private = (self.plan.folder, self.data_dir.parent / OWNER) if isinstance(self.plan, SocketPlan) else ()
+        return (self.data_dir, self._tls_dir, self._peers_file, self.log_file, *private)
 
     @property
     def flaw(self) -> str:
@@ -390,9 +408,13 @@ class EtcdMember:
         except FileNotFoundError:
             return "(no log)"
 
-    def trim_log(self) -> None:
-        """Truncate a long log to its end. Blocks."""
+    def look_after_files(self) -> None:
+        """Truncate a long log to its end, and write certificates again that somebody has removed: etcd reads them at
+        each new connection. Blocks."""
         trim_log(self.log_file)
+        if self.identity is not None:
+            with contextlib.suppress(OSError):  # tried again at the next look
+                self.identity.restore_in(self._tls_dir)
 
     async def wait_exit(self) -> int:
         """Wait until the process has ended; returns its exit status, or the negative signal number."""
@@ -420,6 +442,14 @@ class EtcdMember:
             shutil.rmtree(folder, ignore_errors=True)
         for file in (self.log_file, self._peers_file):
             file.unlink(missing_ok=True)
+
+
+def _advice(error: OSError) -> str:
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    if error.errno in LACKING and not full:
+        return "Check the limits of processes, open files and memory of this host"
+    space = "Free some space there, name another" if full else "Name another"
+    return f"{space} folder with --rdzv-conf=data_dir=…, or use an etcd that runs elsewhere"
 
 
 async def _wait_for(process: subprocess.Popen[bytes]) -> None:

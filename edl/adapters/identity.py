@@ -16,13 +16,13 @@ import os
 import re
 import socket
 import ssl
-import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edl.errors import SettingError
+from edl.programs import path_of, stream
 from edl.wire.secret import Secret
 
 if TYPE_CHECKING:
@@ -75,16 +75,24 @@ class Identity:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = False
         context.load_verify_locations(cadata=self.ca.decode())
-        with tempfile.NamedTemporaryFile() as file:  # ssl only takes a path; mode 0600, deleted at once
-            file.write(self.client + self.key)
-            file.flush()
-            context.load_cert_chain(file.name)
+        with stream(self.client + self.key) as file:  # ssl only takes a path; no disk gets the key
+            context.load_cert_chain(path_of(file))
         return context
+
+    @property
+    def _files(self) -> dict[str, bytes]:
+        """The files that etcd reads, by name."""
+        return {"ca.pem": self.ca, "key.pem": self.key, "cert.pem": self.server}
+
+    def restore_in(self, folder: Path) -> None:
+        """Write the files again if one of them is gone. Raises ``OSError``."""
+        if not all((folder / name).exists() for name in self._files):
+            self.write_to(folder)
 
     def write_to(self, folder: Path) -> None:
         """Write the files that etcd reads, readable only for this user."""
-        folder.mkdir(mode=0o700, exist_ok=True)
-        for name, data in (("ca.pem", self.ca), ("key.pem", self.key), ("cert.pem", self.server)):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name, data in self._files.items():
             descriptor = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             with open(descriptor, "wb") as file:
                 file.write(data)

@@ -1,7 +1,7 @@
 """Removes the folders of launchers that were killed, such as private stores of up to a hundred megabytes.
 
 Each folder names its owner process. Only folders whose owner is certainly gone are removed: a process of another
-container that shares the temporary directory is not visible from here, so its folder is kept.
+container or host that shares the temporary directory is not visible from here, so its folder is kept.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ import contextlib
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from edl.adapters.family import stat_fields
 
@@ -20,12 +22,33 @@ OWNER = "owner.json"
 def own(folder: Path) -> None:
     """Mark the folder as owned by this process. A folder that cannot be marked is never swept."""
     with contextlib.suppress(OSError):
-        (folder / OWNER).write_text(json.dumps({"pid": os.getpid(), "began": _began(os.getpid()), "where": _where()}))
+        (folder / OWNER).write_text(json.dumps(this_process()))
 
 
 def disown(folder: Path) -> None:
     """Remove the mark, so that the folder is never swept."""
     (folder / OWNER).unlink(missing_ok=True)
+
+
+def this_process() -> dict[str, Any]:
+    """What tells this process from all others, for ``is_gone`` and ``is_near``."""
+    return {"pid": os.getpid(), "began": _began(os.getpid()), "where": _where(), "host": _host()}
+
+
+def is_gone(owner: Mapping[str, Any]) -> bool:
+    """Whether a process has certainly ended. Raises ``ValueError``, ``KeyError`` or ``TypeError`` for what is no
+    ``this_process``."""
+    pid, began, where = int(owner["pid"]), str(owner["began"]), list(owner["where"])
+    boot, namespace = _where()
+    if where[:1] == [boot]:
+        return where == [boot, namespace] and _began(pid) != began
+    # Another host, or this one before its last boot? The first namespace has the same number on all hosts.
+    return bool(where) and where[1:] == [namespace] and boot != "" and owner.get("host") == _host()
+
+
+def is_near(owner: Mapping[str, Any]) -> bool:
+    """Whether a process is one of this host, since its last boot."""
+    return list(owner["where"])[:1] == _where()[:1]
 
 
 def sweep(parent: Path, names: str = "*", keep: int = 0) -> list[Path]:
@@ -55,23 +78,31 @@ def _age(marked: Path) -> float:
 
 def _is_left(marked: Path) -> bool:
     try:
-        owner = json.loads(marked.read_text())
-        pid, began, where = int(owner["pid"]), str(owner["began"]), list(owner["where"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return is_gone(json.loads(marked.read_text()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False  # half written
-    boot, namespace = _where()
-    if where[:1] != [boot]:
-        return bool(where) and where[1:] == [namespace] and boot != ""  # from before the last boot of this host
-    return where == [boot, namespace] and _began(pid) != began
+
+
+def boot_id() -> str:
+    """Tells the run of this host's kernel from all others; empty if unknown."""
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return ""
 
 
 def _where() -> list[str]:
     """Boot id of this host and the pid namespace; empty if unknown."""
-    boot = namespace = ""
     with contextlib.suppress(OSError):
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        namespace = os.readlink("/proc/self/ns/pid")
-    return [boot, namespace]
+        return [boot_id(), os.readlink("/proc/self/ns/pid")]
+    return [boot_id(), ""]
+
+
+def _host() -> str:
+    """Name and machine id of this host, which stay when it is booted."""
+    machine = ""
+    with contextlib.suppress(OSError):
+        machine = Path("/etc/machine-id").read_text().strip()
+    return f"{os.uname().nodename} {machine}"
 
 
 def _began(pid: int) -> str:

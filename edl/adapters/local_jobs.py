@@ -8,6 +8,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from edl.adapters.leftovers import is_gone, is_near, this_process
 from edl.adapters.runtime_folder import runtime_folder
 from edl.types import JobId, NodeId
 
@@ -24,7 +25,9 @@ class LocalJob:
     secret_file: str = ""
     """Path of the file with the job's secret, if there is one."""
 
-    def _path(self) -> Path:
+    @property
+    def path(self) -> Path:
+        """The file of this launcher."""
         return runtime_folder() / f"{self.job}@{os.getpid()}.json"
 
     def write(self) -> None:
@@ -32,25 +35,35 @@ class LocalJob:
         local_jobs()  # removes those of launchers that were killed
         with contextlib.suppress(OSError):
             fields = {"job": self.job, "node": self.node, "endpoints": self.endpoints, "secret_file": self.secret_file}
-            self._path().write_text(json.dumps({**fields, "pid": os.getpid()}))
+            self.path.write_text(json.dumps({**fields, **this_process()}))
+
+    def keep(self) -> None:
+        """Write the file again if somebody has removed it."""
+        if not self.path.exists():
+            self.write()
 
     def remove(self) -> None:
         """Delete the file, if it exists and can be deleted."""
         with contextlib.suppress(OSError):
-            self._path().unlink()
+            self.path.unlink()
 
 
 def local_jobs() -> list[LocalJob]:
-    """The jobs of this user's running launchers on this host; files of dead ones are deleted."""
+    """The jobs of this user's running launchers on this host; files of dead ones are deleted. A temporary directory
+    that several hosts or containers share has files of processes that cannot be seen from here."""
     found = []
     for path in sorted(runtime_folder().glob("*@*.json")):
         try:
             plain = json.loads(path.read_text())
-            if not Path(f"/proc/{plain['pid']}").exists():
+            known = "where" in plain  # an older edl does not write that
+            there = Path(f"/proc/{plain['pid']}").exists()
+            if is_gone(plain) if known else not there:
                 path.unlink()
+                continue
+            if not there or (known and not is_near(plain)):
                 continue
             who = JobId(plain["job"]), NodeId(plain["node"]), tuple(plain["endpoints"]), plain["pid"]
             found.append(LocalJob(*who, plain.get("secret_file", "")))
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, KeyError, TypeError):
             continue  # half written or just removed: its launcher is starting or ending
     return found

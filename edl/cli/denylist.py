@@ -72,7 +72,7 @@ async def _list(where: dict[str, str], at: str, as_json: bool) -> None:
     from edl.wire.json_messages import to_plain
 
     async with _opened(where, at) as place:
-        entries, now_s = await place.entries(), wall_clock_s()
+        entries, now_s = await _entries(place), wall_clock_s()
         counting = [one for one in entries if not one.expired(now_s)]
     if as_json:
         click.echo(json.dumps([to_plain(one) for one in counting], indent=2))
@@ -119,12 +119,20 @@ async def _remove(where: dict[str, str], at: str, as_json: bool, names: Sequence
     from edl.wire.json_messages import to_plain
 
     async with _opened(where, at) as place:
-        entries = await place.entries()
+        entries = await _entries(place)
         meant = [_meant(entries, name, place.where) for name in names]
         for entry in meant:
             await place.remove(entry.name)
     for entry in meant:
         click.echo(json.dumps(to_plain(entry)) if as_json else f"removed: {entry.device or entry.host}")
+
+
+async def _entries(place: DenylistPlace) -> Sequence[DenylistEntry]:
+    """All entries; says on stderr which ones cannot be read."""
+    found = await place.entries()
+    if place.left_out:
+        click.echo(f"edl: {place.left_out}", err=True)
+    return found
 
 
 def _meant(entries: Sequence[DenylistEntry], name: str, where: str) -> DenylistEntry:

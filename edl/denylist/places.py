@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 from edl.errors import DenylistError, ProtocolError
 from edl.ports import Delete, Files, Put, Store
+from edl.rendezvous.phrases import count
 from edl.wire import plain
 from edl.wire.denylist import DenylistEntry
 
@@ -27,9 +28,11 @@ class DenylistPlace(Protocol):
     """Names it in messages."""
     look_s: float
     """Seconds between two reads by a job: requests to an object store cost money."""
+    left_out: str
+    """Which entries could not be read by the last ``entries``, and why, as a sentence; empty: all could."""
 
     async def entries(self) -> Sequence[DenylistEntry]:
-        """All entries, expired ones included, sorted by name. What cannot be read is left out."""
+        """All entries, expired ones included, sorted by name. Those that cannot be read are left out (``left_out``)."""
         ...
 
     async def put(self, entry: DenylistEntry) -> None:
@@ -45,6 +48,7 @@ class StoreDenylist:
     """In an etcd, under a prefix of its own."""
 
     look_s = 5.0
+    left_out = ""
 
     def __init__(self, store: Store, where: str) -> None:
         self.where = where
@@ -70,12 +74,15 @@ class FilesDenylist:
     def __init__(self, files: Files, blocking: Blocking) -> None:
         self.where = files.where
         self.look_s = 60.0 if files.remote else 5.0
+        self.left_out = ""
         self._files = files
         self._blocking = blocking
 
     async def entries(self) -> list[DenylistEntry]:
         """See ``DenylistPlace``."""
-        return _readable(await self._call(self._read))
+        texts, closed = await self._call(self._read)
+        self.left_out = _closed_text(self.where, closed) if closed else ""
+        return _readable(texts)
 
     async def put(self, entry: DenylistEntry) -> None:
         """See ``DenylistPlace``."""
@@ -85,13 +92,18 @@ class FilesDenylist:
         """See ``DenylistPlace``."""
         await self._call(lambda: self._files.remove(_key(name) + SUFFIX))
 
-    def _read(self) -> list[bytes]:
-        found = []
+    def _read(self) -> tuple[list[bytes], list[str]]:
+        """The texts of all entries, and the names of those that this user may not read."""
+        found, closed = [], []
         for entry in self._files.entries():
             if entry.name.endswith(SUFFIX) and not entry.folder:
-                with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                try:
                     found.append(self._files.read(entry.name))
-        return found
+                except FileNotFoundError:
+                    continue  # removed meanwhile
+                except PermissionError:
+                    closed.append(entry.name)
+        return found, closed
 
     async def _call(self, call: Callable[[], Any]) -> Any:
         try:
@@ -99,6 +111,13 @@ class FilesDenylist:
         except OSError as error:
             what = error.strerror or error
             raise DenylistError(f"the denylist in {self.where} cannot be used: {what}") from error
+
+
+def _closed_text(where: str, names: Sequence[str]) -> str:
+    one = len(names) == 1
+    what = f"{count(len(names), 'file')} of the denylist in {where} {'does' if one else 'do'} not count"
+    why = f"this user may not read {'it' if one else 'them'} ({names[0]}: Permission denied)"
+    return f"{what}, because {why}: run chmod a+r there"
 
 
 def _key(name: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from edl.denylist.places import DenylistPlace
 from edl.denylist.plan import Author, Sightings, counting, plan, still_bad
-from edl.errors import EdlError, FencedOut
+from edl.errors import DenylistError, EdlError, FencedOut
 from edl.ports import Clock
 from edl.watched_master import WatchedMaster
 from edl.wire.denylist import DenylistEntry
@@ -44,7 +44,7 @@ class DenylistCompanion:
         while self._master.status().phase != "ended":
             try:
                 await self.look()
-                self._note("")
+                self._note(self._place.left_out)
             except FencedOut:
                 return
             except EdlError as error:
@@ -67,9 +67,15 @@ class DenylistCompanion:
         for entry in todo.add:
             await self._place.put(entry)
             self._log(f"added to the denylist in {self._place.where}: {entry.name}: {entry.reason}")
+        outdated = {one.name for one in entries if one.expired(wall_s)}
         for name in todo.remove:
-            await self._place.remove(name)
-            self._log(f"removed from the denylist in {self._place.where}: {name}")
+            try:
+                await self._place.remove(name)
+            except DenylistError:
+                if name not in outdated:  # else it does not count any more, and may be another user's
+                    raise
+            else:
+                self._log(f"removed from the denylist in {self._place.where}: {name}")
         if status.phase != "ended":
             await self._remember([*still_bad(status, added), *(entry.name for entry in todo.add)])
 

@@ -20,5 +20,5 @@ launcher) and ``launcher`` (runs them).
   ``preemption_notices``.
 - Around a run: ``node_answers`` (to commands), ``console``, ``lease_guard``, ``leave_signals``, ``node_facts``
   (for metrics), ``node_output`` (for the dashboard), ``origin``, ``recorders`` (``history_recording``,
-  ``trace_export``), ``reporting``, ``script_check``, ``watchdog``.
+  ``trace_export``), ``reporting``, ``script_check``, ``temporary_files``, ``watchdog``.
 """

@@ -78,14 +78,14 @@ def _check_may_connect(endpoint: str) -> None:
         raise SettingError("--rdzv-endpoint", endpoint, what, "Only the user who started a job on one node can use it")
 
 
-def only_here(host: str, endpoint: str) -> str:
+def only_here(host: str, endpoints: Sequence[str]) -> str:
     """What is wrong with a name of this host that other nodes are to use: it means a loopback address here, as many an
-    ``/etc/hosts`` has it, so nothing listens where they connect to. Empty: nothing. ``endpoint``: of the store."""
+    ``/etc/hosts`` has it, so nothing listens where they connect to. Empty: nothing. ``endpoints``: of the store."""
     found = {str(info[4][0]).partition("%")[0] for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
-    if host in found or not all(ipaddress.ip_address(one).is_loopback for one in found):
+    if host in found or not all(map(_is_loopback, found)):
         return ""
-    outward = address_towards(endpoint)
-    if ipaddress.ip_address(outward.partition("%")[0]).is_loopback:
+    outward = address_towards(endpoints)
+    if _is_loopback(outward):
         return ""
     here = ", ".join(sorted(found))
     return (
@@ -94,15 +94,32 @@ def only_here(host: str, endpoint: str) -> str:
     )
 
 
-def address_towards(endpoint: str) -> str:
+def address_towards(endpoints: Sequence[str]) -> str:
     """This host's address on the route to the store, which other nodes use to reach this host.
 
-    A store at a unix socket serves this host only, so the address is 127.0.0.1. Raises ``SettingError`` if there is no
-    route.
+    A store at a unix socket serves this host only, so the address is 127.0.0.1. Any member will do: the first one may
+    be lost, and its name with it. A loopback address counts only if there is no other, because it may come from this
+    host's own name in ``/etc/hosts``. Raises ``SettingError`` if there is no route.
     """
-    if is_socket(endpoint):
+    if any(map(is_socket, endpoints)):
         return "127.0.0.1"
-    found = own_address_towards(*split_endpoint(endpoint))
-    if found is not None:
-        return found
-    raise SettingError("--local-addr", "''", f"no route from here to {endpoint}", "Name this node's address")
+    local = ""
+    for own in filter(None, map(_own_address, endpoints)):
+        if not _is_loopback(own):
+            return own
+        local = local or own
+    if local:
+        return local
+    what = f"no route from here to {', '.join(endpoints)}"
+    raise SettingError("--local-addr", "''", what, "Name this node's address")
+
+
+def _own_address(endpoint: str) -> str | None:
+    try:
+        return own_address_towards(*split_endpoint(endpoint))
+    except OSError:
+        return None  # the name does not resolve
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback

@@ -25,6 +25,7 @@ import secrets
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from data_service.leases.machine import LeaseMachine
@@ -70,6 +71,7 @@ from edl.launch.registration import JobEnded, Registration
 from edl.launch.reporting import Reporter
 from edl.launch.settings import LaunchSettings
 from edl.launch.store_opening import OpenedStore, open_store, retried
+from edl.launch.temporary_files import temporary_files
 from edl.launch.watchdog import LoopWatch
 from edl.launch.wiring import Wired, wire
 from edl.master.candidate import Candidate
@@ -225,9 +227,9 @@ async def _join(
     cleanup.push_async_callback(memory.close)
     lease_ttl_s, identity = settings.spec.timeouts.lease_ttl_s, identity_for(settings.store)
     deps.server = MasterServer(lambda: registration.token, lease_ttl_s, identity, for_peers(settings))
-    host = settings.node.local_addr or address_towards(deps.opened.endpoints[0])
+    host = settings.node.local_addr or address_towards(deps.opened.endpoints)
     port = await deps.server.start(host)
-    if trouble := only_here(host, deps.opened.endpoints[0]):
+    if trouble := only_here(host, deps.opened.endpoints):
         log(trouble)
     try:
         if deps.web is not None:
@@ -314,6 +316,7 @@ def _put_together(
 ) -> Launcher:
     """Build the candidate, the agent and the launcher; only callbacks connect them."""
     spec, clock, info, store = settings.spec, SystemClock(), deps.info, deps.opened.store
+    note = LocalJob(spec.job, info.node, deps.opened.endpoints, secret_file=settings.store.secret_file)
     candidate, agent, launcher = wire(
         MasterDeps(
             store=store,
@@ -344,11 +347,12 @@ def _put_together(
             candidate=candidate,
             agent=agent,
             info=info,
-            local_job=LocalJob(spec.job, info.node, deps.opened.endpoints, secret_file=settings.store.secret_file),
+            local_job=note,
             log=log,
             reporter=deps.reporter,
             sidecars=deps.sidecars,
             leave=settings.leave,
+            temporary=_temporary(settings, deps, note),
             notices=poller_of(settings.leave.notice, log),
             worker_status=settings.report.worker_status,
             guard=lambda renewed: LeaseGuard(
@@ -363,6 +367,12 @@ def _put_together(
     )
     _begin_sidecars(settings, deps, Wired(candidate, agent, launcher))
     return launcher
+
+
+def _temporary(settings: LaunchSettings, deps: _NodeDeps, note: LocalJob) -> tuple[Path, ...]:
+    """What must outlive programs that clean up temporary folders."""
+    others = note.path, scaling.nodes_folder(settings.spec.job)
+    return temporary_files(settings.workers.command, deps.opened.member, deps.logs.folder, others)
 
 
 def _begin_sidecars(settings: LaunchSettings, deps: _NodeDeps, wired: Wired) -> None:
@@ -387,7 +397,7 @@ def _companions(settings: LaunchSettings, deps: _NodeDeps, log: Callable[[str], 
 
 def _begin_disk_watch(settings: LaunchSettings, deps: _NodeDeps, agent: AgentShell) -> None:
     """Watch this launcher's directories, and report to the Master through the agent."""
-    directories = directories_of(settings)
+    directories = directories_of(settings, deps.logs.folder)
     if not directories or not any(settings.limits.on(name) for name in disks.NAMES):
         agent.post(AlarmsChanged(()))  # alarms that all nodes share end when all nodes have said that they have none
         return

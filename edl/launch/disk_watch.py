@@ -45,14 +45,15 @@ class WatchedDirectory:
         return f"{self.what} {self.path}"
 
 
-def directories_of(settings: LaunchSettings) -> tuple[WatchedDirectory, ...]:
-    """The directories of this launcher that are on file systems; checkpoints on an object store are not."""
+def directories_of(settings: LaunchSettings, log_folder: str) -> tuple[WatchedDirectory, ...]:
+    """The directories of this launcher that are on file systems; checkpoints on an object store are not.
+    ``log_folder``: of this launch (``outputs.claim``); that of an earlier one may be deleted at any time."""
     found = []
     folder = settings.state.checkpoint_dir
     if folder and "://" not in folder:
         found.append(WatchedDirectory("checkpoint directory", folder, shared=True, checkpoints=True))
-    if settings.logs.folder:
-        found.append(WatchedDirectory("log directory", settings.logs.folder))
+    if log_folder:
+        found.append(WatchedDirectory("log directory", log_folder))
     found += [WatchedDirectory("synchronised directory", root) for root in settings.sync.roots]
     return tuple(found)
 

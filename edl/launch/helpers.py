@@ -401,7 +401,7 @@ async def _take_part(
         log(poll.reason)
         return int(ExitCode.OK)
     spec, token = found
-    host = settings.local_addr or address_towards(settings.store.endpoints[0])
+    host = settings.local_addr or address_towards(settings.store.endpoints)
     helpers = Helpers(HelperDeps(store, keys, spec.timeouts.lease_ttl_s, settings.node, host, log), make(spec, token))
     started.append(helpers)
     running = asyncio.ensure_future(helpers.run())

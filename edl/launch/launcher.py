@@ -8,6 +8,7 @@ import contextlib
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 from edl.adapters.etcd_room import keep_room
@@ -22,6 +23,7 @@ from edl.launch.leave_signals import SIGNALS, handled_signals
 from edl.launch.preemption_notices import Poller
 from edl.launch.registration import JobEnded, Registration
 from edl.launch.settings import LeaveSettings
+from edl.launch.temporary_files import keep_temporary
 from edl.master.candidate import Candidate
 from edl.master.history import KEPT
 from edl.master.shell import COMPANIONS_S, MasterShell
@@ -73,6 +75,10 @@ class LocalJobFile(Protocol):
 
     def write(self) -> None:
         """Create or replace the file."""
+        ...
+
+    def keep(self) -> None:
+        """Write the file again if somebody has removed it."""
         ...
 
     def remove(self) -> None:
@@ -129,6 +135,8 @@ class LauncherDeps:
     sidecars: Sequence[Sidecar] = ()
     """Other processes of this launcher, such as readers of data."""
     leave: LeaveSettings = field(default_factory=LeaveSettings)
+    temporary: Sequence[Path] = ()
+    """Files and folders of this launcher that programs which clean up temporary folders must not delete."""
     notices: Poller | None = None
     """Polls for notices that this host will be taken away; None: no polling."""
     worker_status: bool = False
@@ -182,6 +190,8 @@ class Launcher:
         stores = [asyncio.ensure_future(self._keep_member())]
         if deps.member is not None:
             stores.append(asyncio.ensure_future(keep_room(deps.member, deps.log)))
+        if deps.temporary:
+            stores.append(asyncio.ensure_future(keep_temporary(deps.temporary, deps.local_job)))
         notices = asyncio.ensure_future(self._look_for_notices())
         try:
             deps.candidate.registered(deps.registration.lease)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import tempfile
@@ -22,6 +23,8 @@ _TORCHRUNS = ("redirects", "tee", "local_ranks_filter", "duplicate_stdout_filter
 """torchrun's options about output that Paddle's launcher does not have."""
 KEPT_LAUNCHES = 100
 """Number of ended launches whose temporary log folders are kept."""
+LONGEST_NAME = 240
+"""Longest name of a launcher's folder in characters; file systems take 255 bytes, and numbers are appended."""
 _ESCAPED = "\0"
 """Stands for an escaped comma while a text is split."""
 
@@ -58,7 +61,8 @@ def log_plan(
     base = _base(options["log_dir"], layout, job)
     return LogPlan(
         **chosen,
-        folder=str(base / f"{job}_{node}") if base is not None else "",
+        folder=str(base / folder_name(job, node)) if base is not None else "",
+        temporary=not options["log_dir"] and layout is not LogLayout.PADDLE,
         redirects=redirects,
         tee=tee,
         redirect_all=redirect_all,
@@ -73,6 +77,13 @@ def log_plan(
         workers=max(1, slots),
         servers=servers,
     )
+
+
+def folder_name(job: str, node: str) -> str:
+    """The name of a launcher's folder: job and node, or the beginning of that and a digest if both are long."""
+    name = f"{job}_{node}"
+    digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - len(digest) - 1]}-{digest}"
 
 
 def server_folder(options: Mapping[str, Any]) -> str:

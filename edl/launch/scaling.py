@@ -12,7 +12,7 @@ from typing import Any
 from edl.adapters.clock import SystemClock
 from edl.adapters.local_jobs import local_jobs
 from edl.adapters.runtime_folder import runtime_folder
-from edl.config import environment
+from edl.config import LogPlan, environment
 from edl.job_records import SchedulerChoice
 from edl.launch.addresses import etcd_store
 from edl.launch.options import value_options
@@ -22,6 +22,7 @@ from edl.launch.settings import LaunchSettings
 from edl.ports import Store
 from edl.schedulers.deps import SchedulerDeps
 from edl.schedulers.port import Scheduler
+from edl.types import JobId
 from edl.watched_master import WatchedMaster
 
 Companions = Callable[[WatchedMaster], Sequence[Coroutine[Any, Any, None]]]
@@ -70,10 +71,10 @@ def scheduler_deps(
     log: Callable[[str], None],
 ) -> SchedulerDeps:
     """What a scheduler's adapter gets from the launcher."""
-    spec, logs = settings.spec, Path(settings.logs.folder).parent if settings.logs.folder else runtime_folder()
+    spec, elsewhere = settings.spec, wanted.kind != "process"
     named = () if settings.store.endpoints else endpoints  # only a private store's address must be added
-    fixed = {"--rdzv-id": spec.job, "--log-dir": str(logs) if settings.logs.folder else os.devnull}
-    elsewhere = wanted.kind != "process"
+    logs, fixed = _logs(settings.logs, elsewhere=elsewhere)
+    fixed["--rdzv-id"] = spec.job
     left_out = (*_THIS_NODE_ALONE, *(_THIS_HOST_ALONE if elsewhere else ()))
     return SchedulerDeps(
         wanted=wanted,
@@ -88,13 +89,29 @@ def scheduler_deps(
             **_ANY_RANK,
             **(_ANY_PORT if environment().get("EDL_HTTP_PORT") else {}),
         },
-        runtime_folder=runtime_folder() / f"{spec.job}.nodes",
+        runtime_folder=nodes_folder(spec.job),
         log_folder=logs,
         shutdown_s=spec.timeouts.shutdown_s,
         store=store,
         beside=lambda: _launchers_on_this_host(spec.job),
         open_store=lambda others: etcd_store(settings.store, others),
     )
+
+
+def _logs(plan: LogPlan, *, elsewhere: bool) -> tuple[Path, dict[str, str]]:
+    """The folder for the logs of other launchers, and their options about it. A launcher on another host finds neither
+    the temporary folder nor the runtime folder of this one, but the working directory."""
+    if elsewhere and plan.temporary:
+        return Path.cwd(), {}
+    if not plan.folder:
+        return Path.cwd() if elsewhere else runtime_folder(), {"--log-dir": os.devnull}
+    folder = Path(plan.folder).parent
+    return folder, {"--log-dir": str(folder)}
+
+
+def nodes_folder(job: JobId) -> Path:
+    """The folder of the files about launchers that the job's Masters have started on this host."""
+    return runtime_folder() / f"{job}.nodes"
 
 
 def _launchers_on_this_host(job: str) -> Mapping[int, str]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import email.utils
 import smtplib
+import socket
 import ssl
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -12,6 +14,9 @@ from email.message import EmailMessage
 
 from edl.errors import NotificationError
 from edl.notify.notification import Notification
+
+NAME_S = 2.0
+"""Seconds that the name server has for this host's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +70,13 @@ class Mail:
     @contextmanager
     def _session(self, limit_s: float) -> Iterator[smtplib.SMTP]:
         context = ssl.create_default_context()
+        here = "localhost"  # replaced below: by default smtplib asks the name server, however long that takes
         if self.tls:
-            session: smtplib.SMTP = smtplib.SMTP_SSL(self.host, self.port, timeout=limit_s, context=context)
+            session: smtplib.SMTP = smtplib.SMTP_SSL(self.host, self.port, here, timeout=limit_s, context=context)
         else:
-            session = smtplib.SMTP(self.host, self.port, timeout=limit_s)
+            session = smtplib.SMTP(self.host, self.port, here, timeout=limit_s)
         try:
+            session.local_hostname = _own_name() or _literal(session)
             session.ehlo()
             if not self.tls and session.has_extn("starttls"):
                 session.starttls(context=context)
@@ -98,6 +105,22 @@ class Mail:
         message["Auto-Submitted"] = "auto-generated"  # so that absence notes are not sent in answer
         message.set_content(notification.body)
         return message
+
+
+def _own_name() -> str:
+    """This host's full name; empty if it has none, or is not known within ``NAME_S``."""
+    found: list[str] = []
+    asking = threading.Thread(target=lambda: found.append(socket.getfqdn()), name="edl-name", daemon=True)
+    with suppress(RuntimeError):  # there can be no further thread at present
+        asking.start()
+        asking.join(NAME_S)
+    return found[0] if found and "." in found[0] else ""
+
+
+def _literal(session: smtplib.SMTP) -> str:
+    """This host's address as the mail server sees it, in the form that stands for a name (RFC 5321, 4.1.3)."""
+    address = session.sock.getsockname()[0] if session.sock is not None else "127.0.0.1"
+    return f"[IPv6:{address.partition('%')[0]}]" if ":" in address else f"[{address}]"
 
 
 def _listed(codes: set[int]) -> str:

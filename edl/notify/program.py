@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import subprocess
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import IO
 
 from edl.config import CREDENTIALS, environment
 from edl.errors import NotificationError
 from edl.notify.notification import Notification
+from edl.programs import LACKING, LOOK_S, TOO_MUCH, is_too_much, stream
 from edl.rendezvous.phrases import one_line
 
 MOST_SHOWN = 200
@@ -30,34 +32,40 @@ class NotifyProgram:
     def send(self, notification: Notification, now_s: float, limit_s: float) -> None:
         """Run the program to its end. Raises ``NotificationError`` if it cannot be started, exits with a status other
         than 0, or takes longer than ``limit_s``; then it is killed with all its child processes."""
-        # Files instead of pipes: a program may leave background processes behind, which would keep a pipe open.
-        with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as said:
-            given.write(notification.document() + b"\n")
-            given.seek(0)
-            try:
-                process = subprocess.Popen(
-                    [self.path],
-                    stdin=given,
-                    stdout=said,
-                    stderr=said,
-                    env=dict(self.environment),
-                    start_new_session=True,
-                )
-            except OSError as error:
-                raise NotificationError(f"it cannot be started: {error.strerror}", retry=False) from None
-            try:
-                status = process.wait(limit_s)
-            except subprocess.TimeoutExpired:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-                raise NotificationError(f"it took longer than {limit_s:g} s and was killed", retry=True) from None
-            if status:
-                how = f"was killed by signal {-status}" if status < 0 else f"exited with status {status}"
-                size = said.seek(0, os.SEEK_END)
-                said.seek(max(0, size - MOST_SHOWN))
-                text = one_line(said.read().decode(errors="replace")) or "nothing"
-                raise NotificationError(f"it {how} and said: {text}", retry=True)
+        try:
+            with stream(notification.document() + b"\n") as given, stream() as said:
+                self._run(given, said, limit_s)
+        except OSError as error:
+            text = f"it cannot be started: {error.strerror}"
+            raise NotificationError(text, retry=error.errno in LACKING) from None
+
+    def _run(self, given: IO[bytes], said: IO[bytes], limit_s: float) -> None:
+        process = subprocess.Popen(
+            [self.path], stdin=given, stdout=said, stderr=said, env=dict(self.environment), start_new_session=True
+        )
+        try:
+            status = _ended(process, said, limit_s)
+        except NotificationError:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            raise
+        if status:
+            how = f"was killed by signal {-status}" if status < 0 else f"exited with status {status}"
+            size = said.seek(0, os.SEEK_END)
+            said.seek(max(0, size - MOST_SHOWN))
+            text = one_line(said.read().decode(errors="replace")) or "nothing"
+            raise NotificationError(f"it {how} and said: {text}", retry=True)
+
+
+def _ended(process: subprocess.Popen[bytes], said: IO[bytes], limit_s: float) -> int:
+    """The program's exit status. Raises ``NotificationError`` if it must be killed."""
+    for _ in range(max(1, math.ceil(limit_s / LOOK_S))):
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(min(LOOK_S, limit_s))
+        if is_too_much(said):
+            raise NotificationError(f"it {TOO_MUCH} and was killed", retry=True)
+    raise NotificationError(f"it took longer than {limit_s:g} s and was killed", retry=True)
 
 
 def program_environment() -> dict[str, str]:

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import os
 import signal
-import tempfile
 from collections.abc import Mapping, Sequence
 from typing import IO
 
 from edl.errors import SchedulerError
+from edl.programs import LACKING, LOOK_S, TOO_MUCH, is_too_much, stream
 
 MOST_SHOWN = 400
 """Limit on the characters of a program's output in an error message; the end is kept."""
-MOST_READ = 4 * 1024 * 1024
-"""Limit on the bytes that are read from a program's output."""
-_LACKING = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.ETXTBSY)
-"""Errors of a host that has no process, memory, descriptor or space left, perhaps only for a moment."""
 
 
 class CommandFailed(SchedulerError):
@@ -37,20 +32,18 @@ async def call(
     """Run a program to its end; returns its standard output. ``written``: text for its standard input.
 
     Raises ``CommandFailed``, and ``SchedulerError`` if it cannot be started (``retry`` false, unless the host lacks
-    something for the moment) or takes longer than ``timeout_s``; then it is killed with all its child processes.
+    something for the moment), takes longer than ``timeout_s`` or prints too much; then it is killed with all its child
+    processes.
     """
     try:
         return await _called(command, timeout_s, environment, written)
     except OSError as error:
         text = f"{command[0]} cannot be started: {error.strerror}"
-        raise SchedulerError(text, retry=error.errno in _LACKING) from error
+        raise SchedulerError(text, retry=error.errno in LACKING) from error
 
 
 async def _called(command: Sequence[str], timeout_s: float, environment: Mapping[str, str] | None, written: str) -> str:
-    # Files instead of pipes: a program may leave background processes behind, which would keep a pipe open.
-    with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        stdin.write(written.encode())
-        stdin.seek(0)
+    with stream(written.encode()) as stdin, stream() as out, stream() as err:
         process = await asyncio.create_subprocess_exec(
             *command,
             stdin=stdin,
@@ -60,14 +53,14 @@ async def _called(command: Sequence[str], timeout_s: float, environment: Mapping
             start_new_session=True,
         )
         try:
-            await asyncio.wait_for(process.wait(), timeout_s)
-        except asyncio.TimeoutError:
-            raise SchedulerError(f"{command[0]} took longer than {timeout_s:g} s", retry=True) from None
+            why = await _ended(process, timeout_s, out, err)
         finally:
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 await process.wait()
+        if why:
+            raise SchedulerError(f"{command[0]} {why}", retry=True)
         if process.returncode:
             said = _shown(_read(err)) or _shown(_read(out)) or "nothing"
             code = process.returncode
@@ -76,9 +69,26 @@ async def _called(command: Sequence[str], timeout_s: float, environment: Mapping
         return _read(out).decode(errors="replace")
 
 
+async def _ended(process: asyncio.subprocess.Process, timeout_s: float, *printed: IO[bytes]) -> str:
+    """Wait until the program has ended; returns why it must not go on, or an empty text."""
+    ending = asyncio.ensure_future(process.wait())
+    until_s = asyncio.get_running_loop().time() + timeout_s
+    try:
+        while not ending.done():
+            left_s = until_s - asyncio.get_running_loop().time()
+            if left_s <= 0:
+                return f"took longer than {timeout_s:g} s"
+            await asyncio.wait({ending}, timeout=min(LOOK_S, left_s))
+            if is_too_much(*printed):
+                return TOO_MUCH
+    finally:
+        ending.cancel()
+    return ""
+
+
 def _read(file: IO[bytes]) -> bytes:
     file.seek(0)
-    return file.read(MOST_READ)
+    return file.read()
 
 
 def _shown(output: bytes) -> str:

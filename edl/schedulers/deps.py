@@ -81,7 +81,7 @@ class SchedulerDeps:
     runtime_folder: Path
     """Folder for small files that the next Master on this host must find. May not exist yet."""
     log_folder: Path
-    """Folder for the logs of launchers on this host. May not exist yet."""
+    """Folder for the logs of launchers that the adapter starts, on whichever host they run. May not exist yet."""
     shutdown_s: float
     """Seconds that workers may take to end (``--shutdown-timeout``)."""
     store: Store

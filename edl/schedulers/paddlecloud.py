@@ -32,6 +32,8 @@ SHOWN = 40
 """Limit on the length of a value, and of its quotation in a message, in characters."""
 RETRY_S = 1.0
 """Pause in seconds before a watch is started again after it has ended or failed."""
+REFUSED_S = 60.0
+"""The same after a refusal to watch the pods, which an operator may have ended by then."""
 TRIES = 5
 """Number of attempts to write the key while others write it as well."""
 _OURS = ("server", "paddlejob")
@@ -156,7 +158,7 @@ class PaddleCloud:
         found: asyncio.Queue[Observation | SchedulerError] = asyncio.Queue()
         tasks = [asyncio.ensure_future(self._watch_key(found))]
         if self._pods is not None:
-            tasks.append(asyncio.ensure_future(_watch_pods(self._pods, found)))
+            tasks.append(asyncio.ensure_future(_watch_pods(self._pods, found, self._log)))
         for task in tasks:
             task.add_done_callback(lambda ended: _report_end(ended, found))
         try:
@@ -258,15 +260,20 @@ def _report_end(ended: asyncio.Future[None], found: asyncio.Queue[Observation | 
         found.put_nowait(SchedulerError(f"the watch has ended: {error!r}", retry=True))
 
 
-async def _watch_pods(pods: Scheduler, found: asyncio.Queue[Observation | SchedulerError]) -> None:
-    """Report pods that will be removed, but no sizes, which come from the key. Ends if the pods cannot be watched:
-    that is optional."""
+async def _watch_pods(
+    pods: Scheduler, found: asyncio.Queue[Observation | SchedulerError], log: Callable[[str], None]
+) -> None:
+    """Report pods that will be removed, but no sizes, which come from the key."""
+    said = ""
     while True:
+        pause_s = RETRY_S
         try:
             async for observation in pods.watch():
                 if isinstance(observation, Disruption):
                     found.put_nowait(observation)
         except SchedulerError as error:
-            if not error.retry:
-                return
-        await asyncio.sleep(RETRY_S)
+            pause_s = RETRY_S if error.retry else REFUSED_S
+            if not error.retry and str(error) != said:
+                said = str(error)
+                log(f"{said} (retrying every {pause_s:g} s; notices of pods that will be removed come later)")
+        await asyncio.sleep(pause_s)

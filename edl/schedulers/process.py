@@ -70,11 +70,12 @@ class Started:
 
 
 def started_at(pid: int) -> str:
-    """A process's start time in clock ticks since boot; empty if it is not running."""
+    """A process's start time in clock ticks since boot; empty if it is not running. Raises ``OSError`` if that cannot
+    be found out."""
     try:
         # The name before the parenthesis can be any bytes.
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].decode().split()
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return ""
     return "" if fields[0] in "ZX" else fields[19]
 
@@ -153,14 +154,19 @@ class ProcessScheduler:
         return SchedulerSize(len(pids), len(beside), self._failed)
 
     def _started(self) -> list[Started]:
-        """The running launchers that have a file. Deletes the files of launchers that have ended."""
+        """The running launchers that have a file. Deletes the files of launchers that have ended. Raises
+        ``SchedulerError``."""
         found = []
-        for path in sorted(self._deps.runtime_folder.glob("*.json")):
-            one = _read(path)
-            if one is not None and one.alive:
-                found.append(one)
-            elif one is not None:
-                path.unlink(missing_ok=True)
+        try:
+            for path in sorted(self._deps.runtime_folder.glob("*.json")):
+                one = _read(path)
+                if one is not None and one.alive:
+                    found.append(one)
+                elif one is not None:
+                    path.unlink(missing_ok=True)
+        except OSError as error:  # such as no descriptor: that says nothing about the launchers
+            text = f"cannot look at the launchers on this host: {error.strerror}"
+            raise SchedulerError(text, retry=True) from error
         return found
 
     def _launch(self) -> None:
@@ -215,14 +221,15 @@ class ProcessScheduler:
 
 
 def _read(path: Path) -> Started | None:
-    """Parse a launcher's file; None: it has just been deleted. An invalid file gives a dead launcher."""
+    """Parse a launcher's file; None: it has just been deleted. An invalid file gives a dead launcher. Raises
+    ``OSError``."""
     try:
         fields = json.loads(path.read_text())
         node, since = str(fields["node"]), str(fields["since"])
         return Started(path, node, int(fields["index"]), int(fields["pid"]), since, bool(fields["starting"]))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, KeyError):  # edl did not write it
+    except (ValueError, TypeError, KeyError):  # edl did not write it
         return Started(path, "", -1, -1, DEAD)
 
 

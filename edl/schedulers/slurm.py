@@ -180,8 +180,12 @@ class Slurm:
 
     def _output(self) -> str:
         """The option for the log file. ``%`` in the folder's path is escaped, because it begins a placeholder."""
-        self._deps.log_folder.mkdir(parents=True, exist_ok=True)
-        return f"--output={str(self._deps.log_folder).replace('%', '%%')}/{PREFIX}%j.log"
+        folder = self._deps.log_folder
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise SchedulerError(f"cannot make the folder for Slurm's logs {folder}: {error}", retry=True) from error
+        return f"--output={str(folder).replace('%', '%%')}/{PREFIX}%j.log"
 
     def _own_script(self) -> str:
         """The batch script. The launcher derives the node's name from the job id."""

@@ -30,6 +30,11 @@ PAUSE_S = 0.5
 """Seconds between two scans, and between two requests to a node. Scans take at most a tenth of the time."""
 URGENT_PAUSE_S = 0.05
 """The same while workers wait."""
+LONGEST_PAUSE_S = 30.0
+"""Longest pause after copies from a node that have failed again and again; each is twice the previous one."""
+FREE_TRIES = 3
+"""Attempts to copy a file of which every byte counts as progress. Of later ones only bytes count that none has got to
+before: a file that never fits would let workers wait for ever."""
 WARN_S = 60.0
 """Seconds that a file may be in the middle of being written before the log says that its copy waits."""
 SPARE_S = 3.0
@@ -66,6 +71,21 @@ class _Peer:
     """Its port refuses connections: its launcher is dead, although the store may not know it yet."""
     failing_since_s: float | None = None
     warned: bool = False
+    failed_copies: int = 0
+    """Copies of files from there that have failed in a row."""
+
+
+@dataclass(slots=True)
+class _Tries:
+    """Attempts to copy one file."""
+
+    failed: int = 0
+    furthest: int = 0
+    """Most bytes that one of them has got."""
+
+    def gained(self, size: int, position: int) -> int:
+        """How many of ``size`` bytes, which end at ``position``, count as progress."""
+        return size if self.failed < FREE_TRIES else max(0, min(size, position - self.furthest))
 
 
 class DirectorySync:
@@ -93,6 +113,8 @@ class DirectorySync:
         self._peers: dict[NodeId, _Peer] = {}
         self._fetched: set[FileRecord] = set()
         """Being fetched right now, each from one node."""
+        self._tries: dict[FileRecord, _Tries] = {}
+        """Of files whose last copy has failed."""
         self._settled = self._alike = self._arrived_bytes = self._answers = 0
         self._urgent = 0
         """Number of calls that wait."""
@@ -182,6 +204,11 @@ class DirectorySync:
 
     def _pause(self, peer: _Peer) -> None:
         """Wait until the node is to be asked again."""
+        again = peer.failed_copies - FREE_TRIES
+        if again >= 0:
+            pause_s = min(LONGEST_PAUSE_S, PAUSE_S * 2.0 ** min(again, 16))
+            self._changed.wait_for(lambda: peer.gone or self._closed, pause_s)
+            return
         urgent = self._urgent > 0
         pause_s = URGENT_PAUSE_S if urgent else PAUSE_S
         self._changed.wait_for(lambda: peer.gone or self._closed or (not urgent and self._urgent > 0), pause_s)
@@ -262,20 +289,32 @@ class DirectorySync:
                     self._fetched.difference_update(wanted)
 
     def _fetch(self, peer: _Peer, record: FileRecord, path: str) -> bool:
+        tries, position = self._tries.get(record, _Tries()), 0
+
         def arrived(size: int) -> None:
+            nonlocal position
             with self._changed:
-                self._arrived_bytes += size
+                position += size
+                self._arrived_bytes += tries.gained(size, position)
                 if peer.gone or self._closed:
                     raise CheckpointError(f"node {peer.address.node} has left")
 
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            request = messages.record_to(record)
-            return self._copies.fetch(peer.address.host, peer.address.port, request, descriptor, arrived)
-        except CheckpointError as error:
-            raise CheckpointError(f"{self._tree.locate(record.path)}: {error}") from error
+            found = self._copies.fetch(
+                peer.address.host, peer.address.port, messages.record_to(record), descriptor, arrived
+            )
+        except BaseException as error:
+            peer.failed_copies += 1
+            self._tries[record] = _Tries(tries.failed + 1, max(tries.furthest, position))
+            if isinstance(error, CheckpointError):
+                raise CheckpointError(f"{self._tree.locate(record.path)}: {error}") from error
+            raise
         finally:
             os.close(descriptor)
+        peer.failed_copies = 0
+        self._tries.pop(record, None)
+        return found
 
     # --- this node's own files ---------------------------------------------------------------------------------------
 

@@ -229,30 +229,42 @@ class Web:
 
 
 class Tls:
-    """An SSL context whose certificate, key and client CAs are reread when the files change."""
+    """Certificate, key and client CAs for new connections, reread when the files change. ``context`` is for the
+    listener, which never gets another one; each connection continues with the newest."""
 
     def __init__(self, settings: HttpSettings, log: Callable[[str], None]) -> None:
         self._settings = settings
         self._log = log
-        self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
         self.mutual = bool(settings.client_ca)
+        self.context = self._newest = self._load()
+        self.context.sni_callback = self._continue_with_newest
         self._stamps: tuple[tuple[int, int], ...] = ()
         self._problem = ""
         """The last logged error."""
         self.loads = 1
         """How often the files have been read."""
-        load(self.context, settings)
         self._stamps = self._stat()
+
+    def _load(self) -> ssl.SSLContext:
+        """A context with what the files contain now: a certificate authority cannot be removed from an old one. Raises
+        ``SettingError``."""
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        load(context, self._settings)
+        if self.mutual:
+            context.num_tickets = 0  # a client would not have to present its certificate again
+        return context
+
+    def _continue_with_newest(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
+        """Called at the beginning of each handshake, whether or not the client has named a host."""
+        connection.context = self._newest
 
     def refresh(self) -> None:
         """Reread the files if they have changed; new connections use their content. Blocks on the file system."""
         try:
             stamps = self._stat()
             if stamps != self._stamps:
-                # A load that fails leaves its context without a key: the first one is for trial.
-                load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self._settings)
-                load(self.context, self._settings)
+                self._newest = self._load()
                 self._stamps, self._problem = stamps, ""
                 self.loads += 1
                 self._log("HTTP: the certificates have changed; new connections use them")

@@ -22,6 +22,10 @@ AGAIN = 1.25
 """Factor on the reserve that must be free before logging resumes."""
 LOOK_BYTES = MIB
 """Bytes written between two checks; a quarter of the reserve if that is less."""
+LOOK_S = 10.0
+"""Seconds between two looks at whether a file is still in its place, and between two attempts to open it."""
+NO_SPACE, NOT_WRITABLE = "the disk had no space for them", "the file could not be written"
+"""Why lines are missing in a file."""
 
 
 class LogAdmission(Protocol):
@@ -104,13 +108,16 @@ class Bounds:
     """Called with the number of bytes written."""
     parted: Callable[[Path, int], Path] = lambda path, size: path
     """Called when a file is full, with its size; returns its new name."""
+    wall_clock_s: Callable[[], float] = lambda: 0.0
+    """Called by the writer thread, too."""
 
 
 UNBOUNDED = Bounds(Roomy())
 
 
 class LogFile:
-    """A log file. If writing fails or the writer thread falls behind, output is dropped, which is reported once."""
+    """A log file. If writing fails or the writer thread falls behind, output is dropped, which is reported once. A file
+    that another program has moved or deleted is begun anew."""
 
     def __init__(
         self, path: Path | None, scribe: Scribe, warn: Callable[[str], None], bounds: Bounds = UNBOUNDED
@@ -125,10 +132,13 @@ class LogFile:
         """Bytes since the file was begun."""
         self._file: RawIOBase | None = None
         self._left_out = 0
-        """Lines dropped for lack of disk space."""
-        self._full = self._torn = False
-        """The last write failed because the disk or the quota was full; it has left a part of a line. These attributes
-        are for the writer thread only."""
+        """Lines that could not be written since the last one that was."""
+        self._why = NO_SPACE
+        """Why that was so last."""
+        self._failed = self._torn = False
+        """The last write has failed; it has left a part of a line."""
+        self._looked_s = 0.0
+        """When the file was last looked after. These attributes are for the writer thread only."""
         if path is not None:
             scribe.do(self._open)
 
@@ -174,11 +184,32 @@ class LogFile:
 
     def _open(self) -> None:
         assert self._path is not None  # noqa: S101 - only called with a file
+        self._looked_s = self._bounds.wall_clock_s()
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._file = open(self._path, "ab", 0)  # noqa: SIM115 - stays open as long as the stream
         except OSError as error:
             self._complain(error)
+
+    def _look_after(self) -> None:
+        """Open the file anew from time to time if it is not in its place, or could not be opened or written."""
+        now_s = self._bounds.wall_clock_s()
+        if 0 <= now_s - self._looked_s < LOOK_S:  # less than 0: the clock was put back
+            return
+        self._looked_s = now_s
+        if self._file is not None and not self._in_place(self._file):
+            self._close()
+        if self._file is None:
+            self._open()
+
+    def _in_place(self, file: RawIOBase) -> bool:
+        assert self._path is not None  # noqa: S101 - only called with a file
+        try:
+            return os.path.samestat(os.fstat(file.fileno()), os.stat(self._path))
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return True  # the write itself reports what is wrong
 
     def _rotate(self, path: Path, target: Path) -> None:
         if self._file is None:
@@ -190,25 +221,29 @@ class LogFile:
         self._write(f"[edl: older lines are in {target.name}]\n".encode(), 0)
 
     def _write(self, text: bytes, lines: int) -> None:
+        self._look_after()
         if self._file is None:
+            self._leave_out(lines, NOT_WRITABLE)
             return
         if not self._bounds.room.admits(len(text)):
-            self._left_out += lines
+            self._leave_out(lines, NO_SPACE)
             return
         if self._left_out:
-            missing = b"[edl: %d lines are missing here, the disk had no space for them]\n" % self._left_out
+            missing = f"[edl: {self._left_out} lines are missing here, {self._why}]\n".encode()
             text = b"\n" * self._torn + missing + text
         try:
             self._put(self._file, text)
         except OSError as error:
-            if is_full(error):
-                self._left_out += lines
-                self._note_full(error)
-            else:
-                self._complain(error)
+            self._leave_out(lines, NO_SPACE if is_full(error) else NOT_WRITABLE)
+            self._complain(error)
+            if not is_full(error):
                 self._close()
             return
-        self._left_out, self._full, self._torn = 0, False, False
+        self._left_out, self._failed, self._torn = 0, False, False
+
+    def _leave_out(self, lines: int, why: str) -> None:
+        self._left_out += lines
+        self._why = why
 
     def _put(self, file: RawIOBase, text: bytes) -> None:
         left = memoryview(text)
@@ -219,14 +254,6 @@ class LogFile:
                 self._torn |= 0 < len(left) < len(text)
                 raise
 
-    def _note_full(self, error: OSError) -> None:
-        if not self._full:
-            self._warn_from_scribe(
-                f"cannot write the log file {self._path} ({error.strerror}): training continues, this worker's lines "
-                "are lost until there is space. Free some space or choose another --log-dir"
-            )
-        self._full = True
-
     def _close(self) -> None:
         if self._file is not None:
             with contextlib.suppress(OSError):  # closing flushes, and flushing may be what failed
@@ -234,7 +261,10 @@ class LogFile:
             self._file = None
 
     def _complain(self, error: OSError) -> None:
-        self._warn_from_scribe(
-            f"cannot write the log file {self._path} ({error.strerror}): training continues, "
-            "this worker's output is lost until the next round. Free some space or choose another --log-dir"
-        )
+        until = "there is space. Free some space" if is_full(error) else "it can be written. Look at its disk"
+        if not self._failed:
+            self._warn_from_scribe(
+                f"cannot write the log file {self._path} ({error.strerror}): training continues, this worker's lines "
+                f"are lost until {until}, or choose another --log-dir"
+            )
+        self._failed = True

@@ -247,7 +247,9 @@ class Outputs:
             self._pieces.part(round_folder, str(part), size)
             return part
 
-        return Bounds(self._room, self._part_bytes, took, parted) if self._room is not None else UNBOUNDED
+        if self._room is None:
+            return UNBOUNDED
+        return Bounds(self._room, self._part_bytes, took, parted, self._wall_clock_s)
 
     def log_dir(self, files: WorkerFiles) -> str:
         """The log folder passed to a worker (``PADDLE_LOG_DIR``)."""

@@ -423,6 +423,9 @@ class _NoFile:
     def write(self) -> None:
         """Does nothing: the simulator does not use it."""
 
+    def keep(self) -> None:
+        """Does nothing: the simulator does not use it."""
+
     def remove(self) -> None:
         """Does nothing: the simulator does not use it."""
 

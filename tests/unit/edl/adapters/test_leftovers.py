@@ -76,3 +76,12 @@ def test_processes_of_another_container_are_not_to_be_seen_from_here(
     assert sweep(left.parent) == []
     monkeypatch.setattr(leftovers, "_where", lambda: ["another boot", namespace])
     assert sweep(left.parent) == [left], "the host has been rebooted since"
+
+
+@pytest.mark.parametrize("change", [{"host": "another"}, {"host": None}])
+def test_processes_of_another_host_are_not_to_be_seen_from_here(left: Path, change: dict[str, object]) -> None:
+    """A temporary directory on a file server. The first pid namespace has the same number on all hosts."""
+    owner = json.loads((left / OWNER).read_text())
+    boot, namespace = owner["where"]
+    (left / OWNER).write_text(json.dumps({**owner, "where": [f"not {boot}", namespace], **change}))
+    assert sweep(left.parent) == []

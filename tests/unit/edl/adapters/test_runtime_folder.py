@@ -66,7 +66,7 @@ def test_the_endpoint_of_a_socket(tmp_path: Path) -> None:
     assert endpoint == "unix:/t%20m%2Cp/edl-1/store-x/client:0"
     assert parse_endpoints(f"{endpoint},h:1") == (endpoint, "h:1")
     assert plan_members([endpoint]) == ()
-    assert address_towards(endpoint) == "127.0.0.1"
+    assert address_towards([endpoint]) == "127.0.0.1"
 
 
 def test_a_store_at_somebody_elses_socket_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

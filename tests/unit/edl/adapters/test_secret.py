@@ -199,3 +199,10 @@ def test_a_clock_that_is_off_by_an_hour_or_a_year_changes_nothing() -> None:
         for off in (timedelta(hours=1), timedelta(days=366)):
             now = datetime.now(timezone.utc)
             assert certificate.not_valid_before_utc < now - off and now + off < certificate.not_valid_after_utc
+
+
+def test_a_key_needs_no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a full one, members that answer would seem to be silent."""
+    monkeypatch.setattr("tempfile.tempdir", "/no/such/folder")
+    identity = identity_of(Secret(b"x" * 32))
+    assert identity.context().get_ca_certs()

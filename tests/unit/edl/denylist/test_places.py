@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -75,5 +77,34 @@ def test_a_place_that_cannot_be_used_is_named(tmp_path: Path) -> None:
         for call in calls:
             with pytest.raises(DenylistError, match=r"the denylist in .*file cannot be used: Not a directory"):
                 await call()
+
+    asyncio.run(body())
+
+
+class ClosedFiles(PlainFiles):
+    """A folder in which one file belongs to a user who lets nobody read it."""
+
+    closed = ""
+
+    def read(self, name: str) -> bytes:
+        if name == self.closed:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), name)
+        return super().read(name)
+
+
+def test_an_entry_that_only_another_user_may_read_does_not_hide_the_others(tmp_path: Path) -> None:
+    async def body() -> None:
+        files = ClosedFiles(tmp_path)
+        place = FilesDenylist(files, asyncio.to_thread)
+        await place.put(DEVICE)
+        await place.put(HOST)
+        assert len(await place.entries()) == 2
+        assert place.left_out == ""
+        files.closed = "host%2Frack-3%2F...json"
+        assert await place.entries() == [DEVICE]
+        assert place.left_out == (
+            f"1 file of the denylist in {tmp_path} does not count, because this user may not read it "
+            "(host%2Frack-3%2F...json: Permission denied): run chmod a+r there"
+        )
 
     asyncio.run(body())

@@ -20,11 +20,13 @@ from tests.unit.edl.denylist.test_plan import dropped, entry, status
 class MemoryPlace:
     """A place in memory, which may be out of order."""
 
-    where, look_s = "the place", 0.0
+    where, look_s, left_out = "the place", 0.0, ""
 
     def __init__(self, *entries: DenylistEntry) -> None:
         self.held = {one.name: one for one in entries}
         self.broken = False
+        self.fixed: set[str] = set()
+        """Names of entries that cannot be removed."""
 
     async def entries(self) -> Sequence[DenylistEntry]:
         if self.broken:
@@ -35,6 +37,8 @@ class MemoryPlace:
         self.held[one.name] = one
 
     async def remove(self, name: str) -> None:
+        if name in self.fixed:
+            raise DenylistError("the denylist in the place cannot be used: Operation not permitted")
         self.held.pop(name, None)
 
 
@@ -149,5 +153,33 @@ def test_a_device_that_is_bad_again_after_it_was_used_is_listed_again() -> None:
         del place.held["device/G7"]  # by hand
         await one.look()
         assert not place.held, "not against somebody's will"
+
+    asyncio.run(body())
+
+
+def test_an_outdated_entry_that_only_another_user_can_remove_does_no_harm() -> None:
+    async def body() -> None:
+        log: list[str] = []
+        outdated = [entry(device=name, run="run9", until_s=1.0) for name in ("G1", "G2")]
+        master, place = Boss(status(dropped(device="G7"))), MemoryPlace(*outdated)
+        place.fixed = {"device/G1"}
+        await companion(master, place, log).look()
+        assert list(place.held) == ["device/G1", "device/G7"]
+        assert master.values == {"denylist": "device/G7"}
+
+    asyncio.run(body())
+
+
+def test_entries_that_cannot_be_read_are_reported_once() -> None:
+    async def body() -> None:
+        log: list[str] = []
+        master, place = Boss(status()), MemoryPlace()
+        place.left_out = "1 entry does not count"
+        working = asyncio.create_task(companion(master, place, log).run())
+        await until(lambda: bool(log))
+        await turns()
+        master.statuses = [status(phase="ended")]
+        await working
+        assert log == ["1 entry does not count"]
 
     asyncio.run(body())

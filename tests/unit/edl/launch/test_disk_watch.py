@@ -7,14 +7,18 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from edl.adapters.clock import SystemClock
 from edl.adapters.disk_probe import DiskProbe
 from edl.adapters.system_threads import SYSTEM_THREADS
-from edl.launch.disk_watch import DiskWatch, WatchedDirectory
+from edl.agent.workers.outputs import claim
+from edl.config import LogPlan
+from edl.launch.disk_watch import DiskWatch, WatchedDirectory, directories_of
+from edl.launch.settings import LaunchSettings
 from edl.types import NodeId
 from edl.watch.table import WatchLimits
 from edl.wire.alarm import Alarm
@@ -132,3 +136,14 @@ def test_without_further_threads_it_is_blind_and_goes_on(tmp_path: Path) -> None
     probe = DiskProbe(str(tmp_path), ".probe", FullSystem())
     probe.begin(lambda: asked.append(True), write=True)
     assert (asked, probe.result().error) == ([True], "no further thread can be started to ask it")
+
+
+def test_the_second_launch_of_a_job_on_a_node_watches_its_own_log_folder(tmp_path: Path) -> None:
+    """That of the first one is deleted when there are too many logs, and its absence is no trouble of the disk."""
+    plan = LogPlan(str(tmp_path / "job_a"))
+    claim(plan)
+    logs = claim(plan)
+    sync, state = SimpleNamespace(roots=["/sync"]), SimpleNamespace(checkpoint_dir="/ckpt")
+    settings = cast(LaunchSettings, SimpleNamespace(sync=sync, state=state, logs=plan))
+    found = directories_of(settings, logs.folder)
+    assert [one.path for one in found] == ["/ckpt", str(tmp_path / "job_a.2"), "/sync"]

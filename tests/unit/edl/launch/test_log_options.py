@@ -16,7 +16,7 @@ from edl.agent.workers.log_paths import server_log
 from edl.config import LogLayout, LogPlan, StreamTarget
 from edl.errors import SettingError
 from edl.launch import log_options
-from edl.launch.log_options import log_plan, remarks, server_folder, stream_map, texts
+from edl.launch.log_options import folder_name, log_plan, remarks, server_folder, stream_map, texts
 from edl.launch.options import launcher_options
 from edl.ports import CommandKind, WorkerCommand
 
@@ -55,7 +55,7 @@ class TestFolder:
         made = plan()
         assert Path(made.folder).parent.name.startswith("edl-job-")
         assert Path(made.folder).parent.is_dir()
-        assert made == LogPlan(made.folder, workers=4)
+        assert made == LogPlan(made.folder, temporary=True, workers=4)
 
     def test_of_temporary_ones_those_stay_whose_launcher_lives(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -214,3 +214,12 @@ class TestLayout:
         assert server_folder(given("--log-layout=paddle", f"--log-dir={os.devnull}")) == ""
         assert server_folder(given("--log-dir=logs")) == ""
         assert server_log("/log", 3) == "/log/serverlog.3" and server_log("", 3) == ""
+
+
+def test_the_longest_names_still_name_a_folder(tmp_path: Path) -> None:
+    """A file system takes 255 bytes; a number is appended for later launches."""
+    names = {folder_name("j" * 128, node * 128) for node in "ab"}
+    for name in names:
+        (tmp_path / f"{name}.100").mkdir()
+    assert len(names) == 2
+    assert folder_name("job", "a") == "job_a"

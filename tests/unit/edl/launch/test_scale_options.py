@@ -234,6 +234,24 @@ class TestAnotherLauncher:
         assert passed("process") == {"EDL_HTTP_PORT": "0", "EDL_HOST_ID": "h1", "EDL_RACK": "r1"}
         assert passed("slurm") == {"EDL_HTTP_PORT": "0"}, "a Master there serves HTTP, too"
 
+    @pytest.mark.parametrize("logs", [(), ("--log-dir=/dev/null",)])
+    def test_a_folder_of_this_host_is_not_for_the_logs_of_others(self, logs: tuple[str, ...], folder: Path) -> None:
+        """Slurm ends a job at once whose output it cannot write, and the Master would submit the next one."""
+        there = scaling.scheduler_deps(read(*logs, "train.py"), SchedulerChoice("slurm"), cast(Store, None), (), print)
+        assert there.log_folder == Path.cwd() == folder
+        assert [text for text in there.launcher if text.startswith("--log-dir")] == list(logs)
+        given = scaling.scheduler_deps(
+            read("--log-dir=logs", "train.py"), SchedulerChoice("slurm"), cast(Store, None), (), print
+        )
+        assert given.log_folder == folder / "logs"
+        assert f"--log-dir={folder / 'logs'}" in given.launcher
+
+    def test_launchers_on_this_host_share_its_log_folder(self) -> None:
+        settings = read("train.py")
+        here = scaling.scheduler_deps(settings, SchedulerChoice("process"), cast(Store, None), (), print)
+        assert here.log_folder == Path(settings.logs.folder).parent
+        assert f"--log-dir={here.log_folder}" in here.launcher
+
     def test_more_options_go_before_the_script(self) -> None:
         line = with_options(("python", "-m", "edl.launch", "--a", "train.py", "-b"), "--node-id=n")
         assert line == ["python", "-m", "edl.launch", "--node-id=n", "--a", "train.py", "-b"]

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import hmac
 import json
 import os
 import socket
+import threading
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 
 from edl.errors import NotificationError
+from edl.notify import mail
 from edl.notify.addresses import channel
 from edl.notify.notification import Notification
 from edl.wire.severity import Severity
@@ -114,6 +118,28 @@ class TestMail:
             channel(f"smtp://{sink.place}/?from=edl@example.com&to=a@example.com", {}).send(NOTE, 0.0, LIMIT_S)
             assert len(sink.messages) == 1
 
+    def test_names_are_not_waited_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The mail server needs this host's name for little, and the name server may be away."""
+        answers = threading.Event()
+
+        def getfqdn(name: str = "") -> str:
+            answers.wait()
+            return "alpha.example.com"
+
+        monkeypatch.setattr(socket, "getfqdn", getfqdn)
+        monkeypatch.setattr(mail, "NAME_S", 0.01, raising=False)
+        with mail_sink() as sink:
+            sending = threading.Thread(
+                target=channel(f"smtp://{sink.place}/?from=edl@example.com&to=a@example.com", {}).send,
+                args=(NOTE, 0.0, LIMIT_S),
+                daemon=True,
+            )
+            sending.start()
+            sending.join(LIMIT_S)
+            answers.set()
+            assert not sending.is_alive()
+            assert len(sink.messages) == 1
+
     def test_a_password_is_not_sent_in_the_clear(self) -> None:
         with mail_sink() as sink:
             url = f"smtp://user:secret@{sink.place}/?from=edl@example.com&to=a@example.com"
@@ -153,6 +179,29 @@ class TestProgram:
             channel(f"exec:{program}", dict(os.environ)).send(NOTE, 0.0, 2.0)
         child = int((tmp_path / "pid").read_text())
         until(lambda: not alive(child), "the end of the child")
+
+    def test_no_disk_is_needed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """That the disk is full may be what the notification says."""
+        monkeypatch.setattr("tempfile.tempdir", "/no/such/folder")
+        channel(f"exec:{script(tmp_path, 'cat')}", dict(os.environ)).send(NOTE, 0.0, LIMIT_S)
+
+    @pytest.mark.parametrize(("number", "retry"), [(errno.EAGAIN, True), (errno.ENOMEM, True), (errno.ENOENT, False)])
+    def test_what_the_host_lacks_now_it_may_have_later(
+        self, number: int, retry: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        program = channel(f"exec:{script(tmp_path, 'cat')}", {})
+
+        def refused(*_: Any, **__: Any) -> NoReturn:
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr("subprocess.Popen", refused)
+        with pytest.raises(NotificationError, match=os.strerror(number)) as raised:
+            program.send(NOTE, 0.0, LIMIT_S)
+        assert raised.value.retry is retry
+
+    def test_output_without_an_end_is_cut_off(self, tmp_path: Path) -> None:
+        with pytest.raises(NotificationError, match="it printed more than 4 MiB and was killed"):
+            channel(f"exec:{script(tmp_path, 'exec yes')}", dict(os.environ)).send(NOTE, 0.0, LIMIT_S)
 
     def test_it_sees_the_given_environment_only(self, tmp_path: Path) -> None:
         program = script(tmp_path, f"/usr/bin/env > {tmp_path}/env")

@@ -35,12 +35,24 @@ def test_what_the_host_lacks_now_it_may_have_later(number: int, monkeypatch: pyt
     assert str(found) == f"squeue cannot be started: {os.strerror(number)}"
 
 
-@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOSPC])
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOMEM])
 def test_no_file_for_the_output(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "TemporaryFile", refusing(number))
+    monkeypatch.setattr(os, "memfd_create", refusing(number))
     found = failure("squeue", "--me")
     assert found.retry
     assert "squeue cannot be started" in str(found)
+
+
+def test_no_disk_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program whose output a full disk has cut off would seem to list fewer nodes."""
+    monkeypatch.setattr(tempfile, "tempdir", "/no/such/folder")
+    assert asyncio.run(call(["cat"], 60, written="3 nodes\n")) == "3 nodes\n"
+
+
+def test_output_without_an_end_is_cut_off() -> None:
+    found = failure("yes")
+    assert found.retry
+    assert str(found) == "yes printed more than 4 MiB"
 
 
 def test_a_program_that_is_not_there_will_not_come() -> None:

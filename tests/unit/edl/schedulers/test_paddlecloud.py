@@ -284,3 +284,25 @@ def test_a_paddlejob_is_checked_and_made_as_its_own_adapter_says(tmp_path: Path)
 
     asyncio.run(scenario())
     assert told.store.read_now(key_of("job")).entries == ()  # type: ignore[attr-defined]
+
+
+def test_pods_that_may_not_be_seen_for_a_while_are_watched_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paddlecloud, "REFUSED_S", 0, raising=False)
+
+    class Refused(Pods):
+        refusals = 2
+
+        async def watch(self) -> AsyncIterator[Observation]:
+            self.refusals -= 1
+            if self.refusals >= 0:
+                raise SchedulerError("403", retry=False)
+            yield Disruption("train-worker-1", "evicted")
+            await asyncio.Event().wait()
+
+    async def scenario(on: Setup) -> None:
+        async for observation in on.cloud.watch():
+            if isinstance(observation, Disruption):
+                return
+
+    said = play(scenario, pods=Refused()).said
+    assert said == ["403 (retrying every 0 s; notices of pods that will be removed come later)"]

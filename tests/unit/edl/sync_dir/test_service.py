@@ -1,15 +1,27 @@
-"""The synchronised directories of a node whose system has no thread left."""
+"""The synchronised directories of a node whose system has no thread left, and of one whose disk takes no more."""
 
 from __future__ import annotations
 
+import itertools
 import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from edl.adapters.clock import SystemClock
+from edl.errors import CheckpointError
+from edl.sync_dir import messages, service
+from edl.sync_dir.index import FileRecord, FileVersion
+from edl.sync_dir.messages import PeerReport
 from edl.sync_dir.service import DirectorySync, PeerAddress
+from edl.sync_dir.tree import SyncedTree
+from edl.testing.clock import FakeClock
 from edl.types import NodeId
+
+LIMIT_S = 60.0
+MODEL = FileRecord("0/model.pt", FileVersion(2, 0, NodeId("b")), 10, 1, 0o644)
 
 
 def test_a_node_that_could_not_be_followed_is_followed_later(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,3 +41,66 @@ def test_a_node_that_could_not_be_followed_is_followed_later(monkeypatch: pytest
         sync.meet(others)
     sync.meet(others)
     assert started == ["edl-sync-b"]
+
+
+class FullQuota:
+    """Node b has a file, of which a half fits on the disk here. Each attempt takes a second."""
+
+    def __init__(self, clock: FakeClock, fits_at_last: int = 10**9) -> None:
+        self._clock = clock
+        self._fits_at_last = fits_at_last
+        self.attempts = itertools.count(1)
+        self.last = 0
+
+    def changes(self, host: str, port: int, request: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
+        return messages.report_to(PeerReport("b's life", 1, settled=9, alike=9)), messages.records_to([MODEL])
+
+    def fetch(
+        self, host: str, port: int, request: Mapping[str, Any], descriptor: int, arrived: Callable[[int], None]
+    ) -> bool:
+        self.last = next(self.attempts)
+        arrived(5)
+        self._clock.advance(1.0)
+        if self.last < self._fits_at_last:
+            raise CheckpointError("cannot write here: Disk quota exceeded")
+        arrived(5)
+        return True
+
+
+def alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copies: FullQuota, clock: FakeClock) -> Exception | None:
+    """Wait for node b's files on node a, at most for 20 seconds of the clock without progress; returns the error."""
+    monkeypatch.setattr(service, "PAUSE_S", 0.001)
+    monkeypatch.setattr(service, "LONGEST_PAUSE_S", 0.002, raising=False)
+    tree = SyncedTree([str(tmp_path)], NodeId("a"), "life", lambda: 10**18, print)
+    sync = DirectorySync(NodeId("a"), "life", tree, cast(Any, copies), clock, print)
+    errors: list[Exception] = []
+    cancelled = threading.Event()
+
+    def wait() -> None:
+        try:
+            sync.alike(1, [NodeId("a"), NodeId("b")], 20.0, cancelled)
+        except CheckpointError as error:
+            errors.append(error)
+
+    sync.open()
+    sync.meet([PeerAddress(NodeId("b"), "b", 1)])
+    waiting = threading.Thread(target=wait, daemon=True)
+    waiting.start()
+    waiting.join(LIMIT_S)
+    ended = not waiting.is_alive()
+    cancelled.set()
+    sync.close()
+    assert ended, f"it still waits after {copies.last} attempts"
+    return errors[0] if errors else None
+
+
+def test_a_file_that_never_fits_ends_the_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Quotas are not seen before. The same bytes again and again are no progress."""
+    clock = FakeClock()
+    error = alike(tmp_path, monkeypatch, FullQuota(clock), clock)
+    assert "nothing has moved for 20 s" in str(error) and "Disk quota exceeded" in str(error)
+
+
+def test_a_file_that_fits_at_last_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = FakeClock()
+    assert alike(tmp_path, monkeypatch, FullQuota(clock, fits_at_last=5), clock) is None

@@ -190,6 +190,31 @@ def test_a_certificate_that_changes_is_read_again(made: Path, tmp_path: Path) ->
 
 
 @openssl
+def test_an_authority_that_is_removed_does_not_count_any_more(made: Path, tmp_path: Path) -> None:
+    authorities = tmp_path / "ca.pem"
+    shutil.copy(made / "client.pem", authorities)
+    pem, key = str(made / "server.pem"), str(made / "server.key")
+
+    async def scenario(on: Setup) -> None:
+        async def is_heard(name: str) -> bool:
+            try:
+                async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=of(made, name))) as client:
+                    return (await client.get(f"{on.web.url}/healthz")).status == 200
+            except aiohttp.ClientError:
+                return False
+
+        assert (await is_heard("client"), await is_heard("stranger")) == (True, False)
+        shutil.copy(made / "stranger.pem", authorities)
+        while "have changed" not in on.log[-1]:
+            on.now_s += 10.0
+            await asyncio.sleep(0.001)
+        assert (await is_heard("client"), await is_heard("stranger")) == (False, True)
+
+    limits = HttpLimits(rate=1e6, burst=1e6, certificates_s=0.001)
+    play(scenario, HttpSettings(0, cert=pem, key=key, client_ca=str(authorities)), limits, tls=of(made, "client"))
+
+
+@openssl
 def test_launchers_with_the_same_certificate_relay_to_each_other(made: Path) -> None:
     async def scenario(on: Setup) -> None:
         relay = {"Edl-Relay": "1"}

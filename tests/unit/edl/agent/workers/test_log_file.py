@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from edl.agent.workers.log_file import Bounds, LogFile, LogRoom
+from edl.agent.workers.log_file import LOOK_S, Bounds, LogFile, LogRoom
 from edl.agent.workers.writer_thread import Scribe
 
 BLOCK = 4096
@@ -139,3 +140,79 @@ class TestFile:
             tmp_path / "stdout.log.4"
         ).read_text() == "[edl: older lines are in stdout.log.3]\nline 0006\nline 0007\n"
         assert (tmp_path / "stdout.log").read_text().endswith("line 0008\nline 0009\n")
+
+    def test_a_file_that_another_program_has_moved_or_deleted_is_begun_anew(self, tmp_path: Path) -> None:
+        path, now = tmp_path / "attempt" / "stdout.log", Now()
+
+        def scenario(scribe: Scribe) -> None:
+            file = LogFile(path, scribe, print, Bounds(Room(), wall_clock_s=now))
+            file.write([b"1"])
+            wait(scribe)
+            path.rename(tmp_path / "rotated")
+            file.write([b"2"])
+            wait(scribe)
+            now.s += LOOK_S
+            file.write([b"3"])
+            wait(scribe)
+            path.unlink()
+            path.parent.rmdir()
+            now.s += LOOK_S
+            file.write([b"4"])
+            file.close()
+
+        play(scenario)
+        assert (tmp_path / "rotated").read_text() == "1\n2\n"
+        assert path.read_text() == "4\n"
+
+    def test_a_file_that_could_not_be_written_is_continued(self, tmp_path: Path) -> None:
+        path, now, said = tmp_path / "logs" / "stdout.log", Now(), list[str]()
+
+        def scenario(scribe: Scribe) -> None:
+            (tmp_path / "logs").write_text("in the way of the folder")
+            file = LogFile(path, scribe, said.append, Bounds(Room(), wall_clock_s=now))
+            for number in range(3):
+                file.write([b"line %d" % number])
+                wait(scribe)
+                now.s += LOOK_S
+            (tmp_path / "logs").unlink()
+            file.write([b"line 3"])
+            file.close()
+
+        play(scenario)
+        missing = "[edl: 3 lines are missing here, the file could not be written]"
+        assert path.read_text().splitlines() == [missing, "line 3"]
+        assert len(said) == 1 and "until it can be written" in said[0]
+
+    def test_lines_that_are_lost_meanwhile_are_counted(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        path, now, said = tmp_path / "stdout.log", Now(), list[str]()
+
+        def scenario(scribe: Scribe) -> None:
+            file = LogFile(path, scribe, said.append, Bounds(Room(), wall_clock_s=now))
+            file.write([b"1"])
+            wait(scribe)
+            with monkeypatch.context() as broken:
+                broken.setattr(LogFile, "_put", failing)
+                file.write([b"2", b"3"])
+                wait(scribe)
+            file.write([b"4"])
+            wait(scribe)
+            now.s += LOOK_S
+            file.write([b"5"])
+            file.close()
+
+        play(scenario)
+        assert path.read_text() == "1\n[edl: 3 lines are missing here, the file could not be written]\n5\n"
+        assert len(said) == 1 and os.strerror(errno.ESTALE) in said[0]
+
+
+class Now:
+    """A clock that stands still."""
+
+    s = 1000.0
+
+    def __call__(self) -> float:
+        return self.s
+
+
+def failing(*_: object) -> None:
+    raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
