@@ -144,10 +144,18 @@ def load_optimizer(optimizer: torch.optim.Optimizer, plain: Mapping[str, Any], o
 
 
 def formatted(kept: Any, optimizer: torch.optim.Optimizer) -> Any:
-    """A saved state whose tensors have the memory formats of their parameters, which a snapshot does not keep: fused
-    optimizers read both as they lie in memory. Changes ``kept``; an unknown structure is left as it is."""
+    """A saved state whose tensors are as the optimizer would have them, which a snapshot does not keep. Changes
+    ``kept``; an unknown structure is left as it is.
+
+    Options of groups, such as a learning rate, are on the devices of those in their places. Tensors of parameters have
+    the parameters' memory formats: fused optimizers read both as they lie in memory.
+    """
+    if not isinstance(kept, dict):
+        return kept
+    if isinstance(groups := kept.get("param_groups"), list):
+        kept["param_groups"] = placed(groups, optimizer.param_groups)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    state = kept.get("state") if isinstance(kept, dict) else None
+    state = kept.get("state")
     for number, of_one in state.items() if isinstance(state, dict) else ():
         if not isinstance(of_one, dict) or not isinstance(number, int) or not 0 <= number < len(parameters):
             continue

@@ -348,6 +348,37 @@ def test_tensors_of_an_extra_state_are_put_where_the_script_had_them(
     assert any(found is live and plain.keys() == live.keys() for plain, found in asked)
 
 
+class OwnWay(torch.optim.SGD):  # type: ignore[misc,name-defined]
+    """Loads its state in a way of its own."""
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        super().load_state_dict(state_dict)
+
+
+@pytest.mark.parametrize(("kind", "sharded"), [(torch.optim.SGD, False), (OwnWay, False), (torch.optim.SGD, True)])
+def test_a_learning_rate_that_is_a_tensor_is_put_where_it_was(
+    kind: Any, sharded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a card, where a captured step reads it."""
+    asked: list[tuple[Any, Any]] = []
+    put = loading.placed
+
+    def placed(plain: Any, live: Any) -> Any:
+        asked.append((plain, live))
+        return put(plain, live)
+
+    monkeypatch.setattr(loading, "placed", placed)
+    model = torch.nn.Linear(2, 1)
+    made: list[Any] = [kind(model.parameters(), lr=torch.tensor(rate)) for rate in (0.5, 0.25)]
+    kept = copy.deepcopy(made[0].state_dict())
+    (group,) = made[1].param_groups
+    live = group["lr"]
+    load = sharding.load_local_parts if sharded else lambda name, *rest: loading.load_optimizer(*rest)
+    load("optimizer", made[1], kept, copy.deepcopy)
+    assert any(found is live and float(plain) == 0.5 for plain, found in asked)
+    assert float(made[1].param_groups[0]["lr"]) == 0.5
+
+
 @pytest.mark.parametrize("sharded", [False, True])
 def test_tensors_of_a_scripts_own_object_are_put_where_they_were(
     sharded: bool, monkeypatch: pytest.MonkeyPatch
