@@ -119,8 +119,7 @@ def _is_from(function: Any, modules: tuple[str, ...]) -> bool:
 
 def load_optimizer(optimizer: torch.optim.Optimizer, plain: Mapping[str, Any], owned: Owned) -> None:
     """Like ``load_state_dict``, but fills the existing tensors, and frees the others before it creates new ones."""
-    own_way = type(optimizer).load_state_dict is not torch.optim.Optimizer.load_state_dict
-    if own_way or getattr(optimizer, _LOADING_HOOKS, None) or getattr(optimizer, _CAPTURING_HOOKS, None):
+    if not _keeps_as_torch(optimizer):
         optimizer.load_state_dict(formatted(owned(plain), optimizer))  # the meaning of its keys is unknown
         return
     groups = [placed(part, live) for part, live in _pairs(plain["param_groups"], optimizer.param_groups, owned)]
@@ -139,8 +138,35 @@ def load_optimizer(optimizer: torch.optim.Optimizer, plain: Mapping[str, Any], o
     optimizer.state = defaultdict(dict)  # frees the tensors that are not filled
     fill(matched.values())
     state = {number: _given(part, matched, parameters.get(number), owned) for number, part in plain["state"].items()}
-    optimizer.load_state_dict({**owned({k: v for k, v in plain.items() if k not in ("state", "param_groups")}),
-                               "state": state, "param_groups": groups})  # fmt: skip
+    rest = owned({key: part for key, part in plain.items() if key not in ("state", "param_groups")})
+    give_optimizer(optimizer, {**rest, "state": state, "param_groups": groups})
+
+
+def give_optimizer(optimizer: torch.optim.Optimizer, kept: Mapping[str, Any]) -> None:
+    """Call ``load_state_dict``. Single numbers, such as the product of NAdam's momenta, keep their type: torch converts
+    them to the parameter's, and what 16 bits round away is lost to all further steps."""
+    optimizer.load_state_dict(dict(kept))
+    if not _keeps_as_torch(optimizer):
+        return
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for number, of_one in kept["state"].items():
+        if not isinstance(number, int) or not isinstance(of_one, dict):
+            continue
+        live = optimizer.state[parameters[number]]
+        for key, part in of_one.items():
+            if _is_number(part, parameters[number]) and part.dtype != live[key].dtype:
+                live[key] = part.to(live[key].device)
+
+
+def _keeps_as_torch(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the optimizer's state is kept and loaded by torch's own methods alone."""
+    own_way = type(optimizer).load_state_dict is not torch.optim.Optimizer.load_state_dict
+    return not (own_way or getattr(optimizer, _LOADING_HOOKS, None) or getattr(optimizer, _CAPTURING_HOOKS, None))
+
+
+def _is_number(part: Any, parameter: torch.Tensor) -> bool:
+    """Whether an entry of a parameter's state is a number that belongs to the parameter as a whole."""
+    return isinstance(part, torch.Tensor) and part.dim() == 0 and parameter.dim() > 0
 
 
 def formatted(kept: Any, optimizer: torch.optim.Optimizer) -> Any:
@@ -195,8 +221,9 @@ def _match(
 
 
 def _dtype(plain: torch.Tensor, parameter: torch.Tensor, key: Any) -> torch.dtype:
-    """The type to which ``load_state_dict`` converts a tensor."""
-    return parameter.dtype if key != "step" and parameter.is_floating_point() else plain.dtype
+    """The type to which ``give_optimizer`` converts a tensor."""
+    kept = key == "step" or not parameter.is_floating_point() or _is_number(plain, parameter)
+    return plain.dtype if kept else parameter.dtype
 
 
 def _keep_apart(matched: dict[int, tuple[torch.Tensor, torch.Tensor]], parameters: Iterable[torch.Tensor]) -> None:

@@ -348,6 +348,55 @@ def test_tensors_of_an_extra_state_are_put_where_the_script_had_them(
     assert any(found is live and plain.keys() == live.keys() for plain, found in asked)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("kind", [torch.optim.NAdam, torch.optim.ASGD])
+@pytest.mark.parametrize("where", ["new", "trained", "sharded"])
+def test_numbers_of_an_optimizer_keep_their_type(where: str, kind: Any, dtype: Any) -> None:
+    """torch gives them that of the parameters, so that a training goes on in another way than without a fault."""
+
+    def made() -> tuple[Any, Any]:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(3, 4, bias=False), torch.nn.Linear(4, 1, bias=False)).to(dtype)
+        return model, kind(model.parameters(), lr=0.001)
+
+    def train(model: Any, optimizer: Any, first: int) -> None:
+        for number in range(first, first + 5):
+            optimizer.zero_grad()
+            (model(torch.full((1, 3), 1.0 / (number + 1), dtype=dtype)) ** 2).mean().backward()
+            optimizer.step()
+
+    (model, optimizer), (other, loaded) = made(), made()
+    train(model, optimizer, 0)
+    if where == "trained":
+        train(other, loaded, 9)
+    other.load_state_dict(model.state_dict())
+    load = sharding.load_local_parts if where == "sharded" else lambda name, *rest: loading.load_optimizer(*rest)
+    load("optimizer", loaded, copy.deepcopy(optimizer.state_dict()), copy.deepcopy)
+    for _ in range(2):
+        pairs = [
+            (optimizer.state[one], loaded.state[two])
+            for one, two in zip(model.parameters(), other.parameters(), strict=True)
+        ]
+        for ours, theirs in pairs:
+            assert {key: (part.dtype, part.tolist()) for key, part in theirs.items()} == {
+                key: (part.dtype, part.tolist()) for key, part in ours.items()
+            }
+        train(model, optimizer, 5)
+        train(other, loaded, 5)
+    assert same(list(model.parameters()), list(other.parameters()))
+
+
+def test_the_state_of_a_parameter_that_is_a_number_is_converted_as_by_torch() -> None:
+    weight = torch.nn.Parameter(torch.tensor(1.0))
+    optimizer = torch.optim.Adam([weight])
+    weight.grad = torch.tensor(0.5)
+    optimizer.step()
+    half = torch.optim.Adam([torch.nn.Parameter(torch.tensor(1.0, dtype=torch.bfloat16))])
+    loading.load_optimizer(half, copy.deepcopy(optimizer.state_dict()), copy.deepcopy)
+    ((of_one,),) = [half.state.values()]
+    assert (of_one["exp_avg"].dtype, of_one["step"].dtype) == (torch.bfloat16, torch.float32)
+
+
 class OwnWay(torch.optim.SGD):  # type: ignore[misc,name-defined]
     """Loads its state in a way of its own."""
 
