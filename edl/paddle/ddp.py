@@ -58,7 +58,6 @@ class Parallel(_nn.Layer):  # type: ignore[misc]
         _made += 1
         self._order = _made
         self._syncs = True
-        self._agreed: weakref.ref[Ring] | None = None
         self._flat: dict[tuple[str, int], Any] = {}
         self.training = layer.training
 
@@ -111,14 +110,17 @@ class Parallel(_nn.Layer):  # type: ignore[misc]
         watch.model = weakref.ref(self)
         watch.add(self.layer.parameters())
         ring = group.current()
-        if ring is not None and (self._agreed is None or self._agreed() is not ring):
+        if ring is not None and (watch.agreed is None or watch.agreed() is not ring):
+            if watch.agreed is not None:  # what an interrupted step has left; restoring clears it in the state only
+                for parameter in self.layer.parameters():
+                    parameter.clear_gradient(False)
             # New world: ranks that have initialized their own values take those of rank 0. Restored values are equal
             # anyway.
             if ring.world_size > 1:
                 with _all_or_nobody(ring):
                     for tensor in (*self.layer.parameters(), *self.layer.buffers()):
                         broadcast(tensor)
-            self._agreed = weakref.ref(ring)
+            watch.agreed = weakref.ref(ring)
 
     # --- after the pass ------------------------------------------------------------------------------------------
 
@@ -235,11 +237,13 @@ def _average_sparse(ring: Ring, parameter: Any, gradient: Any) -> None:
 
 
 class _Watch:
-    """The hooks on the parameters of a layer: one on each, for whichever wrapper the layer was called through last.
-    Scripts may wrap it in each round, and hooks cannot be removed."""
+    """What a layer keeps for all wrappers that scripts make of it, perhaps one in each round. Its parameters have one
+    hook each, for the wrapper that was called last: hooks cannot be removed."""
 
     def __init__(self) -> None:
         self.model: weakref.ref[Parallel] | None = None
+        self.agreed: weakref.ref[Ring] | None = None
+        """The ring over which all ranks have taken the same values."""
         self._hooked: dict[int, Any] = {}
 
     def add(self, parameters: list[Any]) -> None:

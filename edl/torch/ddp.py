@@ -16,12 +16,15 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from edl.errors import StateError
 from edl.torch import backward_end
 from edl.worker import session as sessions
 
 _armed: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
 _equal = False
 """Whether all workers have restored the same state."""
+_LASTING = ("mixed_precision", "delay_all_reduce_named_params")
+"""Options of ``DistributedDataParallel``, both of them experiments of torch."""
 _TAKES_INIT_SYNC = "init_sync" in inspect.signature(DistributedDataParallel.__init__).parameters
 
 
@@ -30,24 +33,34 @@ def parallel(model: torch.nn.Module, **options: Any) -> DistributedDataParallel:
 
     Call it inside ``train``, once per round, on the plain model. Parameters are sent from rank 0 when a job starts
     without a checkpoint, and of a model that is not all in the ``State``; otherwise all workers have restored the same
-    values. ``device_ids`` is set automatically on CUDA.
+    values. ``device_ids`` is set automatically on CUDA. Raises ``StateError`` for options that leave something on the
+    model when their world ends.
     """
+    if lasting := [name for name in _LASTING if options.get(name) is not None]:
+        raise StateError(
+            f"edl.parallel({lasting[0]}=…): DistributedDataParallel would hook the model for it, and the hooks outlive "
+            "the world and its group; leave it out (for mixed precision use torch.autocast)"
+        )
     if isinstance(model, DistributedDataParallel):
         model = model.module
     device = next((parameter.device for parameter in model.parameters()), None)
     if device is not None and device.type == "cuda":
         options.setdefault("device_ids", [device.index])
-    if _equal and _TAKES_INIT_SYNC and _is_kept(model):
+    session = sessions.opened()
+    state: Any = session.state if session is not None else None
+    if state is not None and not state._keeps(model.parameters()):
+        # They are new in a worker that has joined, and trained in the rest, where an interrupted step has left
+        # gradients.
+        model.zero_grad(set_to_none=True)
+    elif state is not None and _equal and _TAKES_INIT_SYNC and not _sends_once(model, options):
         options.setdefault("init_sync", False)
     return _InOrder(model, **options)
 
 
-def _is_kept(model: torch.nn.Module) -> bool:
-    """Whether the state of this process keeps all parameters of the model. Others are new in a worker that has joined,
-    and trained in the rest."""
-    session = sessions.opened()
-    state: Any = session.state if session is not None else None
-    return state is not None and state._keeps(model.parameters())
+def _sends_once(model: torch.nn.Module, options: dict[str, Any]) -> bool:
+    """Whether the model has buffers that no state keeps, and that are sent when the wrapper is made only."""
+    outside = any(module._non_persistent_buffers_set for module in model.modules())
+    return outside and options.get("forward_sync_buffers") is False
 
 
 class _InOrder(DistributedDataParallel):

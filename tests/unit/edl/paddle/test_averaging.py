@@ -167,6 +167,20 @@ def test_a_layer_that_was_wrapped_before_is_averaged_once(pair: Pair, monkeypatc
     assert layer.weight.grad.reshape([-1]).tolist() == [2.0, 2.0]
 
 
+def test_gradients_of_an_interrupted_step_do_not_last(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in a layer that is not in the state."""
+    layer = nn.Linear(2, 1, bias_attr=False)
+    group.use(None)
+    monkeypatch.setattr(ddp, "broadcast", lambda tensor: None)
+    earlier = Ring(0, 1, [""], TOKEN, 0)
+    for ring, expected in ((earlier, 1.0), (earlier, 2.0), (pair.ring, 1.0)):
+        group.use(ring)
+        model = edl.paddle.parallel(layer)
+        with model.no_sync():
+            model(paddle.ones([1, 2])).sum().backward()
+        assert layer.weight.grad.reshape([-1]).tolist() == [expected] * 2
+
+
 def test_parameters_that_were_frozen_for_a_while_have_one_hook(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[object] = []
     monkeypatch.setattr(ddp, "_came", calls.append)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ torch = pytest.importorskip("torch")
 
 from torch._C._distributed_c10d import HashStore  # noqa: E402
 
+from edl.errors import StateError  # noqa: E402
 from edl.torch import ddp  # noqa: E402
 from edl.torch.accumulation import TorchModel  # noqa: E402
 from edl.torch.state import State  # noqa: E402
@@ -53,6 +55,46 @@ def test_what_is_not_in_the_state_is_sent_from_the_first(
     assert [id(one) for one in sent] == [id(one) for one in (models[3:] if restored else models)]
     ddp.parallel(other, init_sync=False)
     assert len(sent) == (4 if restored else 7), "the script's word counts"
+
+
+def test_gradients_of_an_interrupted_step_do_not_last_in_a_model_outside_of_the_state(session: Session) -> None:
+    kept, other = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    session.state = State(model=kept)
+    for model in (kept, other):
+        model(torch.ones(1, 2)).sum().backward()
+    wrapper = ddp.parallel(other)
+    wrapper(torch.ones(1, 2)).sum().backward()
+    assert other.weight.grad.tolist() == [[1.0] * 2] * 2
+    ddp.parallel(kept)
+    assert kept.weight.grad is not None, "restoring clears these"
+
+
+@pytest.mark.parametrize("name", ["mixed_precision", "delay_all_reduce_named_params"])
+def test_options_whose_hooks_outlive_the_world_are_refused(name: str) -> None:
+    with pytest.raises(StateError, match=rf"edl.parallel\({name}=…\)"):
+        ddp.parallel(torch.nn.Linear(2, 2), **{name: []})
+
+
+@pytest.mark.skipif(
+    "forward_sync_buffers" not in inspect.signature(torch.nn.parallel.DistributedDataParallel).parameters,
+    reason="this torch has no such option",
+)
+def test_buffers_that_no_state_keeps_are_sent_where_forward_passes_do_not(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[Any] = []
+    monkeypatch.setattr(ddp, "_equal", True)
+    monkeypatch.setattr(
+        "torch.nn.parallel.distributed._sync_module_states", lambda *args, module, **options: sent.append(module)
+    )
+    model = torch.nn.Linear(2, 2)
+    session.state = State(model=model)
+    ddp.parallel(model, forward_sync_buffers=False)
+    model.register_buffer("noise", torch.ones(2), persistent=False)
+    ddp.parallel(model)
+    assert not sent
+    ddp.parallel(model, forward_sync_buffers=False)
+    assert sent == [model]
 
 
 def test_accumulate_finds_the_wrapper_inside_a_compiled_model(session: Session) -> None:
