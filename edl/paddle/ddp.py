@@ -28,7 +28,7 @@ _ALONE_BYTES = 1 << 20
 """A gradient of at least this size is averaged in place; smaller ones are gathered first."""
 _KINDS = ("float32", "float16", "bfloat16", "float64")
 _SPARSE = 128
-_WATCH = "_edl_watch"
+_HOOKS = "_edl_hooks"
 
 _nn: Any = paddle.nn
 _backward = threading.local()
@@ -106,12 +106,12 @@ class Parallel(_nn.Layer):  # type: ignore[misc]
     # --- before the pass -----------------------------------------------------------------------------------------
 
     def _prepare(self) -> None:
-        watch = vars(self.layer).setdefault(_WATCH, _Watch())
-        watch.model = weakref.ref(self)
-        watch.add(self.layer.parameters())
+        hooks = vars(self.layer).setdefault(_HOOKS, _LayerHooks())
+        hooks.model = weakref.ref(self)
+        hooks.add(self.layer.parameters())
         ring = group.current()
-        if ring is not None and (watch.agreed is None or watch.agreed() is not ring):
-            if watch.agreed is not None:  # what an interrupted step has left; restoring clears it in the state only
+        if ring is not None and (hooks.agreed is None or hooks.agreed() is not ring):
+            if hooks.agreed is not None:  # what an interrupted step has left; restoring clears it in the state only
                 for parameter in self.layer.parameters():
                     parameter.clear_gradient(False)
             # New world: ranks that have initialized their own values take those of rank 0. Restored values are equal
@@ -120,7 +120,7 @@ class Parallel(_nn.Layer):  # type: ignore[misc]
                 with _all_or_nobody(ring):
                     for tensor in (*self.layer.parameters(), *self.layer.buffers()):
                         broadcast(tensor)
-            watch.agreed = weakref.ref(ring)
+            hooks.agreed = weakref.ref(ring)
 
     # --- after the pass ------------------------------------------------------------------------------------------
 
@@ -236,7 +236,7 @@ def _average_sparse(ring: Ring, parameter: Any, gradient: Any) -> None:
     selected.sync_index()
 
 
-class _Watch:
+class _LayerHooks:
     """What a layer keeps for all wrappers that scripts make of it, perhaps one in each round. Its parameters have one
     hook each, for the wrapper that was called last: hooks cannot be removed."""
 
@@ -256,12 +256,12 @@ class _Watch:
                     parameter._register_backward_hook(functools.partial(_came, self))
 
     def __reduce__(self) -> Any:
-        return _Watch, ()  # a copy of the layer has parameters of its own
+        return _LayerHooks, ()  # a copy of the layer has parameters of its own
 
 
-def _came(watch: _Watch) -> None:
+def _came(hooks: _LayerHooks) -> None:
     """Called by the engine from C++, so the script could not catch an exception raised here."""
-    model = watch.model() if watch.model is not None else None
+    model = hooks.model() if hooks.model is not None else None
     if model is not None and model._syncs:
         _touched().add(model)
 

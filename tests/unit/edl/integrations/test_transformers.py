@@ -220,6 +220,8 @@ def test_a_trainer_without_arguments_is_on_the_workers_own_gpu(
 
     taken: list[Any] = []
     monkeypatch.chdir(tmp_path)
+    no_group = SimpleNamespace(distributed=SimpleNamespace(is_initialized=lambda: False))
+    monkeypatch.setattr(trainers, "torch", no_group)  # another test may have left a group
     monkeypatch.setattr(trainers, "take_own_gpu", lambda *found: taken.append(found))
     monkeypatch.setattr(Trainer, "train", Trainer.train)
     monkeypatch.setattr(Trainer, "__init__", Trainer.__init__)
