@@ -386,6 +386,55 @@ def test_numbers_of_an_optimizer_keep_their_type(where: str, kind: Any, dtype: A
     assert same(list(model.parameters()), list(other.parameters()))
 
 
+class Wide(torch.optim.Optimizer):  # type: ignore[misc,name-defined]
+    """As optimizers outside of torch do: an average in 32 bits of parameters in 16, a mask, and counts."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+
+    def step(self, closure: Any = None) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            state = self.state[parameter]
+            if not state:
+                state["average"] = torch.zeros(parameter.shape)
+                state["counts"] = torch.full(parameter.shape, 1000, dtype=torch.int64)
+                state["seen"] = [torch.zeros(parameter.shape, dtype=torch.bool)]
+            state["average"].lerp_(parameter.grad.float(), 0.01)
+            state["counts"].add_(1)
+            state["seen"][0].logical_or_(parameter.grad > 0)
+            with torch.no_grad():
+                parameter.add_(state["average"].to(parameter.dtype), alpha=-1.0)
+
+
+@pytest.mark.parametrize("where", ["new", "trained", "sharded"])
+def test_the_state_of_optimizers_that_are_not_of_torch_keeps_its_types(where: str) -> None:
+    def made() -> tuple[Any, Any]:
+        weight = torch.nn.Parameter(torch.linspace(-1, 1, 6, dtype=torch.bfloat16))
+        return weight, Wide([weight])
+
+    def train(weight: Any, optimizer: Any, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        for _ in range(4):
+            weight.grad = torch.randn(6, generator=generator).to(torch.bfloat16)
+            optimizer.step()
+
+    (weight, optimizer), (other, loaded) = made(), made()
+    train(weight, optimizer, 0)
+    if where == "trained":
+        train(other, loaded, 1)
+    other.data.copy_(weight.data)
+    kept = copy.deepcopy(optimizer.state_dict())
+    load = sharding.load_local_parts if where == "sharded" else lambda name, *rest: loading.load_optimizer(*rest)
+    before = [id(one) for one in tensors(list(loaded.state.values()))]
+    load("optimizer", loaded, copy.deepcopy(kept), copy.deepcopy)
+    assert not before or before == [id(one) for one in tensors(list(loaded.state.values()))], "filled in place"
+    assert same(loaded.state_dict(), kept)
+    train(weight, optimizer, 2)
+    train(other, loaded, 2)
+    assert same(loaded.state_dict(), optimizer.state_dict())
+    assert same([other], [weight])
+
+
 def test_the_state_of_a_parameter_that_is_a_number_is_converted_as_by_torch() -> None:
     weight = torch.nn.Parameter(torch.tensor(1.0))
     optimizer = torch.optim.Adam([weight])
