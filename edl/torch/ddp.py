@@ -23,6 +23,8 @@ from edl.worker import session as sessions
 _armed: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
 _equal = False
 """Whether all workers have restored the same state."""
+_FROZEN = "_edl_frozen"
+"""The attribute with the parameters, and their names, that were frozen when a wrapper was made."""
 _LASTING = ("mixed_precision", "delay_all_reduce_named_params")
 """Options of ``DistributedDataParallel``, both of them experiments of torch."""
 _TAKES_INIT_SYNC = "init_sync" in inspect.signature(DistributedDataParallel.__init__).parameters
@@ -107,10 +109,35 @@ def arm(begins_from_nothing: bool) -> None:
     def remembering(self: DistributedDataParallel, *arguments: Any, **named: Any) -> None:
         original(self, *arguments, **named)
         _armed.add(self)
+        vars(self)[_FROZEN] = _not_averaged(self)
         backward_end.note(self)
 
     remembering._edl_remembers = True  # type: ignore[attr-defined]
     DistributedDataParallel.__init__ = remembering  # type: ignore[method-assign]
+
+
+def _not_averaged(ddp: DistributedDataParallel) -> list[tuple[str, torch.nn.Parameter]]:
+    ignored = ddp.parameters_to_ignore
+    return [(name, one) for name, one in ddp.module.named_parameters() if not one.requires_grad and name not in ignored]
+
+
+def check_trained(event: str) -> None:
+    """Raise ``StateError`` if a parameter is trained that was frozen when its model was wrapped: the wrapper does not
+    average its gradients, and each worker goes its own way. ``event``: what is to happen now."""
+    wrapped = [one for one in _armed if one.process_group is not None and one.process_group.size() > 1]
+    found = {id(one): name for ddp in wrapped for name, one in vars(ddp)[_FROZEN] if one.requires_grad}
+    if not found:
+        return
+    for ddp in wrapped:  # one of them may have been made after the change
+        frozen = {id(one) for _, one in vars(ddp)[_FROZEN]}
+        for one in ddp.module.parameters():
+            if id(one) not in frozen:
+                found.pop(id(one), None)
+    if found:
+        raise StateError(
+            f"{event}: {next(iter(found.values()))} is trained, and was frozen when the model was wrapped, so that its "
+            "gradients are not averaged over the workers: wrap the model again after such a change, edl.parallel(model)"
+        )
 
 
 def disarm(next_round: int) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -32,6 +34,7 @@ def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
     monkeypatch.setattr(sessions, "_current", made)
     torch.distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     yield made
+    gc.collect()  # wrappers should not outlive their group
     torch.distributed.destroy_process_group()
 
 
@@ -67,6 +70,40 @@ def test_gradients_of_an_interrupted_step_do_not_last_in_a_model_outside_of_the_
     assert other.weight.grad.tolist() == [[1.0] * 2] * 2
     ddp.parallel(kept)
     assert kept.weight.grad is not None, "restoring clears these"
+
+
+def test_a_parameter_that_is_trained_from_now_on_has_to_be_wrapped_again(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each worker would train it on its own."""
+    monkeypatch.setattr(torch.nn.parallel.DistributedDataParallel, "__init__", _without_arming())
+    monkeypatch.setattr(ddp, "_armed", weakref.WeakSet())
+    ddp.arm(begins_from_nothing=False)
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    model[0].requires_grad_(False)
+    state, wrappers = State(model=model), [ddp.parallel(model)]
+
+    def commit(workers: int) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(torch.distributed.ProcessGroup, "size", lambda self: workers)
+            state._check_equal("commit()")
+
+    commit(2)
+    model[0].bias.requires_grad_(True)
+    commit(1)
+    with pytest.raises(StateError, match=r"commit\(\): 0.bias is trained, and was frozen .* wrap the model again"):
+        commit(2)
+    wrappers.append(ddp.parallel(model))
+    commit(2)
+    model[0].weight.requires_grad_(True)
+    with pytest.raises(StateError, match="weight is trained"):
+        commit(2)
+    ddp.disarm(1)  # before the group ends: the errors keep the wrappers for a while
+
+
+def _without_arming() -> Any:
+    original = torch.nn.parallel.DistributedDataParallel.__init__
+    return getattr(original, "__wrapped__", original)
 
 
 @pytest.mark.parametrize("name", ["mixed_precision", "delay_all_reduce_named_params"])
