@@ -14,13 +14,16 @@ class CurrentStep:
     """The micro-batches of one step that the script has not received yet, each with its share in the step."""
 
     def __init__(
-        self, parts: Sequence[tuple[Any, int]], total: int, logical: Sequence[int], ready: ReadyStep | None
+        self, parts: Sequence[tuple[Any, int]], total: int, logical: Sequence[int], full: int, ready: ReadyStep | None
     ) -> None:
         """``parts``: micro-batches with their number of samples, of ``total`` samples of all workers. ``logical``: the
-        logical rank of each. ``ready``: the step that they come from; None for padding."""
+        logical rank of each. ``full``: the total of a full step. ``ready``: the step that they come from; None for
+        padding."""
         self.ready = ready
-        shares = (Share(samples, total, index, len(parts), logical[index]) for index, (_, samples) in enumerate(parts))
-        self._parts = collections.deque(zip((batch for batch, _ in parts), shares, strict=True))
+        self._parts = collections.deque(
+            (batch, Share(samples, total, index, len(parts), logical[index], full))
+            for index, (batch, samples) in enumerate(parts)
+        )
 
     @property
     def first(self) -> Any:

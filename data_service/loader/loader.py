@@ -317,7 +317,7 @@ class Loader(IndependentLoader):
         else:
             parts = self._padding_parts(step.samples[place.rank], prefetcher)
         logical = self._plan.logical(place.rank) if not self._independent else (-1,)
-        self._step = CurrentStep(parts, max(1, sum(step.samples)), logical, ready)
+        self._step = CurrentStep(parts, max(1, sum(step.samples)), logical, self._plan.global_batch, ready)
         return True
 
     def _padding_parts(self, samples: int, prefetcher: Prefetcher) -> list[tuple[Any, int]]:

@@ -24,7 +24,8 @@ class TitanTraining:
         refuse(config)
         self._config = config
         self._trainer: Any = None
-        numbers = edl.RandomState()
+        # Tensor parallelism is the innermost dimension of torchtitan's meshes: its ranks are consecutive.
+        numbers = edl.RandomState(model_parallel=config.parallelism.tensor_parallel_degree)
         self._boundary = StepBoundary(numbers, save_every)
         self._state = edl.State(build=self._build, copy_every=copy_every, random=numbers)
 
@@ -55,9 +56,11 @@ class TitanTraining:
             _count_tokens(trainer)
         self._boundary.enter(trainer.step)
         goes_on = trainer.should_continue_training
+        more = True
 
         def before_step() -> bool:
             """torchtitan asks whether to continue when all work of a step is done: validation, its checkpoint."""
+            nonlocal more
             more = bool(goes_on())
             self._before_step(trainer, more)
             return more
@@ -68,6 +71,8 @@ class TitanTraining:
                 replacing(trainer.checkpointer, {"load": _nothing} if restored else {}),
             ):
                 trainer.train()
+            if more:
+                self._out_of_data(trainer)
         finally:
             trainer.close()
         return trainer
@@ -83,6 +88,11 @@ class TitanTraining:
                 self._boundary.commit(self._state, trainer.step)
             else:
                 self._boundary.finish(self._state)
+
+    def _out_of_data(self, trainer: Any) -> None:
+        """The data ended before the steps did: torchtitan has counted the step that it then canceled."""
+        trainer.step = self._boundary.committed
+        self._boundary.finish(self._state)
 
 
 def _count_tokens(trainer: Any) -> None:

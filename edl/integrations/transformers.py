@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import os
@@ -14,7 +13,7 @@ try:
     import accelerate
     import torch
     import transformers
-    from transformers import Trainer, TrainerCallback
+    from transformers import Trainer, TrainerCallback, TrainingArguments
 
     from edl.integrations.trainer_bridge import TrainerBridge
     from edl.integrations.trainer_world import take_own_gpu
@@ -83,12 +82,15 @@ def _intercept(local_rank: int) -> None:
 
     @functools.wraps(create)
     def created(self: Any, *arguments: Any, **named: Any) -> None:
-        args = inspect.signature(create).bind(self, *arguments, **named).arguments.get("args")
-        if args is not None and not torch.distributed.is_initialized():
+        call = inspect.signature(create).bind(self, *arguments, **named)
+        args = call.arguments.get("args")
+        if args is None:
+            args = call.arguments["args"] = TrainingArguments(output_dir="tmp_trainer")  # as the trainer does
+        if not torch.distributed.is_initialized():
             take_own_gpu(args, local_rank)
         # A trainer with fsdp wants more than one process.
-        with replacing(args, {"fsdp": None}) if args is not None else contextlib.nullcontext():
-            create(self, *arguments, **named)
+        with replacing(args, {"fsdp": None}):
+            create(*call.args, **call.kwargs)
 
     @functools.wraps(original)
     def train(self: Any, *arguments: Any, **named: Any) -> Any:

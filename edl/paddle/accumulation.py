@@ -16,12 +16,18 @@ from edl.paddle.arrays import fill
 from edl.paddle.ddp import Parallel
 from edl.paddle.framework import FRAMEWORK
 from edl.paddle.logical import LogicalModel, buffers
-from edl.worker.accumulate import Step, begin
+from edl.worker.accumulate import Step, begin, found_scaler
 from edl.worker.steps import StepLoader
 
 
 def accumulate(
-    loader: StepLoader, model: Any, *, noise: AdaScale | None = None, seed: int = 0, first_step: int = 0
+    loader: StepLoader,
+    model: Any,
+    *,
+    noise: AdaScale | None = None,
+    seed: int = 0,
+    first_step: int = 0,
+    scaler: Any = None,
 ) -> Iterator[Step]:
     """Iterate over the rest of the loader's epoch, step by step::
 
@@ -36,10 +42,12 @@ def accumulate(
     workers. ``model``: made by ``edl.parallel``, or a plain layer on a single worker; with ``--logical-ranks`` either.
 
     ``noise``: receives AdaScale's measurements, if it is not in the ``State``. ``seed``: for the random numbers of
-    logical ranks; ``first_step``: number of steps made before this loop, for scripts without a ``State``. Raises
-    ``StateError`` for a plain layer on several workers.
+    logical ranks; ``first_step``: number of steps made before this loop, for scripts without a ``State``. ``scaler``:
+    scales the losses that ``step.backward`` gets, if it is not in the ``State``. Raises ``StateError`` for a plain
+    layer on several workers.
     """
-    wrapped = PaddleModel(model)
+    kind: Any = paddle.amp.AmpScaler
+    wrapped = PaddleModel(model, found_scaler(scaler, kind, kind.is_enable))
     return begin(loader, wrapped, lambda: LogicalModel(wrapped.layer), noise, seed, first_step)
 
 
@@ -49,7 +57,8 @@ class PaddleModel:
     Gradients are averaged after the last backward pass; the passes themselves exchange nothing.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, scaler: Any = None) -> None:
+        self._scaler = scaler
         self._wrapper = model if isinstance(model, Parallel) else None
         self.layer: Any = model.layer if isinstance(model, Parallel) else model
         self._parameters = [one for one in self.layer.parameters() if not one.stop_gradient]
@@ -89,7 +98,12 @@ class PaddleModel:
 
     def value(self, loss: Any, factor: float) -> Any:
         """The weighted loss as a separate tensor."""
-        return (loss.detach() * factor).reshape([])
+        return (loss.detach() * (factor / self.loss_scale())).reshape([])
+
+    def loss_scale(self) -> float:
+        """What the gradient scaler multiplies losses by."""
+        kept = self._scaler.state_dict() if self._scaler is not None else {}  # empty if it is disabled
+        return float(np.asarray(kept["scale"]).reshape(-1)[0]) if kept else 1.0
 
     def listen(self) -> None:
         """Measure each pass with hooks, since ``.grad`` holds the sum of several passes."""

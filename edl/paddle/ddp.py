@@ -28,6 +28,7 @@ _ALONE_BYTES = 1 << 20
 """A gradient of at least this size is averaged in place; smaller ones are gathered first."""
 _KINDS = ("float32", "float16", "bfloat16", "float64")
 _SPARSE = 128
+_HOOKS = "_edl_hooks"
 
 _nn: Any = paddle.nn
 _backward = threading.local()
@@ -57,8 +58,6 @@ class Parallel(_nn.Layer):  # type: ignore[misc]
         _made += 1
         self._order = _made
         self._syncs = True
-        self._watched: dict[int, Any] = {}
-        self._agreed: weakref.ref[Ring] | None = None
         self._flat: dict[tuple[str, int], Any] = {}
         self.training = layer.training
 
@@ -107,22 +106,21 @@ class Parallel(_nn.Layer):  # type: ignore[misc]
     # --- before the pass -----------------------------------------------------------------------------------------
 
     def _prepare(self) -> None:
-        me = weakref.ref(self)
-        before, self._watched = self._watched, {}
-        for parameter in self.layer.parameters():
-            if not parameter.stop_gradient:
-                self._watched[id(parameter)] = parameter
-                if id(parameter) not in before:
-                    parameter._register_backward_hook(functools.partial(_came, me))
+        hooks = vars(self.layer).setdefault(_HOOKS, _LayerHooks())
+        hooks.model = weakref.ref(self)
+        hooks.add(self.layer.parameters())
         ring = group.current()
-        if ring is not None and (self._agreed is None or self._agreed() is not ring):
+        if ring is not None and (hooks.agreed is None or hooks.agreed() is not ring):
+            if hooks.agreed is not None:  # what an interrupted step has left; restoring clears it in the state only
+                for parameter in self.layer.parameters():
+                    parameter.clear_gradient(False)
             # New world: ranks that have initialized their own values take those of rank 0. Restored values are equal
             # anyway.
             if ring.world_size > 1:
                 with _all_or_nobody(ring):
                     for tensor in (*self.layer.parameters(), *self.layer.buffers()):
                         broadcast(tensor)
-            self._agreed = weakref.ref(ring)
+            hooks.agreed = weakref.ref(ring)
 
     # --- after the pass ------------------------------------------------------------------------------------------
 
@@ -238,9 +236,32 @@ def _average_sparse(ring: Ring, parameter: Any, gradient: Any) -> None:
     selected.sync_index()
 
 
-def _came(of: weakref.ref[Parallel]) -> None:
+class _LayerHooks:
+    """What a layer keeps for all wrappers that scripts make of it, perhaps one in each round. Its parameters have one
+    hook each, for the wrapper that was called last: hooks cannot be removed."""
+
+    def __init__(self) -> None:
+        self.model: weakref.ref[Parallel] | None = None
+        self.agreed: weakref.ref[Ring] | None = None
+        """The ring over which all ranks have taken the same values."""
+        self._hooked: dict[int, Any] = {}
+
+    def add(self, parameters: list[Any]) -> None:
+        """Hook those that are trained and have no hook yet."""
+        before, self._hooked = self._hooked, {}
+        for parameter in parameters:
+            if id(parameter) in before or not parameter.stop_gradient:
+                self._hooked[id(parameter)] = parameter
+                if id(parameter) not in before:
+                    parameter._register_backward_hook(functools.partial(_came, self))
+
+    def __reduce__(self) -> Any:
+        return _LayerHooks, ()  # a copy of the layer has parameters of its own
+
+
+def _came(hooks: _LayerHooks) -> None:
     """Called by the engine from C++, so the script could not catch an exception raised here."""
-    model = of()
+    model = hooks.model() if hooks.model is not None else None
     if model is not None and model._syncs:
         _touched().add(model)
 

@@ -114,10 +114,11 @@ class DataLoader(io.DataLoader):
             self._position, self._arm, self._open, self._close, split_collated, whole_steps=whole_steps
         )
 
-    def _arm(self, walk: Walk) -> None:
+    def _arm(self, walk: Walk) -> int:
         assert self._stream is not None, "a stream's loader"  # noqa: S101
         plan = endless(walk.place, self._size, tail=self._stream.tail, whole=self._whole, blocks=True)
         self._stream.arm(plan, walk.place.rank, self._seed)
+        return plan.size
 
     def _open(self) -> Iterator[Any]:
         if self._unfinished and self._iterator is not None:

@@ -15,6 +15,7 @@ from paddle.base import framework
 from paddle.optimizer.lr import LRScheduler
 
 from edl.errors import StateError
+from edl.paddle import scheduler_state
 
 _MASTER = "master_weight"
 
@@ -74,14 +75,14 @@ def load(
 
 def _capture_rate(optimizer: Any) -> dict[str, Any]:
     if isinstance(optimizer._learning_rate, LRScheduler):
-        return {"scheduler": optimizer._learning_rate.state_dict()}
+        return {"scheduler": scheduler_state.capture(optimizer._learning_rate)}
     return {"learning_rate": float(optimizer.get_lr())}
 
 
 def _load_rate(optimizer: Any, state: Mapping[str, Any], owned: Callable[[Any], Any]) -> None:
     if isinstance(optimizer._learning_rate, LRScheduler):
         if "scheduler" in state:
-            optimizer._learning_rate.set_state_dict(owned(state["scheduler"]))
+            scheduler_state.load(optimizer._learning_rate, owned(state["scheduler"]))
     elif "learning_rate" in state:
         optimizer.set_lr(state["learning_rate"])
 

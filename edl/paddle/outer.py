@@ -16,7 +16,7 @@ from edl.paddle.comm import broadcast
 from edl.paddle.ddp import Parallel
 from edl.paddle.framework import FRAMEWORK
 from edl.paddle.logical import buffers as buffers_of
-from edl.worker.local_steps import Every, OuterSteps
+from edl.worker.local_steps import Every, OuterSteps, refuse_new
 
 _WIDE = ("float32", "float64")
 
@@ -107,6 +107,7 @@ class PaddleReplica:
 
     def read(self) -> list[Any]:
         """Copies in the host's memory."""
+        refuse_new(self.names, (name for name, one in self._model.named_parameters() if not one.stop_gradient))
         return [np.array(one.numpy()) for one in self._parameters]
 
     def write(self, arrays: Sequence[Any]) -> None:

@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import paddle
+from paddle.optimizer.lr import LRScheduler
 
 from edl.errors import StateError
+from edl.paddle import scheduler_state
 from edl.paddle.ddp import Parallel
 from edl.paddle.framework import FRAMEWORK
 from edl.paddle.logical import buffers
@@ -68,6 +70,8 @@ class State(core.BaseState):
     def _capture_object(self, name: str, obj: Any) -> Any:
         if isinstance(obj, paddle.optimizer.Optimizer):
             return capture(obj, self._layers())
+        if isinstance(obj, LRScheduler):
+            return scheduler_state.capture(obj)
         found = obj.state_dict()
         return dict(found) if isinstance(obj, paddle.nn.Layer) else found
 
@@ -76,6 +80,8 @@ class State(core.BaseState):
             load(obj, self._layers(), plain, self._owned)
         elif isinstance(obj, paddle.nn.Layer):
             _load_layer(obj, plain, self._owned)
+        elif isinstance(obj, LRScheduler):
+            scheduler_state.load(obj, self._owned(plain))
         else:
             super()._load_object(name, obj, plain)
             if isinstance(obj, paddle.amp.GradScaler):  # may be left by an interrupted step

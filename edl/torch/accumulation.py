@@ -15,12 +15,18 @@ from edl.errors import StateError
 from edl.torch.ddp import plain
 from edl.torch.framework import current
 from edl.torch.logical import LogicalModel
-from edl.worker.accumulate import Step, begin
+from edl.worker.accumulate import Step, begin, found_scaler
 from edl.worker.steps import StepLoader
 
 
 def accumulate(
-    loader: StepLoader, model: torch.nn.Module, *, noise: AdaScale | None = None, seed: int = 0, first_step: int = 0
+    loader: StepLoader,
+    model: torch.nn.Module,
+    *,
+    noise: AdaScale | None = None,
+    seed: int = 0,
+    first_step: int = 0,
+    scaler: torch.amp.GradScaler | None = None,
 ) -> Iterator[Step]:
     """Iterate over the rest of the loader's epoch, step by step::
 
@@ -35,17 +41,18 @@ def accumulate(
     workers. ``model``: made by ``edl.parallel``, or a plain module on a single worker; with ``--logical-ranks`` either.
 
     ``noise``: receives AdaScale's measurements, if it is not in the ``State``. ``seed``: for the random numbers of
-    logical ranks; ``first_step``: number of steps made before this loop, for scripts without a ``State``. Raises
-    ``StateError`` for a model that is sharded, or plain on several workers.
+    logical ranks; ``first_step``: number of steps made before this loop, for scripts without a ``State``. ``scaler``:
+    scales the losses that ``step.backward`` gets, if it is not in the ``State``. Raises ``StateError`` for a model that
+    is sharded, or plain on several workers.
     """
-    wrapped = TorchModel(model)
+    wrapped = TorchModel(model, found_scaler(scaler, torch.amp.GradScaler, torch.amp.GradScaler.is_enabled))
     return begin(loader, wrapped, lambda: LogicalModel(wrapped.plain), noise, seed, first_step)
 
 
 class TorchModel:
     """Implements ``edl.worker.accumulate.DataParallelModel`` for a module, plain or in ``DistributedDataParallel``."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: torch.nn.Module, scaler: torch.amp.GradScaler | None = None) -> None:
         if hasattr(model, "set_requires_gradient_sync"):
             raise StateError("accumulate() is not possible with fully_shard, whose gradients are not whole")
         model = getattr(model, "_orig_mod", model)  # of torch.compile
@@ -53,6 +60,7 @@ class TorchModel:
         self.plain: torch.nn.Module = plain(model)
         self._parameters = [one for one in self.plain.parameters() if one.requires_grad]
         self.workers = dist.get_world_size(self._wrapper.process_group) if self._wrapper is not None else 1
+        self._scaler = scaler
         self._squares: list[torch.Tensor] = []
         self._hooks: list[Any] = []
 
@@ -95,7 +103,18 @@ class TorchModel:
 
     def value(self, loss: torch.Tensor, factor: float) -> torch.Tensor:
         """The weighted loss as a tensor on its device, without waiting for the device."""
-        return loss.detach() * factor
+        scale = self._scale()
+        return loss.detach() * factor if scale is None else loss.detach() * factor / scale
+
+    def loss_scale(self) -> float:
+        """What the gradient scaler multiplies losses by. Waits for the device."""
+        scale = self._scale()
+        return 1.0 if scale is None else float(scale)
+
+    def _scale(self) -> torch.Tensor | None:
+        """The loss scale on its device, where ``get_scale()`` would wait; None if no loss has been scaled."""
+        used = self._scaler is not None and self._scaler.is_enabled()
+        return self._scaler._get_scale_async() if used else None  # type: ignore[union-attr]
 
     def listen(self) -> None:
         """Measure each pass with hooks, since ``.grad`` holds the sum of several passes."""

@@ -16,12 +16,17 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from edl.errors import StateError
 from edl.torch import backward_end
 from edl.worker import session as sessions
 
 _armed: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
 _equal = False
 """Whether all workers have restored the same state."""
+_FROZEN = "_edl_frozen"
+"""The attribute with the parameters, and their names, that were frozen when a wrapper was made."""
+_LASTING = ("mixed_precision", "delay_all_reduce_named_params")
+"""Options of ``DistributedDataParallel``, both of them experiments of torch."""
 _TAKES_INIT_SYNC = "init_sync" in inspect.signature(DistributedDataParallel.__init__).parameters
 
 
@@ -30,24 +35,34 @@ def parallel(model: torch.nn.Module, **options: Any) -> DistributedDataParallel:
 
     Call it inside ``train``, once per round, on the plain model. Parameters are sent from rank 0 when a job starts
     without a checkpoint, and of a model that is not all in the ``State``; otherwise all workers have restored the same
-    values. ``device_ids`` is set automatically on CUDA.
+    values. ``device_ids`` is set automatically on CUDA. Raises ``StateError`` for options that leave something on the
+    model when their world ends.
     """
+    if lasting := [name for name in _LASTING if options.get(name) is not None]:
+        raise StateError(
+            f"edl.parallel({lasting[0]}=…): DistributedDataParallel would hook the model for it, and the hooks outlive "
+            "the world and its group; leave it out (for mixed precision use torch.autocast)"
+        )
     if isinstance(model, DistributedDataParallel):
         model = model.module
     device = next((parameter.device for parameter in model.parameters()), None)
     if device is not None and device.type == "cuda":
         options.setdefault("device_ids", [device.index])
-    if _equal and _TAKES_INIT_SYNC and _is_kept(model):
+    session = sessions.opened()
+    state: Any = session.state if session is not None else None
+    if state is not None and not state._keeps(model.parameters()):
+        # They are new in a worker that has joined, and trained in the rest, where an interrupted step has left
+        # gradients.
+        model.zero_grad(set_to_none=True)
+    elif state is not None and _equal and _TAKES_INIT_SYNC and not _sends_once(model, options):
         options.setdefault("init_sync", False)
     return _InOrder(model, **options)
 
 
-def _is_kept(model: torch.nn.Module) -> bool:
-    """Whether the state of this process keeps all parameters of the model. Others are new in a worker that has joined,
-    and trained in the rest."""
-    session = sessions.opened()
-    state: Any = session.state if session is not None else None
-    return state is not None and state._keeps(model.parameters())
+def _sends_once(model: torch.nn.Module, options: dict[str, Any]) -> bool:
+    """Whether the model has buffers that no state keeps, and that are sent when the wrapper is made only."""
+    outside = any(module._non_persistent_buffers_set for module in model.modules())
+    return outside and options.get("forward_sync_buffers") is False
 
 
 class _InOrder(DistributedDataParallel):
@@ -94,10 +109,35 @@ def arm(begins_from_nothing: bool) -> None:
     def remembering(self: DistributedDataParallel, *arguments: Any, **named: Any) -> None:
         original(self, *arguments, **named)
         _armed.add(self)
+        vars(self)[_FROZEN] = _not_averaged(self)
         backward_end.note(self)
 
     remembering._edl_remembers = True  # type: ignore[attr-defined]
     DistributedDataParallel.__init__ = remembering  # type: ignore[method-assign]
+
+
+def _not_averaged(ddp: DistributedDataParallel) -> list[tuple[str, torch.nn.Parameter]]:
+    ignored = ddp.parameters_to_ignore
+    return [(name, one) for name, one in ddp.module.named_parameters() if not one.requires_grad and name not in ignored]
+
+
+def check_trained(event: str) -> None:
+    """Raise ``StateError`` if a parameter is trained that was frozen when its model was wrapped: the wrapper does not
+    average its gradients, and each worker goes its own way. ``event``: what is to happen now."""
+    wrapped = [one for one in _armed if one.process_group is not None and one.process_group.size() > 1]
+    found = {id(one): name for ddp in wrapped for name, one in vars(ddp)[_FROZEN] if one.requires_grad}
+    if not found:
+        return
+    for ddp in wrapped:  # one of them may have been made after the change
+        frozen = {id(one) for _, one in vars(ddp)[_FROZEN]}
+        for one in ddp.module.parameters():
+            if id(one) not in frozen:
+                found.pop(id(one), None)
+    if found:
+        raise StateError(
+            f"{event}: {next(iter(found.values()))} is trained, and was frozen when the model was wrapped, so that its "
+            "gradients are not averaged over the workers: wrap the model again after such a change, edl.parallel(model)"
+        )
 
 
 def disarm(next_round: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -38,6 +39,7 @@ def mesh(**inner: int) -> DeviceMesh:
     if not _group or _group[0] is not group:
         _group[:] = [group]
         _latest.clear()
+        _forget_tracker()
     key = tuple(inner.items())
     if key not in _latest:
         sizes = _sizes(inner, dist.get_world_size())
@@ -83,6 +85,18 @@ def begin_world() -> None:
         numbered._edl_numbered = True  # type: ignore[attr-defined]
         DeviceMesh.__init__ = numbered  # type: ignore[method-assign]
     _clear_caches()
+
+
+def _forget_tracker() -> None:
+    """Let all workers of the world begin their first random operator on a DTensor alike.
+
+    There torch makes an object that lasts as long as the process, and sends the state of rank 0's generator to all
+    ranks. A process that has it from an earlier world would not take part, and a new one would wait for it.
+    """
+    for name in ("torch.distributed.tensor._random", "torch.distributed._tensor.random"):  # the second in torch 2.4
+        module = sys.modules.get(name)
+        if module is not None:
+            module._rng_tracker = None  # type: ignore[attr-defined]
 
 
 def _clear_caches() -> None:

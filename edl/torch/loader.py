@@ -121,10 +121,11 @@ class DataLoader(data.DataLoader[Any]):
             self._position, self._arm, self._open, self._close, split_collated, whole_steps=whole_steps
         )
 
-    def _arm(self, walk: Walk) -> None:
+    def _arm(self, walk: Walk) -> int:
         assert self._stream is not None and self.batch_size, "a stream's loader"  # noqa: S101
         plan = endless(walk.place, self.batch_size, tail=self._stream.tail, whole=self.drop_last, blocks=False)
         self._stream.arm(plan, walk.place.rank, self._seed)
+        return plan.size
 
     def _open(self) -> Iterator[Any]:
         if self._seeds is not None:

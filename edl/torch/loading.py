@@ -119,8 +119,7 @@ def _is_from(function: Any, modules: tuple[str, ...]) -> bool:
 
 def load_optimizer(optimizer: torch.optim.Optimizer, plain: Mapping[str, Any], owned: Owned) -> None:
     """Like ``load_state_dict``, but fills the existing tensors, and frees the others before it creates new ones."""
-    own_way = type(optimizer).load_state_dict is not torch.optim.Optimizer.load_state_dict
-    if own_way or getattr(optimizer, _LOADING_HOOKS, None) or getattr(optimizer, _CAPTURING_HOOKS, None):
+    if not _keeps_as_torch(optimizer):
         optimizer.load_state_dict(formatted(owned(plain), optimizer))  # the meaning of its keys is unknown
         return
     groups = [placed(part, live) for part, live in _pairs(plain["param_groups"], optimizer.param_groups, owned)]
@@ -131,23 +130,82 @@ def load_optimizer(optimizer: torch.optim.Optimizer, plain: Mapping[str, Any], o
             strict=False,  # load_state_dict reports a different number itself
         )
     )
-    matched: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+    filling = _Filling(optimizer, owned)
     for number, part in plain["state"].items():
         if number in parameters:
-            _match(part, optimizer.state.get(parameters[number]), parameters[number], matched)
-    _keep_apart(matched, parameters.values())
+            filling.match(part, optimizer.state.get(parameters[number]), parameters[number])
+    _keep_apart(filling.matched, parameters.values())
     optimizer.state = defaultdict(dict)  # frees the tensors that are not filled
-    fill(matched.values())
-    state = {number: _given(part, matched, parameters.get(number), owned) for number, part in plain["state"].items()}
-    optimizer.load_state_dict({**owned({k: v for k, v in plain.items() if k not in ("state", "param_groups")}),
-                               "state": state, "param_groups": groups})  # fmt: skip
+    fill(filling.matched.values())
+    state = {number: filling.given(part, parameters.get(number)) for number, part in plain["state"].items()}
+    rest = owned({key: part for key, part in plain.items() if key not in ("state", "param_groups")})
+    give_optimizer(optimizer, {**rest, "state": state, "param_groups": groups})
+
+
+def give_optimizer(optimizer: torch.optim.Optimizer, kept: Mapping[str, Any]) -> None:
+    """Call ``load_state_dict``, which converts the state of a parameter to the parameter's type, and put back what has
+    another type for good; see ``_Types``."""
+    optimizer.load_state_dict(dict(kept))
+    if not _keeps_as_torch(optimizer):
+        return
+    types = _Types(optimizer)
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for number, of_one in kept["state"].items():
+        if isinstance(number, int):
+            parameter = parameters[number]
+            optimizer.state[parameter] = types.put_back(optimizer.state[parameter], of_one, parameter)
+
+
+def _keeps_as_torch(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the optimizer's state is kept and loaded by torch's own methods alone."""
+    own_way = type(optimizer).load_state_dict is not torch.optim.Optimizer.load_state_dict
+    return not (own_way or getattr(optimizer, _LOADING_HOOKS, None) or getattr(optimizer, _CAPTURING_HOOKS, None))
+
+
+class _Types:
+    """The types of an optimizer's state after loading.
+
+    The state of torch's own optimizers has the parameter's type, except for single numbers, such as the product of
+    NAdam's momenta: converted to 16 bits, what is rounded away would be lost to all further steps. Others may keep
+    anything, such as averages in 32 bits of parameters in 16, or masks; all of it keeps its type.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._of_torch = type(optimizer).__module__.startswith("torch.optim.")
+
+    def of(self, plain: torch.Tensor, parameter: torch.Tensor, key: Any) -> torch.dtype:
+        """The type that a saved tensor has after loading."""
+        number = plain.dim() == 0 and parameter.dim() > 0
+        kept = key == "step" or number or not self._of_torch or not parameter.is_floating_point()
+        return plain.dtype if kept else parameter.dtype
+
+    def put_back(self, live: Any, kept: Any, parameter: torch.Tensor, key: Any = None) -> Any:
+        """What torch has loaded (``live``), with the tensors that it was given where it has converted them."""
+        if isinstance(kept, torch.Tensor) and isinstance(live, torch.Tensor):
+            converted = key != "step" and live.dtype != self.of(kept, parameter, key)
+            return kept.to(live.device) if converted else live
+        if isinstance(kept, dict) and isinstance(live, dict):
+            for name in kept.keys() & live.keys():
+                live[name] = self.put_back(live[name], kept[name], parameter, name)
+        elif isinstance(kept, (list, tuple)) and isinstance(live, (list, tuple)) and len(kept) == len(live):
+            pairs = zip(live, kept, strict=True)
+            return tree.like_list(live, [self.put_back(one, part, parameter) for one, part in pairs])
+        return live
 
 
 def formatted(kept: Any, optimizer: torch.optim.Optimizer) -> Any:
-    """A saved state whose tensors have the memory formats of their parameters, which a snapshot does not keep: fused
-    optimizers read both as they lie in memory. Changes ``kept``; an unknown structure is left as it is."""
+    """A saved state whose tensors are as the optimizer would have them, which a snapshot does not keep. Changes
+    ``kept``; an unknown structure is left as it is.
+
+    Options of groups, such as a learning rate, are on the devices of those in their places. Tensors of parameters have
+    the parameters' memory formats: fused optimizers read both as they lie in memory.
+    """
+    if not isinstance(kept, dict):
+        return kept
+    if isinstance(groups := kept.get("param_groups"), list):
+        kept["param_groups"] = placed(groups, optimizer.param_groups)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    state = kept.get("state") if isinstance(kept, dict) else None
+    state = kept.get("state")
     for number, of_one in state.items() if isinstance(state, dict) else ():
         if not isinstance(of_one, dict) or not isinstance(number, int) or not 0 <= number < len(parameters):
             continue
@@ -166,29 +224,50 @@ def _pairs(plain: Any, live: Any, owned: Owned) -> Iterator[tuple[Any, Any]]:
         yield owned(part), live[number] if number < len(live) else None
 
 
-def _match(
-    plain: Any,
-    live: Any,
-    parameter: torch.Tensor,
-    matched: dict[int, tuple[torch.Tensor, torch.Tensor]],
-    key: Any = None,
-) -> None:
-    """Find the existing tensor (first) into which each saved one (second, by its ``id``) can be copied."""
-    if isinstance(plain, torch.Tensor):
-        if isinstance(live, torch.Tensor) and fits(live, plain) and live.dtype == _dtype(plain, parameter, key):
-            matched[id(plain)] = (live, plain)
-    elif isinstance(plain, dict):
-        for name, part in plain.items():
-            _match(part, live.get(name) if isinstance(live, dict) else None, parameter, matched, name)
-    elif isinstance(plain, (list, tuple)):
-        for number, part in enumerate(plain):
-            same = isinstance(live, (list, tuple)) and number < len(live)
-            _match(part, live[number] if same else None, parameter, matched)
+class _Filling:
+    """Fills the state of an optimizer, tensor by tensor."""
 
+    def __init__(self, optimizer: torch.optim.Optimizer, owned: Owned) -> None:
+        self._types = _Types(optimizer)
+        self._owned = owned
+        self.matched: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        """By the ``id`` of a saved tensor (second): the existing one (first) into which it can be copied."""
 
-def _dtype(plain: torch.Tensor, parameter: torch.Tensor, key: Any) -> torch.dtype:
-    """The type to which ``load_state_dict`` converts a tensor."""
-    return parameter.dtype if key != "step" and parameter.is_floating_point() else plain.dtype
+    def match(self, plain: Any, live: Any, parameter: torch.Tensor, key: Any = None) -> None:
+        """Find the existing tensors for a part of the saved state."""
+        if isinstance(plain, torch.Tensor):
+            wanted = self._types.of(plain, parameter, key)
+            if isinstance(live, torch.Tensor) and fits(live, plain) and live.dtype == wanted:
+                self.matched[id(plain)] = (live, plain)
+        elif isinstance(plain, dict):
+            for name, part in plain.items():
+                self.match(part, live.get(name) if isinstance(live, dict) else None, parameter, name)
+        elif isinstance(plain, (list, tuple)):
+            for number, part in enumerate(plain):
+                same = isinstance(live, (list, tuple)) and number < len(live)
+                self.match(part, live[number] if same else None, parameter)
+
+    def given(self, plain: Any, parameter: torch.Tensor | None, key: Any = None) -> Any:
+        """The structure with the filled tensors, and with copies where there were none."""
+        if isinstance(plain, torch.Tensor):
+            if id(plain) in self.matched:
+                return self.matched[id(plain)][0]
+            return self._owned(plain) if parameter is None or key == "step" else self._beside(plain, parameter)
+        if isinstance(plain, dict):
+            return tree.like_dict(plain, ((name, self.given(part, parameter, name)) for name, part in plain.items()))
+        if isinstance(plain, (list, tuple)):
+            return tree.like_list(plain, [self.given(part, parameter) for part in plain])
+        return self._owned(plain)
+
+    def _beside(self, plain: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+        """A copy on the parameter's device, as ``load_state_dict`` requires, in the memory format that an optimizer
+        would use."""
+        dtype = self._types.of(plain, parameter, None)
+        if plain.shape == parameter.shape and _is_dense(parameter) and not _is_wrapper(parameter):
+            new = torch.empty_like(parameter, dtype=dtype, requires_grad=False)
+        else:
+            new = torch.empty_like(plain, dtype=dtype, device=parameter.device)
+        return new.copy_(plain)
 
 
 def _keep_apart(matched: dict[int, tuple[torch.Tensor, torch.Tensor]], parameters: Iterable[torch.Tensor]) -> None:
@@ -214,38 +293,6 @@ def _span(tensor: torch.Tensor) -> tuple[str, int, int]:
     reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
     begin = tensor.data_ptr()
     return str(tensor.device), begin, begin + reach * tensor.element_size()
-
-
-def _given(
-    plain: Any,
-    matched: Mapping[int, tuple[torch.Tensor, torch.Tensor]],
-    parameter: torch.Tensor | None,
-    owned: Owned,
-    key: Any = None,
-) -> Any:
-    """The structure with the filled tensors, and with copies where there were none."""
-    if isinstance(plain, torch.Tensor):
-        if id(plain) in matched:
-            return matched[id(plain)][0]
-        return owned(plain) if parameter is None or key == "step" else _beside(plain, parameter)
-    if isinstance(plain, dict):
-        return tree.like_dict(
-            plain, ((key, _given(part, matched, parameter, owned, key)) for key, part in plain.items())
-        )
-    if isinstance(plain, (list, tuple)):
-        return tree.like_list(plain, [_given(part, matched, parameter, owned) for part in plain])
-    return owned(plain)
-
-
-def _beside(plain: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """A copy on the parameter's device, as ``load_state_dict`` requires, in the memory format that an optimizer would
-    use."""
-    dtype = _dtype(plain, parameter, None)
-    if plain.shape == parameter.shape and _is_dense(parameter) and not _is_wrapper(parameter):
-        new = torch.empty_like(parameter, dtype=dtype, requires_grad=False)
-    else:
-        new = torch.empty_like(plain, dtype=dtype, device=parameter.device)
-    return new.copy_(plain)
 
 
 # --- values ----------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from edl.arithmetic.outer_step import OuterRule, buckets
 from edl.errors import StateError
 from edl.torch.ddp import plain
 from edl.torch.framework import current
-from edl.worker.local_steps import Every, OuterSteps
+from edl.worker.local_steps import Every, OuterSteps, refuse_new
 
 _WIRES = {"": None, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -100,6 +100,7 @@ class TorchReplica:
 
     def read(self) -> list[torch.Tensor]:
         """Copies; 16-bit floats become float32."""
+        refuse_new(self.names, (name for name, one in self._model.named_parameters() if one.requires_grad))
         return [_wide(one.detach()) for one in self._parameters]
 
     def write(self, arrays: Sequence[torch.Tensor]) -> None:

@@ -202,7 +202,7 @@ def load_local_parts(name: str, obj: Any, plain: Any, owned: Callable[[Any], Any
                 if is_tensor_part(part):
                     where = f"{name}.{key}"
                     of_one[key] = _like(parameters[number], _piece(part, parameters[number], where))
-        obj.load_state_dict(kept)
+        loading.give_optimizer(obj, kept)
     else:
         live = obj.state_dict() if holds_tensor_parts(plain) else None
         obj.load_state_dict(loading.placed_in(obj, _rejoined(owned(plain), live, f"state.{name}")))
@@ -501,7 +501,7 @@ class _Restore:
 
         def give() -> None:
             made = {**kept, "state": _made(state), "param_groups": renewed}
-            optimizer.load_state_dict(loading.formatted(made, optimizer))
+            loading.give_optimizer(optimizer, loading.formatted(made, optimizer))
 
         self._then.append((name, give))
 

@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from edl.torch import loading, refusals
 from edl.torch.boxes import forget_meshes
+from edl.torch.ddp import check_trained
 from edl.torch.ddp import plain as unwrapped
 from edl.torch.device_mesh import begin_world, mesh
 from edl.torch.first_size import missing_bytes
@@ -116,6 +117,10 @@ class State(core.BaseState):
             if isinstance(model := unwrapped(obj), torch.nn.Module):
                 yield from ((f"{name}.{path}", part, "training") for path, part in model.named_modules())
                 yield from ((f"{name}.{path}", part, "requires_grad") for path, part in model.named_parameters())
+
+    def _check_equal(self, event: str) -> None:
+        check_trained(event)
+        super()._check_equal(event)
 
     def _is_part(self, path: str) -> bool:
         return self._sharded and _shards().is_local_part(path)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -55,7 +56,11 @@ class DataParallelModel(Protocol):
         ...
 
     def value(self, loss: Any, factor: float) -> Any:
-        """``factor`` times the loss, without its graph."""
+        """``factor`` times the loss, without its graph and the loss scale."""
+        ...
+
+    def loss_scale(self) -> float:
+        """What the script's gradient scaler multiplies losses by now; 1 without one."""
         ...
 
     def listen(self) -> None:
@@ -298,6 +303,29 @@ def run_steps(loader: StepLoader, model: DataParallelModel, method: GradientMeth
             close()
 
 
+def measure(noise: AdaScale, share: Share, parts: int, mean_of_squares: float, square: float, scale: float) -> None:
+    """Give a step's gradients to AdaScale: the sum of the parts' squared norms by weight, and that of their mean.
+    ``scale``: the loss scale, by which all of these gradients are multiplied."""
+    if scale != 1.0 and not math.isfinite(square):
+        return  # the gradient scaler skips the step
+    noise.measured(parts, share.total, mean_of_squares / scale**2, square / scale**2)
+    noise.advance(share.total, lr.scale(share.total, share.full))
+
+
+def found_scaler(given: Any, kind: type[Any], enabled: Callable[[Any], bool]) -> Any:
+    """The gradient scaler whose losses ``backward`` gets: the given one, else the one in the script's ``State``; None
+    if there is none. Raises ``StateError`` if the state has several that are enabled."""
+    if given is not None:
+        return given
+    found = {name: one for name, one in lr.in_state(kind).items() if enabled(one)}
+    if len(found) > 1:
+        raise StateError(
+            f"the State has several gradient scalers ({', '.join(sorted(found))}): give the one that scales the losses "
+            "of this loop, accumulate(…, scaler=…)"
+        )
+    return next(iter(found.values()), None)
+
+
 class Averaged:
     """Gradients are averaged over the workers by the wrapper."""
 
@@ -337,7 +365,7 @@ class Averaged:
             model.conclude()
         self.close()
         if share.last and self._noise is not None:
-            self._measure(self._noise, share.total)
+            self._measure(self._noise, share)
 
     def mean_loss(self) -> float:
         """The mean loss over the step, by a small collective."""
@@ -351,13 +379,12 @@ class Averaged:
             self._model.set_buffers(self._buffers)
             self._buffers = None
 
-    def _measure(self, noise: AdaScale, samples: int) -> None:
+    def _measure(self, noise: AdaScale, share: Share) -> None:
         mine = [self._parts, self._squares, self._model.square()]
         all_of_them = [json.loads(data) for data in self._model.exchange(json.dumps(mine).encode())]
         parts, squares = sum(one[0] for one in all_of_them), sum(one[1] for one in all_of_them)
         # Use the first worker's value, so that all have the same bits even on different machines.
-        noise.measured(parts, samples, squares, all_of_them[0][2])
-        noise.advance(samples, lr.scale())
+        measure(noise, share, parts, squares, all_of_them[0][2], self._model.loss_scale())
 
 
 class Logical:
@@ -409,7 +436,7 @@ class Logical:
         self.close()
         if share.last:
             self._finish_rank()
-            self._finish_step(share.total)
+            self._finish_step(share)
 
     def mean_loss(self) -> float:
         """The mean loss over the step. All losses are known already; they are added in the order of the logical
@@ -443,7 +470,7 @@ class Logical:
             self._branches.add(rank, arrays)
         self._micro, self._samples, self._loss = 0, 0, 0.0
 
-    def _finish_step(self, total: int) -> None:
+    def _finish_step(self, share: Share) -> None:
         logical_model, part = self._logical_model, self._part
         part.nodes = sorted(self._branches.nodes)
         self._parts = parts = [Part.decode(data) for data in logical_model.exchange(part.encode())]
@@ -456,14 +483,13 @@ class Logical:
         root, _ = min(((worker, rank) for worker, one in enumerate(parts) for rank in one.losses), key=lambda at: at[1])
         logical_model.send_buffers(next(iter(self._own_buffers.values()), self._buffers), root)
         if self._noise is not None:
-            self._measure(self._noise, total, logical_model.squared(arrays))
+            self._measure(self._noise, share, logical_model.squared(arrays))
         self._branches = Branches()
         self._streams.step()
 
-    def _measure(self, noise: AdaScale, total: int, square: float) -> None:
+    def _measure(self, noise: AdaScale, share: Share, square: float) -> None:
         losses = {rank: loss for part in self._parts for rank, loss in part.losses.items()}
         squares = {rank: square for part in self._parts for rank, square in part.squares.items()}
         # Each is of a gradient times its weight, and is weighted by it.
-        weighed = sum(squares[rank] * total / losses[rank][0] for rank in sorted(squares))
-        noise.measured(len(squares), total, weighed, square)
-        noise.advance(total, lr.scale())
+        weighed = sum(squares[rank] * share.total / losses[rank][0] for rank in sorted(squares))
+        measure(noise, share, len(squares), weighed, square, self._model.loss_scale())

@@ -75,13 +75,17 @@ class Batches:
         self._whole = whole
         self._blocks = blocks
 
+    @property
+    def grouped(self) -> bool:
+        """Whether a place of the order is a group of samples."""
+        return self.sampler.base is not None and self.sampler.grouped
+
     def plan(self, place: WorldPlace) -> EpochPlan:
         """Order in which the current world consumes the epoch."""
         sampler = self.sampler
-        grouped = sampler.base is not None and sampler.grouped
         return epoch_plan(
             place, sampler.places(), self.batch_size,
-            tail=sampler.tail, whole=self._whole, blocks=self._blocks, grouped=grouped,
+            tail=sampler.tail, whole=self._whole, blocks=self._blocks, grouped=self.grouped,
         )  # fmt: skip
 
     def __len__(self) -> int:
@@ -144,13 +148,14 @@ class Feed:
     def __len__(self) -> int:
         return len(self._batches)
 
-    def prepare(self, walk: Walk) -> None:
+    def prepare(self, walk: Walk) -> int:
         """Make ``iter()`` continue from the current position. Anything that can fail is done here rather than in a
-        thread of the loader."""
+        thread of the loader. Returns the samples of a full step, 0 for groups, which vary in size."""
         sampler = self._batches.sampler
         self._order = sampler.order()
         plan, position = self._batches.plan(walk.place), sampler.standing
         self._next = lambda: plan.micros(position, walk.place.rank)
+        return 0 if self._batches.grouped else plan.size
 
     def __iter__(self) -> Iterator[list[int]]:
         """The batches of indices. Loaders may call this several times before they take anything."""
@@ -179,9 +184,10 @@ class BatchIterator:
     """One iteration of a loader: pairs each batch with its position in the step, and counts it as consumed when the
     script gets it. When the job's batch size changes, prefetched batches are dropped and loaded again."""
 
-    def __init__(self, position: Position, prepare: Callable[[Walk], None], open_loader: Open, close: Close,
+    def __init__(self, position: Position, prepare: Callable[[Walk], int], open_loader: Open, close: Close,
                  known: Callable[[Any], tuple[Any, Micro, int, int]], *, whole_steps: bool) -> None:  # fmt: skip
-        """``known`` splits what the loader yields into data, micro-batch, its samples, and samples of its step.
+        """``prepare`` returns the samples of a full step, 0 where steps vary. ``known`` splits what the loader yields
+        into data, micro-batch, its samples, and samples of its step.
         ``whole_steps``: count a step with its last micro-batch, as ``shares`` promises; otherwise count each
         micro-batch."""
         self._position = position
@@ -196,7 +202,7 @@ class BatchIterator:
 
     def _start(self) -> None:
         self._dealt = _sizes()
-        self._prepare(self._walk)
+        self._full = self._prepare(self._walk)
         self._source = self._open()
 
     def __iter__(self) -> Iterator[tuple[Any, Share]]:
@@ -236,7 +242,7 @@ class BatchIterator:
         self._between = micro.last
         if micro.last or not self._whole_steps:
             self._position.delivered(micro.position)
-        return data, Share(samples, max(1, total), micro.index, micro.count, micro.logical)
+        return data, Share(samples, max(1, total), micro.index, micro.count, micro.logical, self._full)
 
     def close(self, finished: bool = False) -> None:
         """Drop prefetched batches. ``finished``: the epoch is complete."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Real
 from typing import Any, Protocol
 
@@ -52,7 +52,7 @@ class Replica(Protocol):
         ...
 
     def read(self) -> list[Any]:
-        """Copies of the trained parameters."""
+        """Copies of the trained parameters. Raises ``StateError`` as ``refuse_new`` does."""
         ...
 
     def write(self, arrays: Sequence[Any]) -> None:
@@ -264,6 +264,18 @@ class OuterSteps:
         rounded = self._replica.rounded
         named = enumerate(zip(self._replica.names, base, strict=True))
         self._masters = {name: array for number, (name, array) in named if rounded(number, array) is not array}
+
+
+def refuse_new(names: Sequence[str], trained: Iterable[str]) -> None:
+    """Raise ``StateError`` for a parameter that is ``trained`` now, and is not among the ``names`` that workers
+    exchange."""
+    known = set(names)
+    new = next((name for name in trained if name not in known), None)
+    if new is not None:
+        raise StateError(
+            f"local steps: {new} is trained, and was frozen when LocalSGD or DiLoCo was created, so that each worker "
+            "would keep its own: create it while all parameters are trained that ever will be, and freeze some later"
+        )
 
 
 def _length(every: Every, inner_steps: int) -> int:

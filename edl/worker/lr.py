@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 from edl.arithmetic.adascale import AdaScale
 from edl.config import LrRule
@@ -12,6 +13,7 @@ from edl.worker import hyper
 from edl.worker import session as sessions
 from edl.worker.session import note
 
+Kept = TypeVar("Kept")
 Rule = Callable[[int, int], float]
 """``rule(reference, size)``: the factor for a size, if the script's learning rate is meant for the reference."""
 
@@ -52,9 +54,14 @@ def found_noise(given: AdaScale | None = None) -> AdaScale | None:
     """The script's ``AdaScale``: the given one, else the one in its ``State``."""
     if given is not None:
         return given
+    return next(iter(in_state(AdaScale).values()), None)
+
+
+def in_state(kind: type[Kept]) -> dict[str, Kept]:
+    """The objects of a kind in the script's ``State``, by name."""
     session = sessions.opened()
     objects = getattr(session.state, "_objects", {}) if session is not None else {}
-    return next((one for one in objects.values() if isinstance(one, AdaScale)), None)
+    return {name: one for name, one in objects.items() if isinstance(one, kind)}
 
 
 def needed_noise(given: AdaScale | None) -> AdaScale:
@@ -71,7 +78,12 @@ def chosen_noise(given: AdaScale | None) -> AdaScale | None:
     return needed_noise(given) if hyper.current().lr == LrRule.ADASCALE.value else found_noise(given)
 
 
-def scale() -> float:
-    """Size of the next step, as a multiple of the size that the script's learning rate is meant for."""
+def scale(samples: int = 0, full: int = 0) -> float:
+    """Size of a step, as a multiple of the size that the script's learning rate is meant for.
+
+    A step with fewer ``samples`` than a ``full`` one is smaller by as much, down to one step of the reference: the
+    reference's own epochs end with a short step too, for which it keeps its learning rate.
+    """
     settings = hyper.current()
-    return settings.size / settings.reference if settings.reference and settings.size else 1.0
+    whole = settings.size / settings.reference if settings.reference and settings.size else 1.0
+    return max(whole * samples / full, min(whole, 1.0)) if 0 < samples < full else whole

@@ -22,6 +22,8 @@ class Share:
     """Number of micro-batches per worker, the same on all workers."""
     logical: int = -1
     """Its logical rank; -1 without logical ranks."""
+    full: int = 0
+    """Number of samples in a step that is not cut short by the end of the epoch; 0 where steps vary."""
 
     @property
     def weight(self) -> float:

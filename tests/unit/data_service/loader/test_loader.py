@@ -197,6 +197,7 @@ def test_all_ranks_take_the_same_steps_and_agree_on_their_samples(files: str) ->
         assert len({len(shares) for shares in found}) == 1, tail
         for step in zip(*found, strict=True):
             assert {share.total for share, _ in step} == {sum(share.samples for share, _ in step)}, tail
+            assert {share.full for share, _ in step} == {16}, tail
         total = sum(share.samples for shares in found for share, _ in shares)
         assert {"join": total == RECORDS, "pad": total > RECORDS, "drop": total < RECORDS}[tail], total
         if tail == "drop":

@@ -6,6 +6,7 @@ import importlib
 import sys
 import warnings
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -139,6 +140,68 @@ def test_tokens_of_the_steps_before_a_checkpoint_are_counted_once(streams: Any, 
     for _ in range(2):
         one_step(streams, worker, batches)
     assert worker.tokens == 12 * 4 * 2
+
+
+class Boundaries:
+    """The state of a training, which notes what is committed."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer, self.seen = trainer, []  # type: ignore[var-annotated]
+
+    def commit(self) -> None:
+        self.seen.append(("commit", self.trainer.step))
+
+    def save(self) -> None:
+        self.seen.append(("save", self.trainer.step))
+
+
+class Titan:
+    """Trains as torchtitan's trainer does, until there is no data left for the next step."""
+
+    def __init__(self, steps: int, data: int) -> None:
+        self.step, self._steps, self._data = 0, steps, data
+        self.checkpointer = SimpleNamespace(load=None)
+        self.dataloader = SimpleNamespace(tokens=0)
+        self.parallel_dims = SimpleNamespace(cp=1)
+
+    def should_continue_training(self) -> bool:
+        return self.step < self._steps
+
+    def train(self) -> None:
+        while self.should_continue_training():
+            self.step += 1
+            if self.step > self._data:
+                return
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("steps", "data"), [(3, 9), (9, 3)])
+def test_the_end_is_saved_once_whether_steps_or_data_end(streams: Any, steps: int, data: int) -> None:
+    module = importlib.import_module("edl.integrations.titan_training")
+    numbers = SimpleNamespace(state_dict=dict, load_state_dict=lambda state: None)
+    training = object.__new__(module.TitanTraining)
+    training._trainer = trainer = Titan(steps, data)
+    training._boundary = module.StepBoundary(numbers, 10)
+    training._state = Boundaries(trainer)
+    assert training._in_world() is trainer
+    last = [("save", 3)] if steps == 3 else [("commit", 3), ("save", 3)]
+    assert training._state.seen == [("commit", 1), ("commit", 2), *last]
+    assert trainer.step == 3
+
+
+@pytest.mark.parametrize("degree", [1, 4])
+def test_tensor_parallel_ranks_draw_the_same_numbers(
+    streams: Any, monkeypatch: pytest.MonkeyPatch, degree: int
+) -> None:
+    module = importlib.import_module("edl.integrations.titan_training")
+    kept: dict[str, Any] = {}
+    monkeypatch.setattr(module, "refuse", lambda config: None)
+    monkeypatch.setattr(module.edl, "State", lambda **named: kept.update(named))
+    config = SimpleNamespace(parallelism=SimpleNamespace(tensor_parallel_degree=degree))
+    module.TitanTraining(config, copy_every=1, save_every=0)
+    assert kept["random"].edl_model_parallel == degree
 
 
 class Recording:

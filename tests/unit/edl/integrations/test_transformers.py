@@ -212,6 +212,27 @@ def test_before_there_is_a_world_each_worker_has_its_own_gpu(
     assert (chosen, args.device, args.n_gpu) == ([torch.device(expected)], torch.device(expected), 1)
 
 
+def test_a_trainer_without_arguments_is_on_the_workers_own_gpu(
+    trainers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It makes its own arguments, whose GPU is the first one."""
+    from transformers import Trainer, TrainingArguments
+
+    taken: list[Any] = []
+    monkeypatch.chdir(tmp_path)
+    no_group = SimpleNamespace(distributed=SimpleNamespace(is_initialized=lambda: False))
+    monkeypatch.setattr(trainers, "torch", no_group)  # another test may have left a group
+    monkeypatch.setattr(trainers, "take_own_gpu", lambda *found: taken.append(found))
+    monkeypatch.setattr(Trainer, "train", Trainer.train)
+    monkeypatch.setattr(Trainer, "__init__", Trainer.__init__)
+    trainers._intercept(2)
+    made = Trainer(Small(), train_dataset=Lines())
+    assert taken == [(made.args, 2)]
+    assert isinstance(made.args, TrainingArguments) and made.args.output_dir == "tmp_trainer"
+    given = TrainingArguments("given", use_cpu=True)
+    assert Trainer(Small(), given).args is given
+
+
 def test_workers_that_accelerate_takes_for_the_only_ones_are_refused(
     trainers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

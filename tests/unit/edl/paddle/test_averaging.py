@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -134,6 +135,74 @@ def test_averaging_that_succeeds_leaves_the_ring_whole(pair: Pair) -> None:
     assert peer() is None
     assert pair.ring.failure() == ""
     assert model.layer.weight.grad.reshape([-1]).tolist() == [2.0, 2.0]
+
+
+def test_a_layer_that_was_wrapped_before_is_averaged_once(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by a script that wraps its model in each round. A worker that has joined has one wrapper only, and would wait
+    for none but its own average."""
+    layer = nn.Linear(2, 1, bias_attr=False)
+    calls: list[object] = []
+    original = ddp._came
+
+    def came(watch: Any) -> None:
+        calls.append(watch)
+        original(watch)
+
+    monkeypatch.setattr(ddp, "_came", came)
+    group.use(None)
+    earlier = [edl.paddle.parallel(layer) for _ in range(3)]
+    for one in earlier:
+        one(paddle.ones([1, 2])).sum().backward()
+    layer.weight.clear_gradient(False)
+    calls.clear()
+    group.use(pair.ring)
+    model = edl.paddle.parallel(layer)
+    took = pair.meanwhile(lambda ring: ring.broadcast(np.zeros((2, 1), "float32")))
+    loss = model(paddle.full([1, 2], 3.0)).sum()
+    assert took() is None
+    peer = pair.meanwhile(peer_uses(1))
+    loss.backward()
+    assert peer() is None
+    assert len(calls) == 1, "one hook"
+    assert layer.weight.grad.reshape([-1]).tolist() == [2.0, 2.0]
+
+
+def test_gradients_of_an_interrupted_step_do_not_last(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in a layer that is not in the state."""
+    layer = nn.Linear(2, 1, bias_attr=False)
+    group.use(None)
+    monkeypatch.setattr(ddp, "broadcast", lambda tensor: None)
+    earlier = Ring(0, 1, [""], TOKEN, 0)
+    for ring, expected in ((earlier, 1.0), (earlier, 2.0), (pair.ring, 1.0)):
+        group.use(ring)
+        model = edl.paddle.parallel(layer)
+        with model.no_sync():
+            model(paddle.ones([1, 2])).sum().backward()
+        assert layer.weight.grad.reshape([-1]).tolist() == [expected] * 2
+
+
+def test_parameters_that_were_frozen_for_a_while_have_one_hook(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[object] = []
+    monkeypatch.setattr(ddp, "_came", calls.append)
+    layer = nn.Sequential(nn.Linear(2, 2, bias_attr=False), nn.Linear(2, 1, bias_attr=False))
+    model = edl.paddle.parallel(layer)
+    for frozen, expected in ((False, 2), (True, 1), (False, 2)):
+        layer[0].weight.stop_gradient = frozen
+        calls.clear()
+        model(paddle.ones([1, 2])).sum().backward()
+        assert len(calls) == expected
+
+
+def test_a_copy_of_a_wrapped_layer_has_hooks_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[object] = []
+    monkeypatch.setattr(ddp, "_came", calls.append)
+    layer = nn.Linear(2, 1, bias_attr=False)
+    edl.paddle.parallel(layer)(paddle.ones([1, 2])).sum().backward()
+    twin = edl.paddle.parallel(copy.deepcopy(layer))
+    calls.clear()
+    twin(paddle.ones([1, 2])).sum().backward()
+    assert len(calls) == 1
+    assert "edl" not in str(layer.state_dict())
 
 
 def test_rows_that_only_the_peer_has_used_can_be_averaged_after_no_sync(pair: Pair) -> None:

@@ -51,6 +51,14 @@ def test_everything_is_copied_and_put_back() -> None:
     assert all((one.numpy() == before[name]).all() for name, one in trained.state_dict().items())
 
 
+def test_a_parameter_that_is_trained_from_now_on_is_named() -> None:
+    trained = model()
+    replica = PaddleReplica(trained)
+    trained[0].weight.stop_gradient = False
+    with pytest.raises(StateError, match=r"local steps: 0\.weight is trained, and was frozen"):
+        replica.read()
+
+
 def test_sums_come_back_to_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
     class Ring:
         world_size = 2

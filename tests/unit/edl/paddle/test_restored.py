@@ -6,6 +6,7 @@ import copy
 import importlib.util
 import mmap
 from collections import Counter, OrderedDict, deque
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -178,6 +179,63 @@ def test_optimizers_go_on_when_the_memory_is_used_again(kind: str, steps_before:
     if isinstance(restored._learning_rate, Scheduler):
         assert restored._learning_rate.kept.tolist() == [1] * 5
     assert train(again, restored, 3) == expected
+    memory.let_go()
+
+
+lr: Any = optim.lr
+SCHEDULERS: dict[str, Callable[[], Any]] = {
+    "NoamDecay": lambda: lr.NoamDecay(16, 4),
+    "ExponentialDecay": lambda: lr.ExponentialDecay(0.1, 0.9),
+    "NaturalExpDecay": lambda: lr.NaturalExpDecay(0.1, 0.1),
+    "InverseTimeDecay": lambda: lr.InverseTimeDecay(0.1, 0.1),
+    "PolynomialDecay": lambda: lr.PolynomialDecay(0.1, 5, cycle=True),
+    "LinearWarmup": lambda: lr.LinearWarmup(lr.CosineAnnealingWarmRestarts(0.1, 3), 4, 0.01, 0.1),
+    "PiecewiseDecay": lambda: lr.PiecewiseDecay([3, 9], [0.1, 0.05, 0.01]),
+    "CosineAnnealingDecay": lambda: lr.CosineAnnealingDecay(0.1, 8),
+    "MultiStepDecay": lambda: lr.MultiStepDecay(0.1, [3, 9]),
+    "StepDecay": lambda: lr.StepDecay(0.1, 3),
+    "LambdaDecay": lambda: lr.LambdaDecay(0.1, lambda epoch: 0.95**epoch),
+    "MultiplicativeDecay": lambda: lr.MultiplicativeDecay(0.1, lambda epoch: 0.95),
+    "ReduceOnPlateau": lambda: lr.ReduceOnPlateau(0.1, patience=1, cooldown=1),
+    "OneCycleLR": lambda: lr.OneCycleLR(0.3, 40),
+    "CyclicLR": lambda: lr.CyclicLR(0.01, 0.1, 3),
+    "CosineAnnealingWarmRestarts": lambda: lr.CosineAnnealingWarmRestarts(0.1, 3, T_mult=2),
+    "LinearLR": lambda: lr.LinearLR(0.1, 20),
+}
+
+
+def test_all_schedulers_of_paddle_are_here() -> None:
+    kinds = {name for name, kind in vars(lr).items() if isinstance(kind, type) and issubclass(kind, lr.LRScheduler)}
+    assert kinds - {"LRScheduler"} == set(SCHEDULERS)
+
+
+def rates(scheduler: Any, first: int, count: int) -> list[float]:
+    found = []
+    for number in range(first, first + count):
+        watched = isinstance(scheduler, lr.ReduceOnPlateau)
+        scheduler.step(*[paddle.to_tensor(max(1.0, 5.0 - number))] if watched else [])
+        found.append(scheduler.last_lr)
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:There are some unused values")  # Paddle's own about its LinearWarmup
+@pytest.mark.parametrize("alone", [False, True], ids=["of an optimizer", "alone"])
+@pytest.mark.parametrize("steps_before", [0, 9], ids=["new process", "survivor"])
+@pytest.mark.parametrize("kind", SCHEDULERS)
+def test_schedulers_go_on_where_they_were(kind: str, steps_before: int, alone: bool) -> None:
+    def state_of(scheduler: Any) -> State:
+        if alone:
+            return State(scheduler=scheduler)
+        net = nn.Linear(1, 1)
+        return State(model=net, optimizer=optim.SGD(scheduler, parameters=net.parameters()))
+
+    scheduler, restored = SCHEDULERS[kind](), SCHEDULERS[kind]()
+    rates(scheduler, 0, 7)
+    memory = Memory(state_of(scheduler))
+    expected = rates(scheduler, 7, 14)
+    rates(restored, 0, steps_before)
+    memory.restore(state_of(restored))
+    assert rates(restored, 7, 14) == expected
     memory.let_go()
 
 

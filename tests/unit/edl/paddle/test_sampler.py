@@ -89,6 +89,7 @@ def test_each_sample_once_where_the_order_cannot_be_that_of_paddle() -> None:
     loaders = [DataLoader(Numbers(50), batch_sampler=one) for one in samplers]
     got = [list(loader.shares()) for loader in loaders]
     assert {len(one) for one in got} == {5}
+    assert {share.full for one in got for _, share in one} == {12}
     real = [index for one in got for batch, share in one if share.samples for index in batch.tolist()]
     assert sorted(real) == list(range(50))
 

@@ -65,6 +65,20 @@ def test_the_mesh_is_the_same_until_the_world_changes() -> None:
     assert mesh() != first
 
 
+def test_a_survivor_takes_part_in_what_the_first_random_operator_sends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new process has nothing of the kind, so torch sends the generator's state in it."""
+    from torch.distributed.tensor import _random
+
+    world(0, 2)
+    mesh()
+    monkeypatch.setattr(_random, "_rng_tracker", kept := object())
+    mesh(tp=2)
+    assert _random._rng_tracker is kept, "the same world"
+    world(0, 2)
+    mesh()
+    assert _random._rng_tracker is None
+
+
 def test_without_a_world_there_is_no_mesh() -> None:
     with pytest.raises(StateError, match="there is no world yet"):
         mesh()

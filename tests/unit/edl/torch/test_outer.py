@@ -89,6 +89,16 @@ def test_a_wrapped_or_frozen_model_is_refused() -> None:
         edl.DiLoCo(sharded)
 
 
+def test_a_parameter_that_is_trained_from_now_on_is_named() -> None:
+    trained = model()
+    replica = TorchReplica(trained)
+    trained[2].requires_grad_(False)
+    replica.read()
+    trained[0].bias.requires_grad_(True)
+    with pytest.raises(StateError, match=r"local steps: 0\.bias is trained, and was frozen"):
+        replica.read()
+
+
 def test_complex_arrays_are_sent_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """A shorter type would drop the imaginary part."""
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda flat: flat.mul_(2))

@@ -348,6 +348,135 @@ def test_tensors_of_an_extra_state_are_put_where_the_script_had_them(
     assert any(found is live and plain.keys() == live.keys() for plain, found in asked)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("kind", [torch.optim.NAdam, torch.optim.ASGD])
+@pytest.mark.parametrize("where", ["new", "trained", "sharded"])
+def test_numbers_of_an_optimizer_keep_their_type(where: str, kind: Any, dtype: Any) -> None:
+    """torch gives them that of the parameters, so that a training goes on in another way than without a fault."""
+
+    def made() -> tuple[Any, Any]:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(3, 4, bias=False), torch.nn.Linear(4, 1, bias=False)).to(dtype)
+        return model, kind(model.parameters(), lr=0.001)
+
+    def train(model: Any, optimizer: Any, first: int) -> None:
+        for number in range(first, first + 5):
+            optimizer.zero_grad()
+            (model(torch.full((1, 3), 1.0 / (number + 1), dtype=dtype)) ** 2).mean().backward()
+            optimizer.step()
+
+    (model, optimizer), (other, loaded) = made(), made()
+    train(model, optimizer, 0)
+    if where == "trained":
+        train(other, loaded, 9)
+    other.load_state_dict(model.state_dict())
+    load = sharding.load_local_parts if where == "sharded" else lambda name, *rest: loading.load_optimizer(*rest)
+    load("optimizer", loaded, copy.deepcopy(optimizer.state_dict()), copy.deepcopy)
+    for _ in range(2):
+        pairs = [
+            (optimizer.state[one], loaded.state[two])
+            for one, two in zip(model.parameters(), other.parameters(), strict=True)
+        ]
+        for ours, theirs in pairs:
+            assert {key: (part.dtype, part.tolist()) for key, part in theirs.items()} == {
+                key: (part.dtype, part.tolist()) for key, part in ours.items()
+            }
+        train(model, optimizer, 5)
+        train(other, loaded, 5)
+    assert same(list(model.parameters()), list(other.parameters()))
+
+
+class Wide(torch.optim.Optimizer):  # type: ignore[misc,name-defined]
+    """As optimizers outside of torch do: an average in 32 bits of parameters in 16, a mask, and counts."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+
+    def step(self, closure: Any = None) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            state = self.state[parameter]
+            if not state:
+                state["average"] = torch.zeros(parameter.shape)
+                state["counts"] = torch.full(parameter.shape, 1000, dtype=torch.int64)
+                state["seen"] = [torch.zeros(parameter.shape, dtype=torch.bool)]
+            state["average"].lerp_(parameter.grad.float(), 0.01)
+            state["counts"].add_(1)
+            state["seen"][0].logical_or_(parameter.grad > 0)
+            with torch.no_grad():
+                parameter.add_(state["average"].to(parameter.dtype), alpha=-1.0)
+
+
+@pytest.mark.parametrize("where", ["new", "trained", "sharded"])
+def test_the_state_of_optimizers_that_are_not_of_torch_keeps_its_types(where: str) -> None:
+    def made() -> tuple[Any, Any]:
+        weight = torch.nn.Parameter(torch.linspace(-1, 1, 6, dtype=torch.bfloat16))
+        return weight, Wide([weight])
+
+    def train(weight: Any, optimizer: Any, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        for _ in range(4):
+            weight.grad = torch.randn(6, generator=generator).to(torch.bfloat16)
+            optimizer.step()
+
+    (weight, optimizer), (other, loaded) = made(), made()
+    train(weight, optimizer, 0)
+    if where == "trained":
+        train(other, loaded, 1)
+    other.data.copy_(weight.data)
+    kept = copy.deepcopy(optimizer.state_dict())
+    load = sharding.load_local_parts if where == "sharded" else lambda name, *rest: loading.load_optimizer(*rest)
+    before = [id(one) for one in tensors(list(loaded.state.values()))]
+    load("optimizer", loaded, copy.deepcopy(kept), copy.deepcopy)
+    assert not before or before == [id(one) for one in tensors(list(loaded.state.values()))], "filled in place"
+    assert same(loaded.state_dict(), kept)
+    train(weight, optimizer, 2)
+    train(other, loaded, 2)
+    assert same(loaded.state_dict(), optimizer.state_dict())
+    assert same([other], [weight])
+
+
+def test_the_state_of_a_parameter_that_is_a_number_is_converted_as_by_torch() -> None:
+    weight = torch.nn.Parameter(torch.tensor(1.0))
+    optimizer = torch.optim.Adam([weight])
+    weight.grad = torch.tensor(0.5)
+    optimizer.step()
+    half = torch.optim.Adam([torch.nn.Parameter(torch.tensor(1.0, dtype=torch.bfloat16))])
+    loading.load_optimizer(half, copy.deepcopy(optimizer.state_dict()), copy.deepcopy)
+    ((of_one,),) = [half.state.values()]
+    assert (of_one["exp_avg"].dtype, of_one["step"].dtype) == (torch.bfloat16, torch.float32)
+
+
+class OwnWay(torch.optim.SGD):  # type: ignore[misc,name-defined]
+    """Loads its state in a way of its own."""
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        super().load_state_dict(state_dict)
+
+
+@pytest.mark.parametrize(("kind", "sharded"), [(torch.optim.SGD, False), (OwnWay, False), (torch.optim.SGD, True)])
+def test_a_learning_rate_that_is_a_tensor_is_put_where_it_was(
+    kind: Any, sharded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a card, where a captured step reads it."""
+    asked: list[tuple[Any, Any]] = []
+    put = loading.placed
+
+    def placed(plain: Any, live: Any) -> Any:
+        asked.append((plain, live))
+        return put(plain, live)
+
+    monkeypatch.setattr(loading, "placed", placed)
+    model = torch.nn.Linear(2, 1)
+    made: list[Any] = [kind(model.parameters(), lr=torch.tensor(rate)) for rate in (0.5, 0.25)]
+    kept = copy.deepcopy(made[0].state_dict())
+    (group,) = made[1].param_groups
+    live = group["lr"]
+    load = sharding.load_local_parts if sharded else lambda name, *rest: loading.load_optimizer(*rest)
+    load("optimizer", made[1], kept, copy.deepcopy)
+    assert any(found is live and float(plain) == 0.5 for plain, found in asked)
+    assert float(made[1].param_groups[0]["lr"]) == 0.5
+
+
 @pytest.mark.parametrize("sharded", [False, True])
 def test_tensors_of_a_scripts_own_object_are_put_where_they_were(
     sharded: bool, monkeypatch: pytest.MonkeyPatch

@@ -306,7 +306,18 @@ def test_groups_in_a_loader() -> None:
     other = EDLDistributedSampler(numbers, 2, 1, base=buckets())
     got = [list(DataLoader(numbers, sampler=one).shares()) for one in (sampler, other)]
     assert [share.total for _, share in got[0]] == [8, 8, 8, 8, 8]
+    assert {share.full for _, share in got[0]} == {0}, "groups vary in size"
     assert sorted(index for one in got for batch, _ in one for index in batch.tolist()) == list(range(40))
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_short_step_says_how_large_the_others_are(streamed: bool) -> None:
+    if streamed:
+        stream = edl.shard_iterable(Stream(20), tail="exact", num_replicas=2, rank=0)
+        loader = DataLoader(stream, 4)
+    else:
+        loader = DataLoader(Numbers(20), 4, sampler=EDLDistributedSampler(Numbers(20), 2, 0, tail="exact"))
+    assert [(share.total, share.full) for _, share in loader.shares()] == [(8, 8), (8, 8), (4, 8)]
 
 
 # --- streams ---------------------------------------------------------------------------------------------------------

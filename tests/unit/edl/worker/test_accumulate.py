@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +13,10 @@ import pytest
 
 from edl.arithmetic.adascale import AdaScale
 from edl.errors import StateError
+from edl.wire.records import Settings
 from edl.worker import accumulate as core
+from edl.worker import hyper, lr
+from edl.worker import session as sessions
 from edl.worker.steps import Share
 from tests.step_tools import Given, uneven
 
@@ -135,6 +139,139 @@ def test_the_noise_is_that_of_the_micro_batches(kit: Any) -> None:
     assert noise.variance == pytest.approx(expected.variance, rel=1e-9)
     assert noise.square == pytest.approx(expected.square, rel=1e-9)
     assert noise.progress == 2.0
+
+
+class Published:
+    """AdaScale as in its paper, from whole gradients: an implementation of its own to compare with.
+
+    Keeps the moving averages of Appendix B for one part of the batch, and the gain r = (σ² + μ²) / (σ²/S + μ²).
+    """
+
+    def __init__(self) -> None:
+        self.variance = self.square = self.weight = 0.0
+
+    def gain(self, parts: list[Any], size: int, reference: int, scale: float) -> float:
+        """After a step with the gradients of equal ``parts`` of ``size`` samples each; S is ``scale``."""
+        count = len(parts)
+        mean = sum(parts) / count
+        variance = sum(float(np.dot(part - mean, part - mean)) for part in parts) / (count - 1)
+        keep = max(1 - count / 1000, 0.0)
+        self.variance = keep * self.variance + (1 - keep) * variance * size  # of a sample's gradient
+        self.square = keep * self.square + (1 - keep) * (float(np.dot(mean, mean)) - variance / count)
+        self.weight = keep * self.weight + (1 - keep)
+        sigma2, mu2 = max(self.variance, 0.0) / self.weight / reference, max(self.square, 0.0) / self.weight
+        return (sigma2 + mu2) / (sigma2 / scale + mu2)
+
+
+def equal_parts(rng: np.random.Generator, micros: int, size: int, full: int) -> list[tuple[Any, Share]]:
+    """A step of equal micro-batches with so much noise that the gain depends on the size."""
+    return [
+        ((rng.normal(size=(size, WIDTH)), 0.5 + rng.normal(size=(size, 1))),
+         Share(size, micros * size, micro, micros, full=full))
+        for micro in range(micros)
+    ]  # fmt: skip
+
+
+def prescribe(monkeypatch: pytest.MonkeyPatch, reference: int, size: int) -> None:
+    settings = Settings(number=1, lr="adascale", reference=reference, size=size)
+    monkeypatch.setattr(hyper, "current", lambda: settings)
+
+
+def test_a_short_last_step_counts_as_what_it_is_in_adascale(kit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four times the reference of 4 samples; the last step has 12, the next one fewer than the reference."""
+    prescribe(monkeypatch, reference=1, size=4)
+    rng = np.random.default_rng(4)
+    sizes = [(4, 4), (4, 4), (3, 4), (2, 1)]
+    steps = [equal_parts(rng, micros, size, 16) for micros, size in sizes]
+    noise, published, progress = AdaScale(), Published(), 0.0
+    for number, step in enumerate(kit.edl.accumulate(Given(steps), kit.model, noise=noise)):
+        run(kit, step)
+        kit.clear()
+        micros, size = sizes[number]
+        parts = [whole(kit, batch) for batch, _ in steps[number]]
+        expected = published.gain(parts, size, 4, max(micros * size / 4, 1.0))
+        assert noise.gain == pytest.approx(expected, rel=1e-9)
+        progress += expected
+    assert noise.gain == 1.0 and noise.progress == pytest.approx(progress)
+    assert 1.0 < progress / len(sizes) < 4.0
+
+
+def test_a_step_of_a_small_world_that_is_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of the reference is no less than half of the reference's own last step."""
+    prescribe(monkeypatch, reference=4, size=2)
+    assert [lr.scale(samples, 16) for samples in (16, 8, 1)] == [0.5, 0.5, 0.5]
+    prescribe(monkeypatch, reference=2, size=4)
+    assert [lr.scale(samples, 16) for samples in (16, 12, 8, 1)] == [2.0, 1.5, 1.0, 1.0]
+    assert lr.scale(8, 0) == lr.scale() == 2.0, "steps that vary"
+
+
+def new_scaler(kit: Any) -> Any:
+    if isinstance(kit, Torch):
+        return kit.torch.amp.GradScaler("cpu")
+    made = kit.paddle.amp.GradScaler(enable=False, use_dynamic_loss_scaling=False)
+    made._enable = True  # on a CPU it would stay disabled
+    made._incr_ratio = made._decr_ratio = made._incr_count = made._decr_count = 0
+    made._incr_every_n_steps = made._decr_every_n_nan_or_inf = 0
+    return made
+
+
+@pytest.mark.parametrize("where", ["argument", "state"])
+def test_a_gradient_scaler_changes_neither_the_noise_nor_the_loss(
+    kit: Any, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """Its scale changes from step to step. A step whose gradients overflow is skipped, and no progress."""
+    prescribe(monkeypatch, reference=1, size=4)
+    rng = np.random.default_rng(5)
+    steps = [equal_parts(rng, 4, 4, 16) for _ in range(4)]
+    scales = [2.0**16, 2.0**17, 2.0**3, 2.0**4]
+    seen = []
+    for scaled in (False, True):
+        noise = AdaScale()
+        scaler: Any = new_scaler(kit) if scaled else None
+        keep(monkeypatch, scaler=scaler, noise=noise)
+        named = {"noise": noise, "scaler": scaler} if where == "argument" else {}
+        losses, gains, before = [], [], noise.state_dict()
+        for number, step in enumerate(kit.edl.accumulate(Given(steps), kit.model, **named)):
+            if scaled:
+                set_scale(kit, scaler, scales[number])
+            overflows = number == 2
+            for batch in step:
+                loss = kit.loss(kit.model, batch) * (float("inf") if overflows and scaled else 1.0)
+                step.backward(scaler.scale(loss) if scaled else loss)
+            kit.clear()
+            if not overflows:
+                losses += [float(step.loss), step.mean_loss()]
+                gains.append(noise.gain)
+            elif not scaled:  # what the other one does not see
+                noise.load_state_dict(before)
+            before = noise.state_dict()
+        seen.append([*losses, *gains, *noise.state_dict().values()])
+    assert seen[1] == pytest.approx(seen[0], rel=1e-5)
+
+
+def keep(monkeypatch: pytest.MonkeyPatch, **objects: Any) -> None:
+    """A session whose state has these objects."""
+    state = types.SimpleNamespace(_objects={name: one for name, one in objects.items() if one is not None})
+    monkeypatch.setattr(sessions, "opened", lambda: types.SimpleNamespace(state=state, seat=None))
+
+
+def set_scale(kit: Any, scaler: Any, scale: float) -> None:
+    if isinstance(kit, Paddle):
+        scaler._scale = kit.paddle.to_tensor([scale], dtype="float64")
+        return
+    scaler.scale(kit.torch.zeros(1))  # it has its scale from the first loss on
+    scaler._scale.fill_(scale)
+
+
+@pytest.mark.torch
+def test_several_gradient_scalers_have_to_be_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    edl: Any = importlib.import_module("edl.torch")
+    one, other = (torch.amp.GradScaler("cpu") for _ in range(2))
+    keep(monkeypatch, other=other, one=one, off=torch.amp.GradScaler("cpu", enabled=False))
+    with pytest.raises(StateError, match=r"several gradient scalers \(one, other\): .*accumulate\(…, scaler=…\)"):
+        next(edl.accumulate(Given(two_of(1)), torch.nn.Linear(WIDTH, 1)))
+    next(edl.accumulate(Given(two_of(1)), torch.nn.Linear(WIDTH, 1), scaler=one))
 
 
 def two_of(micros: int) -> list[list[tuple[Any, Share]]]:
