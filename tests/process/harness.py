@@ -255,7 +255,7 @@ class Job:
             f"--rdzv-id={self.name}",
             f"--rdzv-backend={self.backend}",
             f"--rdzv-endpoint={','.join(self.endpoints)}",
-            # On a busy machine a launcher may not run for two seconds: with the default of 3 s it would end its workers.
+            # With the default of 3 s, a launcher that a busy machine does not run for 2 s would end its workers.
             "--lease-ttl=10",
             f"--node-id={node}",
             f"--log-dir={self.folder / f'logs-{self.name}' / node}",
