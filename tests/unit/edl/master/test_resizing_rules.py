@@ -73,6 +73,12 @@ class TestSavesAndDepartures:
         rule.submit(Drain(("c",), "me"))
         assert (ordered(rule), agreed(rule)) == ("c", Purpose.SWITCH)
 
+    def test_workers_that_cannot_be_held_are_not_asked_to_agree(self) -> None:
+        rule = Resizable(NodeRange(1, 3))
+        rule.join("a", "b", "c")
+        rule.submit(Drain(("c",), "me"))
+        assert ("c" in ordered(rule), agreed(rule)) == (True, None)
+
     def test_a_checkpoint_from_before_the_request_is_not_enough(self) -> None:
         """The workers have trained on since then."""
         rule = training("abc")
@@ -241,6 +247,18 @@ class TestJoining:
         rule.wait(0.1)
         assert agreed(rule) is Purpose.SWITCH
 
+    def test_one_that_is_lost_again_uses_up_nobodys_time(self) -> None:
+        rule = self.coming()
+        rule.wait(0.5)
+        rule.lose("c")
+        rule.wait(5.0)
+        rule.arrive("e")
+        assert agreed(rule) is None
+        rule.wait(0.9)
+        assert agreed(rule) is None
+        rule.wait(0.1)
+        assert agreed(rule) is Purpose.SWITCH
+
     def test_a_node_without_a_stream_is_not_waited_for(self) -> None:
         rule = training("ab", NodeRange(1, 8))
         self.warming(rule, "d")
@@ -366,6 +384,12 @@ class TestCooling:
         rule.change(19)
         assert rule.members == "bc"
 
+    def test_nor_does_a_node_that_has_to_leave(self) -> None:
+        rule = self.cool()
+        rule.submit(Resize(2, "me"))
+        rule.submit(Drain(("a",), "me"))
+        assert (ordered(rule), agreed(rule)) == ("a", Purpose.SWITCH)
+
     def test_a_cordon_begins_none(self) -> None:
         rule = training("abcd", cooldown_s=30.0)
         rule.submit(Cordon("a", True, "me"))
@@ -402,6 +426,14 @@ class TestMissed:
         rule.lose("b")
         rule.say("a", Leaving("SIGTERM"))
         assert rule.told()["a"] == Dismissed("nothing to wait for", needed=True)
+
+    def test_of_a_running_one_each_without_which_too_few_are_left(self) -> None:
+        rule = Resizable(NodeRange(2, 3))
+        rule.join("a", "b", "c")
+        rule.say("c", Leaving("SIGTERM"))
+        assert rule.told()["c"] == Dismissed("nothing to wait for")
+        rule.say("b", Leaving("SIGTERM"))
+        assert rule.told()["b"] == Dismissed("nothing to wait for", needed=True)
 
 
 def test_who_resumes_a_job_has_the_whole_time_to_bring_nodes() -> None:
