@@ -197,6 +197,17 @@ class TestAble:
         assert "2 of 3 are needed" in answer(rule)
         assert rule.submit(Drain(("a", "d"), "me")) is Verdict.ACCEPTED
 
+    @pytest.mark.parametrize("members", range(1, 8))
+    def test_as_etcd_counts_them(self, members: int) -> None:
+        """A cluster of n members works while fewer than n / 2 are gone."""
+        names = "abcdefgh"
+        for gone in range(1, members + 1):
+            rule = Resizable(NodeRange(1, 8))
+            for number, name in enumerate(names):
+                rule.feed(ev.NodeRegistered(dataclasses.replace(info(name), members=members * (number < members))))
+            verdict = rule.submit(Drain(tuple(names[:gone]), "me"))
+            assert (verdict is Verdict.ACCEPTED) == (gone < members / 2)
+
 
 class TestOwner:
     def test_only_the_scheduler_that_owns_the_size_changes_it(self) -> None:
