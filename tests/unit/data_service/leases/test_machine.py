@@ -169,6 +169,16 @@ class TestSteps:
         assert isinstance(rule.say(0, NextEpoch, 1), Done)
         assert numbers(rule.lease(1, 1, epoch=1)) == [0]
 
+    @pytest.mark.parametrize(("shards", "first"), [(40, 10), (41, 11), (4, 1), (1, 1)])
+    def test_nobody_gets_more_than_half_of_an_even_share_at_once(self, shards: int, first: int) -> None:
+        """Else the last workers to ask would get nothing while others have hours of work ahead."""
+        rule = Rule().start(manifest=small(sizes=(4 * shards,)))
+        left = shards - len(rule.lease(0, 1000).leases)
+        assert shards - left == first
+        if left:
+            assert len(rule.lease(1, 2).leases) == min(2, -(-left // 4))
+            assert rule.lease(1, 0).leases == ()
+
     def test_open_waits_for_the_registration_and_a_lease_for_the_ledger(self) -> None:
         rule = Rule()
         assert rule.say(1, Open, 1) is None

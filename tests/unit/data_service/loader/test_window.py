@@ -43,8 +43,9 @@ offers = st.builds(
     ).map(tuple),
     st.sampled_from(Supply),
     st.integers(0, 1000),
-    st.just(1),
+    st.integers(1, 9),
     st.text(max_size=5),
+    st.integers(0, 9),
 )
 
 
@@ -77,6 +78,16 @@ def test_one_that_has_nothing_repeats_or_stands_in(tail: Tail, samples: tuple[in
 def test_dropping_ends_with_the_first_that_has_nothing() -> None:
     assert plan([Offer(ready(8), Supply.MORE), Offer((), Supply.DRY)], Tail.DROP) == Window((), True)
     assert plan([Offer((), Supply.DRY), Offer((), Supply.DRY)], Tail.DROP).over
+
+
+def test_dropping_ends_nothing_while_one_that_reads_may_get_more() -> None:
+    """All have used up what they had ready at once, and the next records of one are on their way."""
+    assert plan([Offer((), Supply.DRY), Offer((), Supply.MORE)], Tail.DROP) == Window((), False)
+
+
+def test_all_know_of_files_that_any_has_heard_of() -> None:
+    assert plan([Offer(ready(1), Supply.MORE, version=1), Offer((), Supply.DRY, version=3)], Tail.PAD).version == 3
+    assert plan([Offer((), Supply.DRY, version=3), Offer((), Supply.DRY, version=1)], Tail.DROP).version == 3
 
 
 @pytest.mark.parametrize("tail", [Tail.PAD, Tail.JOIN])

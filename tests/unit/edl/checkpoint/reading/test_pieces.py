@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections import Counter, OrderedDict, defaultdict, deque
@@ -23,6 +24,7 @@ from edl.checkpoint.reading.assembly import (
     Whole,
     holds_tensor_parts,
     merged,
+    runs,
 )
 from edl.checkpoint.reading.saved_parts import ReadRequest, byte_ranges
 from edl.errors import CheckpointError
@@ -65,6 +67,31 @@ def test_any_part_comes_from_any_division_into_boxes(data: st.DataObject) -> Non
     assert bytes(memory) == values(wanted)
 
 
+@given(st.data())
+def test_what_is_contiguous_in_both_boxes_is_one_run(data: st.DataObject) -> None:
+    """A read or a copy for each element, or for each row, would take minutes for a large state."""
+    lengths = st.lists(st.tuples(*[st.integers(0, 2)] * 4, st.integers(1, 3)), max_size=4)
+    dims = data.draw(lengths)  # in each: space before and behind in two boxes, and the length of what they share
+    inner = Box(tuple(max(a, b) for a, _, b, _, _ in dims), tuple(n for *_, n in dims))
+    edges = list(zip(dims, inner.offset, strict=True))
+    boxes = [Box(tuple(at - d[k] for d, at in edges), tuple(d[k] + d[4] + d[k + 1] for d, _ in edges)) for k in (0, 2)]
+    shared = list(itertools.product(*(range(at, at + n) for at, n in zip(inner.offset, inner.shape, strict=True))))
+    numbers = [[number_in(box, place) for place in shared] for box in boxes]
+    starts = [
+        n for n in range(len(shared)) if n == 0 or any(one[n] != one[n - 1] + 1 for one in numbers)
+    ]  # where either box has a gap
+    expected = [[(one[a], b - a) for a, b in itertools.pairwise([*starts, len(shared)])] for one in numbers]
+    assert [list(runs(one, inner, other)) for one, other in (boxes, reversed(boxes))] == expected
+
+
+def number_in(box: Box, place: tuple[int, ...]) -> int:
+    """The number of an element in a box, if its elements are counted row by row."""
+    number = 0
+    for at, begin, length in zip(place, box.offset, box.shape, strict=True):
+        number = number * length + at - begin
+    return number
+
+
 def test_what_nobody_has_is_missing() -> None:
     with pytest.raises(Missing, match=r"no worker has saved all of x at offset \(0,\)"):
         spread((4,), ((0,), (1,)), ((2,), (2,))).covering(Box((0,), (4,)))
@@ -88,6 +115,7 @@ def test_cut_tensors_come_from_all_and_the_rest_from_the_first() -> None:
     ]
     found = merged(parts, union=False)
     assert [box.offset for box, _ in found["w"].pieces] == [(0, 0), (2, 0)]
+    assert found["w"].name == "w"
     assert isinstance(found["b"], Whole) and [one.shard for one in found["b"].copies] == [0, 1]
     assert (found["step"], found["list"]) == (0, [0])
 
@@ -98,10 +126,26 @@ def test_stages_of_a_pipeline_are_united() -> None:
     assert list(merged(parts, union=False)) == ["first"]
 
 
+@pytest.mark.parametrize("other", [None, 3, [1], (1,), {"x": 1}, {}])
+def test_a_worker_that_has_something_else_there_is_passed_over(other: object) -> None:
+    """What the first worker saved says what it is; another may have nothing there yet, or something of another kind."""
+    array, part, nested = stored((2,)), cut([2], [0], (2,), 0), {"w": stored((2,))}
+    for union in (False, True):
+        assert merged([array, other, stored((2,), 2)], union=union) == Whole((array, stored((2,), 2)))
+        assert merged([part, other], union=union).pieces == spread((2,), ((0,), (2,))).pieces
+        assert merged([{"w": part}, part], union=union)["w"] == dataclasses.replace(
+            merged([part], union=union), name="w"
+        )
+        assert merged([nested, other], union=union)["w"] == Whole((nested["w"],))
+        assert merged([[array, array], other], union=union) == [Whole((array,))] * 2
+
+
 @pytest.mark.parametrize(
     "part",
     [
         cut([4], [3], (2,), 0),
+        cut([4, 4], [0, 3], (2, 2), 0),
+        {LOCAL: stored((2,)), SHAPE: 4, OFFSET: [0]},
         cut([4], [-1], (2,), 0),
         cut([4, 4], [0], (2,), 0),
         {LOCAL: stored((2,)), SHAPE: [4]},
@@ -200,4 +244,5 @@ def test_containers_stay_what_they_are_and_a_deque_is_looked_into() -> None:
     assert type(found["default"]) is defaultdict and found["default"].default_factory is int
     assert found["default"]["a"] == Whole((one, other))
     assert (type(found["ordered"]), type(found["counter"])) == (OrderedDict, Counter)
+    assert holds_tensor_parts({"step": 1, "model": [{"w": cut[0], "b": one}, 2]})
     assert holds_tensor_parts(deque([cut[0]])) and not holds_tensor_parts(deque([one]))
