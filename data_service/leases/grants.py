@@ -165,10 +165,7 @@ def _failed(data: DataSet, turn: LeaseTurn, table: LeaseTable, shard: int, upto:
     attempts = data.failures.setdefault(shard, [])
     attempts.append(attempt)
     failed = tuple(attempt.by for attempt in attempts)
-    if held:
-        table.put_back(shard, turn.now_s, failed, unreached=attempt.unreached)
-    elif shard in table.back:
-        table.back[shard].failed = failed
+    table.put_back(shard, turn.now_s, failed, unreached=attempt.unreached)
     if len(attempts) < data.options.failures:
         ref = table.manifest.ref(shard)
         turn.note(

@@ -185,10 +185,9 @@ class LeaseTable:
         self._order = ShardOrder(version.shards, ledger.seed, ledger.epoch, ledger.shuffle)
 
     def put_back(self, shard: int, now_s: float, failed: tuple[Caller, ...] = (), *, unreached: bool = False) -> None:
-        """Return a leased shard to pending."""
-        self._let_go(shard)
-        self._states[shard] = FRESH
-        self._fresh += 1
+        """Return a leased shard to pending, or note of a pending one who failed to read it."""
+        if self._states[shard] == LEASED:
+            self._let_go(shard)
         self._put_back(shard, ReturnedShard(now_s, failed, unreached))
 
     def release(self, holder: Caller, now_s: float, but: Collection[int] = ()) -> int:
@@ -233,8 +232,9 @@ class LeaseTable:
         return not returned.unreached and all(other in returned.failed for other in others)
 
     def _put_back(self, shard: int, returned: ReturnedShard) -> None:
+        if self._states[shard] == FRESH:
+            self._fresh -= 1
         self._states[shard] = BACK
-        self._fresh -= 1
         self.back[shard] = returned
 
     def _unqueue(self, shard: int) -> None:

@@ -71,16 +71,16 @@ def first_split(
         sub_request, size = SubRequest(number), 0
         for part, one in enumerate(united):
             begin, end = one.bounds[place], one.bounds[place + 1]
+            each = key_bytes[part] if key_bytes else 0
             while begin < end:
-                each = key_bytes[part] if key_bytes else 0
+                if size and size + each > most_bytes:
+                    sub_requests.append(sub_request)
+                    sub_request, size = SubRequest(number), 0
                 room = max(1, (most_bytes - size) // each) if each else end - begin
                 upto = min(end, begin + room)
                 sub_request.items.append((part, slice(begin, upto)))
                 size += each * (upto - begin)
                 begin = upto
-                if each and size + each > most_bytes:
-                    sub_requests.append(sub_request)
-                    sub_request, size = SubRequest(number), 0
         if sub_request.items:
             sub_requests.append(sub_request)
     return sub_requests

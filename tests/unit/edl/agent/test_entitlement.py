@@ -70,3 +70,16 @@ def test_an_ended_lease_is_not_made_up_for_until_the_agent_has_acted() -> None:
     assert one.look(8.5) is None
     one.acted()  # the workers have been told to end, and have their time for it
     assert one.look(8.6) == 13.6
+
+
+def test_a_new_launcher_may_train_before_the_store_has_answered() -> None:
+    one = Entitlement(LEASE_S, 0.0)
+    assert one.look(4.0) == 4.0 + LEASE_S / 2
+
+
+def test_a_new_lease_makes_up_for_the_ended_one() -> None:
+    one = Entitlement(LEASE_S, 0.0)
+    one.lost()
+    one.leased(1.0)
+    assert one.look(1.0) == 10.0
+    assert one.look(9.0) == 14.0, "the store is away, but the launcher lives"

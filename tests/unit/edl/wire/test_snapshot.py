@@ -211,6 +211,20 @@ def test_a_header_without_end_is_not_read() -> None:
         parse(struct.pack("<Q", 1 << 60) + bytes(100))
 
 
+def test_a_header_that_others_could_not_read_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The safetensors library limits its length, without the eight bytes before it."""
+    made = plan([leaf("w", "F32", 2)], META, {"numbers": [1] * 500})
+    length = len(made.header) - snapshot.HEADER_BYTES
+    monkeypatch.setattr(snapshot, "_LARGEST_HEADER", length)
+    assert plan([leaf("w", "F32", 2)], META, {"numbers": [1] * 500}).header == made.header
+    assert parse(filled(made, {"w": bytes(8)})).tree == {"numbers": [1] * 500}
+    monkeypatch.setattr(snapshot, "_LARGEST_HEADER", length - 1)
+    with pytest.raises(CheckpointError, match="keep large lists of numbers as arrays"):
+        plan([leaf("w", "F32", 2)], META, {"numbers": [1] * 500})
+    with pytest.raises(CheckpointError, match=f"header would be {length} bytes"):
+        parse(filled(made, {"w": bytes(8)}))
+
+
 def test_impossible_plans() -> None:
     with pytest.raises(CheckpointError, match=r"two arrays .* 'w'"):
         plan([leaf("w", "F32"), leaf("w", "F32")], META, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -97,6 +98,32 @@ def test_several_parts_in_one_sub_request_and_none_too_large() -> None:
         assert sorted(np.concatenate(keys).tolist()) == sorted(united[part].keys.tolist())
     huge = routing.first_split(route, united, [10_000, 1, 1], 5000)
     assert sum(len(one.items) for one in huge) >= 1000  # a key at least
+
+
+@pytest.mark.parametrize("most", [1, 99, 100, 149, 150, 5000, 10**9])
+@pytest.mark.parametrize("each", [(100, 0, 50), (50, 0, 100)])
+def test_sub_requests_are_as_large_as_they_may_be(most: int, each: tuple[int, ...]) -> None:
+    """Each costs a round trip: a further one begins only when the next key would not fit."""
+    route = a_route(np.ones(BUCKETS, np.int16))
+    numbers = (131, 20, 71)
+    united = [route.unite(np.arange(number)) for number in numbers]
+    keys = [
+        [(part, int(key)) for part, where in one.items for key in united[part].keys[where]]
+        for one in routing.first_split(route, united, each, most)
+    ]
+    assert sorted(one for some in keys for one in some) == [
+        (part, key) for part, number in enumerate(numbers) for key in range(number)
+    ]
+    sizes = [[each[part] for part, _ in some if each[part]] for some in keys]
+    assert all(sum(some) <= most or len(some) == 1 for some in sizes), "one key at least"
+    for some, following in itertools.pairwise(sizes):
+        assert sum(some) + following[0] > most
+
+
+def test_without_sizes_each_pserver_gets_one_sub_request() -> None:
+    route = a_route(np.arange(BUCKETS) % 2 + 1)
+    sub_requests = routing.first_split(route, [route.unite(np.arange(5000)), route.unite(np.arange(9))])
+    assert [(one.server, len(one.items)) for one in sub_requests] == [(1, 2), (2, 2)]
 
 
 def test_refused_requests_are_split_by_the_newer_placement_map() -> None:

@@ -41,6 +41,16 @@ def test_orders_come_out_as_they_went_in(what: str) -> None:
     assert orders_after(replace(BASE, you=5), messages.decode(messages.encode(change))) == replace(now, **own)
 
 
+def test_only_what_is_another_is_sent() -> None:
+    """A placement map has thousands of buckets, and there may be a thousand trainers."""
+    now = replace(BASE, members=(A, replace(B, step=5), C), placement=replace(PLACEMENT, version=4), epoch=8)
+    change = orders_changed(BASE, now)
+    assert (change.came, change.went, change.placement) == ((replace(B, step=5), C), (), None)
+    assert (change.tables, change.training, change.lr, change.revoked) == (None, None, None, None)
+    moved = orders_changed(BASE, replace(BASE, placement=LATER["owners"]["placement"], tables=()))
+    assert (moved.came, moved.went, moved.placement, moved.tables) == ((), (), LATER["owners"]["placement"], ())
+
+
 def test_a_membership_comes_out_as_it_went_in() -> None:
     drawn = random.Random(1)
     members: tuple[messages.TrainerMember, ...] = ()

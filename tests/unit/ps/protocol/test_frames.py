@@ -12,6 +12,7 @@ from ps.protocol.frames import (
     HEADER_BYTES,
     MOST_BODY,
     MOST_HEAD,
+    Frame,
     FrameOp,
     check_of,
     hash_of,
@@ -47,6 +48,28 @@ def test_what_goes_in_comes_out(
     assert (header.body_check is None) == (not whole or not check)
 
 
+@pytest.mark.parametrize("lent", [False, True])
+@pytest.mark.parametrize("borrows", [False, True])
+@pytest.mark.parametrize("check", [False, True])
+def test_where_the_body_is_comes_through(lent: bool, borrows: bool, check: bool) -> None:
+    data = pack(FrameOp.PULL, 7, b"head", [memoryview(b"body")], check=check, lent=lent, borrows=borrows)
+    header = unpack(data[:HEADER_BYTES])
+    assert (header.lent, header.borrows) == (lent, borrows)
+    assert (header.body_check is not None) == (check and not lent), (
+        "what is lent is not sent, and may change until read"
+    )
+    plain = unpack(pack(FrameOp.PULL, 7, check=check)[:HEADER_BYTES])
+    assert (plain.lent, plain.borrows) == (False, False)
+
+
+def test_the_largest_sizes_are_allowed() -> None:
+    head = b"x" * MOST_HEAD
+    lazy = np.broadcast_to(np.zeros(1, np.uint8), (MOST_BODY,)).data
+    header = unpack(pack(FrameOp.PUSH, 1, head, [lazy], check=False)[:HEADER_BYTES])
+    assert (header.head_bytes, header.body_bytes) == (MOST_HEAD, MOST_BODY)
+    assert Frame(FrameOp.OK, 1, pack_head({"a": 1}), memoryview(b"")).json() == {"a": 1}
+
+
 @given(st.integers(0, HEADER_BYTES * 8 - 1))
 def test_a_header_with_any_bit_turned_is_refused(bit: int) -> None:
     data = bytearray(pack(FrameOp.PULL, 7, b"head", [memoryview(b"body")], check=True)[:HEADER_BYTES])
@@ -75,6 +98,10 @@ def test_other_versions_and_sizes_that_cannot_be_are_refused() -> None:
     unknown = good[:4] + b"\x63" + good[5:-8]
     with pytest.raises(ProtocolError, match="another version"):
         unpack(unknown + hash_of(unknown).to_bytes(8, "little"))
+    for place, value in ((5, 0x80), (6, 1)):  # a flag and a field that this version does not know
+        unknown = good[:place] + bytes([value]) + good[place + 1 : -8]
+        with pytest.raises(ProtocolError, match="another version"):
+            unpack(unknown + hash_of(unknown).to_bytes(8, "little"))
     large = good[:8] + (MOST_HEAD + 1).to_bytes(4, "little") + good[12:-8]
     with pytest.raises(ProtocolError, match=f"head of {MOST_HEAD + 1} bytes"):
         unpack(large + hash_of(large).to_bytes(8, "little"))

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 
 import pytest
 
+from edl.config import Replicas
 from edl.master.policies.slots import (
     AFRESH_S,
     KEPT,
     Dropped,
     DroppedBy,
+    KnownDrops,
     Strike,
     against,
     counted,
     culprit,
     drop_of,
     is_same,
+    meant,
     newest,
+    places,
     slot_in,
     struck,
     trained,
@@ -47,6 +52,56 @@ def test_only_the_newest_drops_are_kept_but_all_of_the_denylist() -> None:
     assert newest([denied[0], others[0], denied[1], *others[1:], denied[2]], {A.node}) == (
         *denied[:2], *others[2:], denied[2]
     )  # fmt: skip
+
+
+def test_of_absent_nodes_on_the_denylist_the_newest_are_kept() -> None:
+    denied = [dropped(slot, DroppedBy.DENYLIST) for slot in range(KEPT + 2)]
+    by_hand = dropped(0, DroppedBy.HAND)
+    assert newest([by_hand, *denied], ()) == (by_hand, *denied[2:])
+    assert newest([by_hand, *denied], {A.node}) == (by_hand, *denied)
+
+
+def test_an_index_of_drops_finds_what_a_search_of_all_finds() -> None:
+    rng = random.Random(0)
+    found = set()
+    for _ in range(500):
+        devices = tuple(rng.choice(["", f"GPU-{slot}"]) for slot in range(4))
+        info = dataclasses.replace(A, slots=3, spare_slots=1, devices=rng.choice([(), devices]))
+        drops = [
+            dataclasses.replace(
+                dropped(rng.randrange(5)),
+                node=NodeId(rng.choice("ab")),
+                device=rng.choice(["", f"GPU-{rng.randrange(5)}"]),
+            )
+            for _ in range(rng.randrange(5))
+        ]
+        usable_slots = [slot for slot in range(4) if not any(is_same(one, info, slot) for one in drops)]
+        expected = tuple(usable_slots[:3])
+        assert KnownDrops(drops).places(info, Replicas()) == places(drops, info, Replicas()) == expected
+        found.add(expected)
+    assert len(found) > 8
+
+
+def test_what_is_undone_goes_by_node_and_by_number_or_device() -> None:
+    one, other = dataclasses.replace(dropped(1), device="GPU-1,gpu-2"), dropped(3)
+    far = dataclasses.replace(dropped(1), node=NodeId("b"))
+    drops = [one, far, other]
+    here = dataclasses.replace(A, slots=4, devices=("GPU-0", "GPU-1,gpu-2", "", ""))
+    for info in (None, here):  # also of a node that is absent
+        assert meant(drops, info, "a", "") == (one, other)
+        for device in ("1", "gpu-1", "GPU-2"):
+            assert meant(drops, info, "a", device) == (one,)
+        assert meant(drops, info, "a", "3") == (other,)
+        for device in ("0", "7", "GPU-0", "GPU-9", ","):
+            assert meant(drops, info, "a", device) == ()
+    assert meant(drops, None, "b", "") == (far,)
+
+
+def test_a_device_that_is_on_another_node_now_is_undone_where_it_was_dropped() -> None:
+    moved = dataclasses.replace(dropped(1), node=NodeId("b"), device="GPU-1")
+    here = dataclasses.replace(A, slots=2, devices=("GPU-0", "GPU-1"))
+    assert meant([moved], here, "a", "GPU-1") == (moved,)
+    assert meant([moved], dataclasses.replace(here, devices=()), "b", "GPU-1") == (moved,)
 
 
 @pytest.mark.parametrize(("slot", "local_rank", "found"), [(0, 1, 0), (1, 0, 1), (-1, 2, 2)])
