@@ -83,7 +83,7 @@ class TestDefaults:
         made = [path.name for path in (folder / "temporary").iterdir()]
         assert len(made) == 1
         assert made[0].startswith("edl-mine-")
-        assert settings.logs == LogPlan(str(folder / "temporary" / made[0] / "mine_n1"))
+        assert settings.logs == LogPlan(str(folder / "temporary" / made[0] / "mine_n1"), temporary=True)
 
     def test_or_to_the_one_named(self, folder: Path) -> None:
         settings = read("--log-dir=logs", "--rdzv-id=mine", "--node-id=n1", "train.py")

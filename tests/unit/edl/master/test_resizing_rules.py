@@ -351,7 +351,7 @@ class TestProgress:
         rule.submit(Suspend(True, "me"))
         assert (rule.phase, agreed(rule)) == (Phase.RUNNING, None)
 
-    def test_a_suspension_does_not_wait_for_a_node_without_a_stream(self) -> None:
+    def test_a_suspension_waits_no_longer_for_a_node_without_a_stream_than_until_it_is_lost(self) -> None:
         rule = training("ab")
         rule.submit(Suspend(True, "me"))
         rule.boundary()
@@ -359,6 +359,8 @@ class TestProgress:
         free(rule, "a")
         assert rule.scale.observed == 0
         rule.feed(ev.NodeDetached(NodeId("b"), info("b").incarnation))
+        assert rule.scale.observed == 0, "its workers may still run"
+        rule.wait(100.0)
         assert rule.scale.observed == 1
 
     @pytest.mark.parametrize(
