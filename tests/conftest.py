@@ -1,4 +1,4 @@
-"""Fixtures that every test gets, and the option for long tests."""
+"""Fixtures that every test gets, and the options for slow and long tests."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ LAUNCHER_PREFIXES = ("EDL_", "PET_", "TORCHELASTIC_", "PADDLE_")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="run the slow tests, too, as continuous integration does")
     parser.addoption("--soak", action="store_true", help="run the fault tests of hours in full length")
     parser.addoption("--card", action="store_true", help="run the tests that need a GPU, too; else none is visible")
     parser.addoption("--rewrite", action="store_true", help="rewrite tests/sim/golden from what the machines do")
@@ -67,10 +68,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     # An address differs between processes, and the processes of a whole run must have the same tests.
     if named := [item.nodeid for item in items if " at 0x" in item.nodeid]:
         raise pytest.UsageError(f"give the parameters of this test ids: {named[0]}")
-    if not config.getoption("--soak"):
-        for item in items:
-            if item.get_closest_marker("soak") is not None or _is_other_variant(item):
-                item.add_marker(pytest.mark.skip(reason="takes long: run with --soak"))
+    if config.getoption("--soak"):
+        return
+    for item in items:
+        if item.get_closest_marker("soak") is not None or _is_other_variant(item):
+            item.add_marker(pytest.mark.skip(reason="takes long: run with --soak"))
+        elif item.get_closest_marker("slow") is not None and not config.getoption("--all"):
+            item.add_marker(pytest.mark.skip(reason="slow: run with --all"))
 
 
 def _is_other_variant(item: pytest.Item) -> bool:

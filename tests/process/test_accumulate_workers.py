@@ -92,6 +92,7 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
     made.end()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", range(1, MOST + 1))
 def test_the_gradient_is_that_of_all_samples(world: World, size: int) -> None:
     """Uneven micro-batches, stand-ins of NaN and infinity, also where the wrapper exchanges."""
@@ -120,6 +121,7 @@ def test_all_workers_know_the_same_noise(world: World) -> None:
     assert found[1][0][2] > 0
 
 
+@pytest.mark.slow
 def test_logical_ranks_give_the_same_bits_on_any_number_of_workers(world: World) -> None:
     """Dropout, batch normalisation, Adam, a step with ranks that have no samples, wrapped or plain."""
     (alone,) = world.each(1, "logical", 6, RANKS, False)

@@ -73,6 +73,7 @@ def run_by_original(job: Job, launcher: Sequence[str], script: Path, folder: Pat
     return seen_by_ranks(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_accelerates_own_test_script_passes(tmp_path: Path) -> None:
     """It ships in the wheel, and checks processes, generators, loaders and training against a lone process."""

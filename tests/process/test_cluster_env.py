@@ -66,6 +66,7 @@ def launcher(*options: str) -> list[str]:
     return [sys.executable, "-m", "edl.launch", *options, str(PLAIN)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "world",
     [

@@ -35,6 +35,7 @@ def used_s(process: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+@pytest.mark.slow
 def test_a_run_on_several_processes_comes_to_its_end() -> None:
     command = [sys.executable, "-m", "edl.testing.commits", "--runs", "300", "--jobs", "2"]
     run = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
@@ -55,6 +56,7 @@ def until(holds: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_nothing_plays_on_when_a_run_is_ended(number: signal.Signals) -> None:
     command = [sys.executable, "-m", "edl.testing.commits", "--runs", "100000", "--jobs", "2"]

@@ -22,10 +22,9 @@ from tests.support.dashboard_jobs import DashboardMaster
 from tests.support.fake_master import JOB
 from tests.support.web_fixture import HOST, TOKEN, FakeOutput, Setup, node_facts, play
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(chromium() is None, reason="no Chromium on this host (Debian: apt-get install chromium)"),
-]
+pytestmark = pytest.mark.skipif(
+    chromium() is None, reason="no Chromium on this host (Debian: apt-get install chromium)"
+)
 
 LIMITS = HttpLimits(rate=1e6, burst=1e6, status_s=0.05)
 READ_TOKEN = "a-token-that-can-only-read"
@@ -97,6 +96,7 @@ def test_the_job_is_shown_and_followed() -> None:
     browse(master, scenario)
 
 
+@pytest.mark.slow
 def test_a_thousand_nodes_and_a_name_that_is_markup() -> None:
     master = jobs.large()
 
@@ -125,6 +125,7 @@ def test_a_thousand_nodes_and_a_name_that_is_markup() -> None:
     browse(master, scenario)
 
 
+@pytest.mark.slow
 def test_errors_and_alarms() -> None:
     async def scenario(tab: Tab, on: Setup) -> None:
         await opened(tab)
@@ -141,6 +142,7 @@ def test_errors_and_alarms() -> None:
     browse(jobs.after_a_loss(), scenario)
 
 
+@pytest.mark.slow
 def test_parameter_servers() -> None:
     async def scenario(tab: Tab, on: Setup) -> None:
         await opened(tab)
@@ -158,6 +160,7 @@ async def press(tab: Tab, label: str, within: str = "document") -> None:
     await tab.js(f"{find}.click()")
 
 
+@pytest.mark.slow
 def test_actions_say_what_they_do_and_need_a_confirmation() -> None:
     master = jobs.training()
     dialog = "document.querySelector('dialog[open]')"
@@ -196,6 +199,7 @@ def test_actions_say_what_they_do_and_need_a_confirmation() -> None:
     browse(master, scenario)
 
 
+@pytest.mark.slow
 def test_a_token_that_can_only_read(tmp_path: Path) -> None:
     master = jobs.training()
     for name, token in (("full", TOKEN), ("read", READ_TOKEN)):
@@ -234,6 +238,7 @@ async def choose(tab: Tab, node: str, name: str) -> None:
     await tab.js(f"{menu}.value = '{name}'; {menu}.dispatchEvent(new Event('change', {{bubbles: true}}))")
 
 
+@pytest.mark.slow
 def test_output_and_stacks_of_a_node() -> None:
     async def scenario(tab: Tab, on: Setup) -> None:
         await opened(tab)
@@ -267,6 +272,7 @@ async def another(master: DashboardMaster | None, url: Callable[[], str | None])
         await web.leave()
 
 
+@pytest.mark.slow
 def test_the_page_finds_the_next_master() -> None:
     first, second = jobs.training(), jobs.training()
     urls: dict[str, str | None] = {"master": None}
@@ -304,6 +310,7 @@ def test_the_page_finds_the_next_master() -> None:
     browse(first, scenario)
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_events_come_by_pages() -> None:
     async def scenario(tab: Tab, on: Setup) -> None:
         await opened(tab)
@@ -321,6 +328,7 @@ def test_a_hundred_thousand_events_come_by_pages() -> None:
     browse(jobs.long_history(100_000), scenario)
 
 
+@pytest.mark.slow
 def test_with_the_keyboard_alone() -> None:
     async def scenario(tab: Tab, on: Setup) -> None:
         await opened(tab)
@@ -345,6 +353,8 @@ def test_with_the_keyboard_alone() -> None:
     browse(jobs.training(), scenario)
 
 
+@pytest.mark.soak_but("after_a_loss")
+@pytest.mark.slow
 @pytest.mark.parametrize("job", [jobs.large, jobs.after_a_loss, jobs.parameter_servers])
 def test_nothing_is_wider_than_a_phone(job: Callable[[], DashboardMaster]) -> None:
     async def scenario(tab: Tab, on: Setup) -> None:
@@ -375,6 +385,8 @@ def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
         return file.read().decode()
 
 
+@pytest.mark.soak_but("after_a_loss")
+@pytest.mark.slow
 @pytest.mark.parametrize("job", [jobs.large, jobs.after_a_loss, jobs.parameter_servers])
 def test_axe_finds_no_barriers(axe: str, job: Callable[[], DashboardMaster]) -> None:
     async def check(tab: Tab, what: str) -> None:
@@ -400,6 +412,7 @@ def test_axe_finds_no_barriers(axe: str, job: Callable[[], DashboardMaster]) -> 
     browse(job(), scenario)
 
 
+@pytest.mark.slow
 def test_light_and_dark_can_be_chosen() -> None:
     async def scenario(tab: Tab, on: Setup) -> None:
         await tab.dark(False)

@@ -32,6 +32,7 @@ def job(tmp_path: Path, etcd: OutsideEtcd) -> Iterator[Job]:
         yield running
 
 
+@pytest.mark.slow
 def test_the_page_lives_on_when_the_launcher_that_served_it_is_killed(job: Job) -> None:
     async def scenario() -> None:
         await asyncio.to_thread(job.wait_world, 3)

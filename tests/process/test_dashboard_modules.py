@@ -58,6 +58,7 @@ def plain(value: object) -> Any:
     return json.loads(json_messages.encode(value))
 
 
+@pytest.mark.slow
 def test_the_status_after_a_change() -> None:
     async def scenario(run: Callable[..., Awaitable[Any]]) -> None:
         pairs = []
@@ -77,6 +78,7 @@ def test_the_status_after_a_change() -> None:
     modules(scenario)
 
 
+@pytest.mark.slow
 def test_the_pace_is_that_of_edl_top() -> None:
     async def scenario(run: Callable[..., Awaitable[Any]]) -> None:
         statuses = []
@@ -101,6 +103,7 @@ def test_the_pace_is_that_of_edl_top() -> None:
     modules(scenario)
 
 
+@pytest.mark.slow
 def test_prescribed_settings() -> None:
     async def scenario(run: Callable[..., Awaitable[Any]]) -> None:
         given = [
@@ -117,6 +120,7 @@ def test_prescribed_settings() -> None:
     modules(scenario)
 
 
+@pytest.mark.slow
 def test_a_check_of_the_nodes_is_no_problem() -> None:
     async def scenario(run: Callable[..., Awaitable[Any]]) -> None:
         health = (
@@ -134,6 +138,7 @@ def test_a_check_of_the_nodes_is_no_problem() -> None:
     modules(scenario)
 
 
+@pytest.mark.slow
 def test_the_cost_of_a_change_is_read_from_the_masters_own_words() -> None:
     async def scenario(run: Callable[..., Awaitable[Any]]) -> None:
         lines, wanted = [], []
@@ -156,6 +161,7 @@ def test_the_cost_of_a_change_is_read_from_the_masters_own_words() -> None:
     modules(scenario)
 
 
+@pytest.mark.slow
 def test_events_are_read_however_they_are_cut() -> None:
     async def scenario(run: Callable[..., Awaitable[Any]]) -> None:
         text = (
@@ -172,6 +178,7 @@ def test_events_are_read_however_they_are_cut() -> None:
     modules(scenario)
 
 
+@pytest.mark.slow
 def test_entries_are_merged_and_bounded() -> None:
     async def scenario(run: Callable[..., Awaitable[Any]]) -> None:
         cases = []
@@ -189,6 +196,7 @@ def test_entries_are_merged_and_bounded() -> None:
     modules(scenario)
 
 
+@pytest.mark.slow
 def test_the_history_of_the_last_run_goes_when_the_job_is_started_again() -> None:
     async def scenario(run: Callable[..., Awaitable[Any]]) -> None:
         def entries(first: int, last: int, began_s: float) -> list[dict[str, Any]]:
@@ -212,6 +220,7 @@ def test_the_history_of_the_last_run_goes_when_the_job_is_started_again() -> Non
     modules(scenario)
 
 
+@pytest.mark.slow
 def test_a_day_of_samples_stays_small() -> None:
     async def scenario(run: Callable[..., Awaitable[Any]]) -> None:
         body = """(() => { const kept = new m.Samples(3600); for (let at = 0; at < 86400; at += 1) kept.add(at, at);
@@ -223,6 +232,7 @@ def test_a_day_of_samples_stays_small() -> None:
     modules(scenario)
 
 
+@pytest.mark.slow
 def test_pauses_grow_up_to_a_limit() -> None:
     async def scenario(run: Callable[..., Awaitable[Any]]) -> None:
         shortest = await run("live.js", "given.map(one => m.pauseMs(one, 0))", list(range(12)))
@@ -235,6 +245,7 @@ def test_pauses_grow_up_to_a_limit() -> None:
     modules(scenario)
 
 
+@pytest.mark.slow
 def test_the_launchers_that_are_asked() -> None:
     async def scenario(run: Callable[..., Awaitable[Any]]) -> None:
         body = """(() => { const all = new m.Launchers('http://a:8080/'); all.learnMaster('http://b:8080');
@@ -249,6 +260,7 @@ def test_the_launchers_that_are_asked() -> None:
     modules(scenario)
 
 
+@pytest.mark.slow
 def test_windows_of_rows() -> None:
     async def scenario(run: Callable[..., Awaitable[Any]]) -> None:
         draw = random.Random(7)
@@ -263,6 +275,7 @@ def test_windows_of_rows() -> None:
     modules(scenario)
 
 
+@pytest.mark.slow
 def test_lines_of_workers_look_as_in_edl_logs() -> None:
     async def scenario(run: Callable[..., Awaitable[Any]]) -> None:
         lines = [
@@ -285,6 +298,7 @@ def test_lines_of_workers_look_as_in_edl_logs() -> None:
     modules(scenario)
 
 
+@pytest.mark.slow
 def test_the_rank_that_the_others_wait_for() -> None:
     def worker(peers: float, commit: float = 0.0) -> dict[str, float]:
         return {"slot": 0, "step_s": 0.1, "peers_share": peers, "commit_share": commit}

@@ -199,6 +199,7 @@ def test_the_job_goes_on_from_its_checkpoints_in_the_middle_of_an_epoch(
     assert set(first[0]) & set(again[0])
 
 
+@pytest.mark.slow
 @pytest.mark.soak_but("paddle")
 def test_a_row_group_that_cannot_be_read_is_left_out_and_told(
     etcd: OutsideEtcd, tmp_path: Path, framework: str
@@ -225,6 +226,7 @@ def test_a_row_group_that_cannot_be_read_is_left_out_and_told(
         check(epochs, running.steps_folder, expected=set(range(1200)) - set(range(600, 700)))
 
 
+@pytest.mark.slow
 @pytest.mark.soak_but("paddle")
 def test_growing_and_draining_repeat_nothing(etcd: OutsideEtcd, tmp_path: Path, framework: str, files: Path) -> None:
     with job(etcd, tmp_path, framework, files) as running:

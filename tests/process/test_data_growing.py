@@ -82,6 +82,7 @@ def kill_the_master(running: Job) -> None:
     running.wait_world(len(NODES), after=seen.round)
 
 
+@pytest.mark.slow
 @pytest.mark.soak_but("torch")
 def test_ten_files_join_an_epoch_with_three_kills(
     etcd: OutsideEtcd, tmp_path: Path, framework: str, files: Path
@@ -110,6 +111,7 @@ def test_ten_files_join_an_epoch_with_three_kills(
         consists(found, dict.fromkeys(range(epochs), ALL))
 
 
+@pytest.mark.slow
 @pytest.mark.soak_but("paddle")
 def test_a_resumed_job_takes_the_files_that_have_come_since(
     etcd: OutsideEtcd, tmp_path: Path, framework: str, files: Path
@@ -137,6 +139,7 @@ def test_a_resumed_job_takes_the_files_that_have_come_since(
         consists(found, dict.fromkeys(range(epochs), ALL))
 
 
+@pytest.mark.slow
 @pytest.mark.soak_but("paddle")
 def test_a_folder_is_looked_at_again(etcd: OutsideEtcd, tmp_path: Path, framework: str, files: Path) -> None:
     options = ("--max-restarts=10000",)

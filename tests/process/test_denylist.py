@@ -10,6 +10,8 @@ import pytest
 from tests.process.harness import Job, OutsideEtcd, until
 
 
+@pytest.mark.soak_but("store")
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["directory", "store"])
 def test_the_next_job_does_not_use_it(etcd: OutsideEtcd, tmp_path: Path, place: str) -> None:
     where = "store" if place == "store" else str(tmp_path / "denylist")

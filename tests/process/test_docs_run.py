@@ -96,6 +96,7 @@ class Shell:
                 process.wait()
 
 
+@pytest.mark.slow
 def test_commands_that_need_no_job(tmp_path: Path) -> None:
     pa = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")

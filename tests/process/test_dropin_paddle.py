@@ -54,6 +54,7 @@ def without_addresses(value: str) -> str:
     return re.sub(r"[\d.]+:\d+", "HOST:PORT", value)
 
 
+@pytest.mark.slow
 def test_workers_are_told_the_same_but_for_addresses_and_additions(tmp_path: Path) -> None:
     """Prints what differs, side by side."""
     folders = {THEIRS: tmp_path / "theirs", OURS: tmp_path / "ours"}
@@ -84,6 +85,7 @@ def test_workers_are_told_the_same_but_for_addresses_and_additions(tmp_path: Pat
         assert ours["PADDLE_WORKER_ENDPOINT"] == ours["PADDLE_CURRENT_ENDPOINT"]
 
 
+@pytest.mark.slow
 def test_the_first_failures_status_and_endpoints_by_file(tmp_path: Path) -> None:
     """Paddle finds a list of endpoints that is too long for an environment; the job ends as its worker did."""
     folder = tmp_path / "ours"

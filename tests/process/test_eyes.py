@@ -10,6 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from edl.exit_codes import ExitCode
 from tests.process.harness import Job, OutsideEtcd
 
@@ -86,6 +88,7 @@ def test_events_are_told_as_they_happen(tmp_path: Path, etcd: OutsideEtcd) -> No
         assert follower.wait(60) in (0, ExitCode.STORE_UNREACHABLE)
 
 
+@pytest.mark.slow
 def test_looking_is_quick_and_needs_no_framework(tmp_path: Path, etcd: OutsideEtcd) -> None:
     with Job(tmp_path, [etcd.endpoint]) as job:
         job.start("a")

@@ -84,6 +84,7 @@ def test_the_masters_node_is_killed(job: Job) -> None:
     assert [event["number"] for event in job.events()] == list(range(1, len(job.events()) + 1))
 
 
+@pytest.mark.slow
 def test_workers_do_not_notice_that_a_master_on_a_spare_is_killed(job: Job) -> None:
     job.nnodes = "1"
     start_master_on_a_spare(job, "m", "a")
@@ -282,6 +283,7 @@ def test_a_worker_frozen_for_a_moment_goes_on(job: Job) -> None:
     assert job.wait_steps(3) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", ["the Master's node", "another node"])
 def test_a_frozen_launcher_is_counted_out_and_comes_back_as_a_joiner(job: Job, which: str) -> None:
     job.options = ("--lease-ttl=2",)
@@ -319,6 +321,8 @@ def test_a_frozen_launchers_workers_end_before_there_is_a_world_without_it(job: 
     assert job.status()["restarts_used"] == 0
 
 
+@pytest.mark.soak_but("the Master's node")
+@pytest.mark.slow
 @pytest.mark.parametrize("which", ["the Master's node", "another node"])
 def test_a_launcher_that_computes_for_longer_than_its_lease_loses_nothing(job: Job, which: str) -> None:
     """Its event loop stands still for a lease and a half; renewals come from a thread meanwhile."""

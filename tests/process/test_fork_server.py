@@ -115,6 +115,7 @@ def interpreters_ends(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, l
     return folder, [python(folder, script(folder, text)) for text in ENDS]
 
 
+@pytest.mark.slow
 @EVERY
 def test_ends_are_those_of_the_interpreter(interpreters_ends: tuple[Path, list[Outcome]], standby: Standby) -> None:
     folder, expected = interpreters_ends
@@ -317,6 +318,7 @@ def test_a_worker_takes_its_group_with_it(tmp_path: Path, standby: Standby) -> N
     wait_gone([run(main())])
 
 
+@pytest.mark.slow
 @EVERY
 def test_nothing_survives_the_agent(tmp_path: Path, standby: Standby) -> None:
     target = script(tmp_path, FAMILY)

@@ -90,6 +90,7 @@ TORCH = """
 """
 
 
+@pytest.mark.slow
 @needs("torch")
 @pytest.mark.torch
 @pytest.mark.parametrize(  # what a start has nothing of torch in is seen with Paddle
@@ -135,6 +136,8 @@ PADDLE = """
 """
 
 
+@pytest.mark.soak_but("fork")
+@pytest.mark.slow
 @needs("paddle")
 @pytest.mark.paddle
 @pytest.mark.parametrize("standby", list(Standby), ids=lambda standby: standby.value)

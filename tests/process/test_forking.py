@@ -114,6 +114,7 @@ def test_launchers_and_questions_are_forked_unless_somebody_wants_it_real(
         forking.run([sys.executable, "-m", "edl.cli", "status"], environment, folder, 0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("more", "spared"), [({}, True), ({"MKL_NUM_THREADS": "1"}, False)], ids=["spare", "none"])
 def test_a_worker_cannot_tell_who_has_started_its_fork_server(
     folder: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, more: dict[str, str], spared: bool

@@ -56,6 +56,7 @@ def test_a_member_makes_room_for_itself(tmp_path: Path) -> None:
     asyncio.run(body())
 
 
+@pytest.mark.slow
 def test_it_does_so_before_it_is_full(tmp_path: Path) -> None:
     """One that is looked after takes ten times its quota, a piece after the other."""
 

@@ -60,6 +60,7 @@ def costs(job: Job) -> list[str]:
     return [one["text"] for one in job.events() if one["kind"] == "world-underway" and "the change took" in one["text"]]
 
 
+@pytest.mark.slow
 def test_every_second_of_every_slot_is_accounted_for(job: Job) -> None:
     for name in "abc":
         job.start(name, nproc=SLOTS)

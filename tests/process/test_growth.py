@@ -17,6 +17,7 @@ NOTE_BYTES = 1_000
 """A write that notes the arrival of some nodes has 700 to 900 bytes, however many they are."""
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_writes_of_200_nodes_against_those_of_50(tmp_path: Path) -> None:
     with OutsideEtcd(tmp_path) as etcd:

@@ -23,6 +23,7 @@ def job(
     return Job(folder, [etcd.endpoint], script=SCRIPT, options=options, arguments=named, nnodes=nnodes)
 
 
+@pytest.mark.slow
 @pytest.mark.soak_but("spinning")
 @pytest.mark.parametrize("arguments", [(), ("--spins",)], ids=["waiting", "spinning"])
 def test_a_rank_that_leaves_the_others_alone_is_found(
@@ -44,6 +45,8 @@ def test_a_rank_that_leaves_the_others_alone_is_found(
         assert running.exit_codes() == {"a": 0}, "the second round does not hang"
 
 
+@pytest.mark.soak
+@pytest.mark.slow
 def test_with_a_learnt_limit_the_alarm_comes_first_and_the_dead_round_is_restarted(
     etcd: OutsideEtcd, tmp_path: Path
 ) -> None:

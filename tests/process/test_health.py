@@ -35,6 +35,7 @@ def passed(text: str) -> tuple[int, list[str]]:
     return int(found[1]), sorted(found[2].split(", "))
 
 
+@pytest.mark.slow
 def test_a_node_with_wrong_numbers_is_kept_out_and_the_others_train(etcd: OutsideEtcd, tmp_path: Path) -> None:
     with job(etcd, tmp_path, "--health-check=join", nnodes="1:3") as running:
         running.start("a")
@@ -55,6 +56,8 @@ def test_a_node_with_wrong_numbers_is_kept_out_and_the_others_train(etcd: Outsid
         assert running.exit_codes() == {"a": 0, "b": 0, "c": 0}
 
 
+@pytest.mark.soak_but("crash")
+@pytest.mark.slow
 @pytest.mark.parametrize(("function", "text"), [("crash", "Segmentation fault"), ("hang", "did not end within 3 s")])
 def test_a_probe_that_crashes_or_hangs_names_its_node(
     etcd: OutsideEtcd, tmp_path: Path, function: str, text: str
@@ -80,6 +83,7 @@ def test_a_worker_killed_by_a_segfault_has_its_node_checked_before_it_goes_on(
         assert second.round == first.round + 1
 
 
+@pytest.mark.slow
 def test_a_python_exception_is_no_reason_for_a_check(etcd: OutsideEtcd, tmp_path: Path) -> None:
     with job(etcd, tmp_path, "--health-check=failure", nnodes="2", arguments=("--fail=1:5:raise",)) as running:
         running.start("a", "b")
@@ -89,6 +93,8 @@ def test_a_python_exception_is_no_reason_for_a_check(etcd: OutsideEtcd, tmp_path
         assert running.status()["health"] == []
 
 
+@pytest.mark.soak_but("spawn")
+@pytest.mark.slow
 @pytest.mark.parametrize("standby", ["spawn", "none"])
 def test_a_node_is_checked_however_its_workers_are_started(etcd: OutsideEtcd, tmp_path: Path, standby: str) -> None:
     with job(etcd, tmp_path, "--health-check=join", f"--standby={standby}", nnodes="2") as running:
@@ -103,6 +109,7 @@ def test_a_node_is_checked_however_its_workers_are_started(etcd: OutsideEtcd, tm
         assert passed(checked["text"]) == (1, ["a", "b"])
 
 
+@pytest.mark.slow
 def test_a_new_node_of_a_job_that_rejoins_is_checked_before_its_workers_wait(etcd: OutsideEtcd, tmp_path: Path) -> None:
     script = (str(WORKERS / "rejoin_plain.py"),)
     with job(etcd, tmp_path, "--health-check=both", nnodes="1:2", script=script) as running:

@@ -28,6 +28,7 @@ def history(job: Job, *words: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shared", [True, False], ids=["shared directory", "directory on each node"])
 def test_the_story_is_told_in_order_with_each_event_once(shared: bool, tmp_path: Path, etcd: OutsideEtcd) -> None:
     folders = {name: tmp_path / ("history" if shared else f"history-{name}") for name in "abc"}

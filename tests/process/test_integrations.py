@@ -93,6 +93,7 @@ def victim(seen: Seen) -> int:
     return seen.pids[1]
 
 
+@pytest.mark.slow
 @every_trainer
 def test_a_trainer_goes_on_from_memory_when_a_worker_dies_and_when_a_node_joins(
     trainer: str, own_etcd: OutsideEtcd, tmp_path: Path, undisturbed: dict[str, Any]

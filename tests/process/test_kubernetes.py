@@ -123,6 +123,7 @@ def check_end(job: Job, cluster: FakeCluster) -> None:
     check_steps(job)
 
 
+@pytest.mark.slow
 def test_the_world_follows_the_statefulset(etcd: OutsideEtcd, tmp_path: Path) -> None:
     """``kubectl scale`` 2 -> 4 -> 1: no step is repeated, and drained pods exit with 0."""
     scale = by_kubectl

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from edl.config import Standby
 from tests.process.fork_server_fixture import ROOT, Bench, kill_now, pin, run, script, script_bench, until, wait_gone
 from tests.process.harness import Job
@@ -228,6 +230,7 @@ while not (folder / "last-step").exists():
 """
 
 
+@pytest.mark.slow
 def test_a_launchers_workers_come_back_with_what_the_first_ones_have_imported(tmp_path: Path) -> None:
     for name, text in HEAVY.items():
         script(tmp_path, text, f"site-packages/{name}")

@@ -94,6 +94,7 @@ class Idlers:
         return stands
 
 
+@pytest.mark.slow
 def test_400_idle_connections_leave_room_to_replace_a_worker(tmp_path: Path) -> None:
     """One restart is charged, for the one worker that was killed."""
     with Job(tmp_path, [], "etcd-embedded", nnodes="1") as job:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from tests.process.harness import WORKERS, Job, OutsideEtcd, until
 
@@ -76,6 +77,7 @@ def loss(parameters: Any) -> float:
     return float(((x @ parameters[:8] + parameters[8] - x.sum(1)) ** 2).mean())
 
 
+@pytest.mark.slow
 def test_outer_steps_are_exact(etcd: OutsideEtcd, tmp_path: Path, framework: str) -> None:
     with job(etcd, tmp_path, framework, "--exact", "--steps=40", nnodes="1") as running:
         running.start("a", nproc=2)
@@ -91,6 +93,8 @@ def test_outer_steps_are_exact(etcd: OutsideEtcd, tmp_path: Path, framework: str
         np.testing.assert_allclose(first["small"], first["averaged"], atol=0.02)
 
 
+@pytest.mark.soak_but("torch")
+@pytest.mark.slow
 def test_a_killed_worker_costs_nobody_else_an_inner_step(etcd: OutsideEtcd, tmp_path: Path, framework: str) -> None:
     """Under torch the survivor goes on alone, and the other node leaves in good order later; under Paddle, at a fixed
     size, it waits for the replacement."""

@@ -51,6 +51,7 @@ def at(series: Series, name: str, **labels: str) -> float | None:
     return series.get((name, frozenset(labels.items())))
 
 
+@pytest.mark.slow
 def test_the_master_and_another_node_are_scraped(job: Job) -> None:
     job.start("a", "b")
     for name in ("a", "b"):

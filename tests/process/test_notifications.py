@@ -9,6 +9,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from edl.types import JobId
 from edl.wire.keys import JobKeys
 from tests.process.etcd_fixture import patient_store
@@ -16,6 +18,7 @@ from tests.process.harness import Job, OutsideEtcd, until
 from tests.support.notification_sinks import MailSink, ProgramSink, WebhookSink, mail_sink, webhook_sink
 
 
+@pytest.mark.slow
 def test_each_notification_arrives_once_in_each_channel_across_masters(tmp_path: Path, etcd: OutsideEtcd) -> None:
     program = ProgramSink(tmp_path)
     with webhook_sink() as web, mail_sink() as mail:
@@ -120,6 +123,7 @@ def test_a_job_is_watched_from_outside(tmp_path: Path, etcd: OutsideEtcd) -> Non
         assert "job-ended" in ended.stdout
 
 
+@pytest.mark.slow
 def test_a_master_that_does_not_reach_the_store_says_so(tmp_path: Path, own_etcd: OutsideEtcd) -> None:
     with webhook_sink() as web:
         options = (f"--notify={web.url}", "--watch=store=3")

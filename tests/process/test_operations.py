@@ -88,6 +88,7 @@ def committing(tmp_path: Path, etcd: OutsideEtcd) -> Iterator[Job]:
         yield job
 
 
+@pytest.mark.slow
 def test_top_watches_a_job_whose_master_goes(committing: Job) -> None:
     job = committing
     job.start("a")
@@ -139,6 +140,7 @@ def test_errors_after_failed_workers(tmp_path: Path, etcd: OutsideEtcd) -> None:
         assert "restart 1 of 3" in plain["incidents"][1]["events"][0]["text"]
 
 
+@pytest.mark.slow
 def test_logs_and_stacks_of_nodes_that_are_not_the_master(tmp_path: Path, etcd: OutsideEtcd) -> None:
     """Without a shared directory, and without files at all."""
     arguments = ("--say=\x1b[31mhello\x1b[0m", "--free")

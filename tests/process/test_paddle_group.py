@@ -110,6 +110,7 @@ def lost(answers: Sequence[Any]) -> bool:
     return all(isinstance(answer, dict) and answer["lost"] and answer["error"] == "PeerLost" for answer in answers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1, 2])
 def test_a_peer_dies_in_an_all_reduce(made: World, victim: int) -> None:
     workers = made.start(3)

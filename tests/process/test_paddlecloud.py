@@ -59,6 +59,7 @@ def job(etcd: OutsideEtcd, clouds: OutsideEtcd, tmp_path: Path, *options: str, p
     )
 
 
+@pytest.mark.slow
 def test_writing_the_key_resizes_the_job(etcd: OutsideEtcd, clouds: OutsideEtcd, tmp_path: Path) -> None:
     """2, 3, 1 nodes; the world follows at step boundaries, and no step is made twice."""
     foreign = Foreign(clouds.endpoint)

@@ -24,6 +24,8 @@ def hosts() -> Iterator[Network]:
         yield made
 
 
+@pytest.mark.soak_but("the Master's host")
+@pytest.mark.slow
 @pytest.mark.parametrize("which", ["the Master's host", "another host"])
 def test_a_host_that_is_cut_off_stops_its_workers_and_comes_back(tmp_path: Path, hosts: Network, which: str) -> None:
     endpoints = [f"{address}:2379" for address in hosts.hosts.values()]
@@ -58,6 +60,8 @@ def test_a_host_that_is_cut_off_stops_its_workers_and_comes_back(tmp_path: Path,
         assert job.status()["restarts_used"] == 0
 
 
+@pytest.mark.soak_but("True")
+@pytest.mark.slow
 @pytest.mark.parametrize("writing", [False, True])
 def test_without_a_majority_everybody_stops_and_goes_on_when_it_is_back(
     tmp_path: Path, hosts: Network, *, writing: bool

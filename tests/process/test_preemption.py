@@ -54,6 +54,8 @@ def goes(node: Node, number: signal.Signals) -> tuple[int, float]:
     return code, time.monotonic() - sent
 
 
+@pytest.mark.soak_but("the one that rules")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("leaver", "number"),
     [

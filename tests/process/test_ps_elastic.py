@@ -104,6 +104,7 @@ def counting(tmp_path: Path, etcd: OutsideEtcd, *options: str) -> Counting:
     return Counting(tmp_path, [etcd.endpoint], options=(*fixed, *options), script=(COUNTER,))
 
 
+@pytest.mark.slow
 def test_everything_comes_and_goes(tmp_path: Path, etcd: OutsideEtcd) -> None:
     with counting(tmp_path, etcd) as job:
         job.train("t1", "t2")

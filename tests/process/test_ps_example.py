@@ -45,6 +45,7 @@ def held_out(said: str) -> tuple[float, int]:
     return float(found[0][0]), int(found[0][1])
 
 
+@pytest.mark.slow
 @pytest.mark.soak_but("paddle")
 def test_alone(framework: str, clicks: Path, tmp_path: Path) -> None:
     """Raw files and prepared ones are the same data, and the same run gives the same model."""
@@ -59,6 +60,7 @@ def test_alone(framework: str, clicks: Path, tmp_path: Path) -> None:
     assert records == again[1] == HELD_OUT
 
 
+@pytest.mark.slow
 @pytest.mark.soak_but("torch")
 def test_with_pservers(framework: str, clicks: Path, tmp_path: Path, etcd: OutsideEtcd) -> None:
     mode, model = {"torch": ("sync", "deepfm"), "paddle": ("async", "wide-deep")}[framework]

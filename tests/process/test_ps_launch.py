@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from edl.exit_codes import START_OVER, ExitCode
 from edl.types import JobId
@@ -69,6 +70,7 @@ def test_who_is_killed_is_restarted_and_nobody_else(tmp_path: Path, etcd: Outsid
         assert job.exit_codes() == {"a": ExitCode.OK, "b": ExitCode.OK}
 
 
+@pytest.mark.slow
 def test_nodes_come_and_go_around_those_that_train(tmp_path: Path, etcd: OutsideEtcd) -> None:
     with job_of(tmp_path, etcd, nnodes="1:3") as job:
         job.start("a", nproc=2)
@@ -185,6 +187,7 @@ def shown(job: Job) -> list[str]:
     return [one["name"] for one in job.status()["services"] if one["service"] == "ps"]
 
 
+@pytest.mark.slow
 def test_pservers_beside_trainers_are_kept_running(tmp_path: Path, etcd: OutsideEtcd) -> None:
     with job_of(tmp_path, etcd) as job:
         keys = Keys(etcd.endpoint, job.name)
@@ -212,6 +215,7 @@ def test_pservers_beside_trainers_are_kept_running(tmp_path: Path, etcd: Outside
         assert keys.now() == {}
 
 
+@pytest.mark.slow
 def test_launchers_of_pservers_come_and_go(tmp_path: Path, etcd: OutsideEtcd) -> None:
     with job_of(tmp_path, etcd) as job:
         keys = Keys(etcd.endpoint, job.name)
@@ -241,6 +245,7 @@ def test_launchers_of_pservers_come_and_go(tmp_path: Path, etcd: OutsideEtcd) ->
         assert f"job {job.name} has ended" in late.text
 
 
+@pytest.mark.slow
 def test_pservers_at_given_addresses(tmp_path: Path, etcd: OutsideEtcd) -> None:
     (here,) = free_endpoints(1)
     lease = f"--lease-ttl={LEASE_S}"
@@ -260,6 +265,7 @@ def test_pservers_at_given_addresses(tmp_path: Path, etcd: OutsideEtcd) -> None:
         assert {"serverlog.0", "workerlog.0", "workerlog.1"} <= {path.name for path in node.folder.iterdir()}
 
 
+@pytest.mark.slow
 def test_pservers_that_cannot_start_are_an_error(tmp_path: Path, etcd: OutsideEtcd) -> None:
     with job_of(tmp_path, etcd) as job:
         job.start("a")

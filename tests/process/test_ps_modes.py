@@ -21,6 +21,7 @@ def etcd(tmp_path: Path) -> Iterator[OutsideEtcd]:
         yield store
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

@@ -12,6 +12,7 @@ pytest.importorskip("numba")
 pytest.importorskip("pyarrow")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "kills", "arguments"),
     [

@@ -164,6 +164,7 @@ def test_all_pservers_die_at_once(tmp_path: Path, etcd: OutsideEtcd, files: str)
     assert "rolling all parameters back to the last complete checkpoint" in node.text
 
 
+@pytest.mark.slow
 def test_all_pservers_die_and_there_is_no_checkpoint(tmp_path: Path, etcd: OutsideEtcd, files: str) -> None:
     # No framework has a part in it, nor has numba.
     with losses(tmp_path, etcd, files, name="restore-nothing") as job:

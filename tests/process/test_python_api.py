@@ -37,6 +37,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     assert list(folder.glob("edl-call-*")) == []
 
 
+@pytest.mark.slow
 def test_a_function_returns_by_rank_and_a_failure_is_raised_with_its_traceback() -> None:
     results = elastic_launch(LaunchConfig(1, 1, 2), api_functions.place)(100)
     assert {rank: result[:2] for rank, result in results.items()} == {0: (100, 2), 1: (101, 2)}
@@ -92,6 +93,7 @@ def test_a_function_of_torch_goes_on_after_a_kill(tmp_path: Path) -> None:
     assert {rank: (int(result["total"]), result["round"]) for rank, result in results.items()} == {0: (3, 2), 1: (3, 2)}
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_a_worker_that_uses_edl_may_start_a_job_whose_workers_do(tmp_path: Path) -> None:
     """They are no helpers of that worker."""

@@ -102,6 +102,7 @@ def job_of(folder: Path, etcd: OutsideEtcd, lease_s: float = LEASE_S, **more: An
 # --- the launcher's role ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_readers_are_known_while_they_live(tmp_path: Path, etcd: OutsideEtcd) -> None:
     """They may come before the job. One that dies is forgotten at once and replaced; they leave in good order. No lease
     ends meanwhile."""
@@ -287,6 +288,7 @@ def ids(batches: Iterator[Any]) -> Iterator[int]:
         yield from batch.column("id").to_pylist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["only", "prefer"])
 def test_a_reader_that_is_killed_in_the_middle_loses_and_doubles_nothing(shard: ShardRef, policy: str) -> None:
     with processes(2) as (pool, readers):
@@ -336,6 +338,7 @@ def test_a_reader_that_has_left_the_list_is_waited_for_less(shard: ShardRef) -> 
         assert got == list(range(RECORDS))
 
 
+@pytest.mark.slow
 def test_a_reader_frozen_from_the_start_is_given_up_and_its_trainer_can_end(shard: ShardRef) -> None:
     program = (
         "import json, sys\n"

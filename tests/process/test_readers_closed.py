@@ -62,6 +62,7 @@ def holds_no_secret(node: Node, workers: list[int]) -> bool:
     return all(told not in str(one.environ()) + str(one.cmdline()) for one in everywhere)
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_readers_of_a_job_with_a_secret_serve_its_workers_alone(tmp_path: Path, files: Path) -> None:
     """Beside the workers and in a launcher of their own; when one dies the training goes on at the other."""

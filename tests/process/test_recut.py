@@ -27,6 +27,8 @@ def redone(began: dict[int, dict[str, Any]], job: Sharded) -> dict[int, int]:
     return {later: reached[before] - began[later]["step"] for before, later in itertools.pairwise(rounds)}
 
 
+@pytest.mark.soak_but("tensor parallel")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how",
     [
@@ -76,6 +78,7 @@ def test_worlds_of_any_size_begin_from_memory(tmp_path: Path, how: tuple[str, ..
             print(*[line for line in said.splitlines() if "re-cut" in line], sep="\n")
 
 
+@pytest.mark.slow
 def test_replicas_of_a_sharded_model_keep_its_parts_for_one_another(tmp_path: Path) -> None:
     """Two nodes with a replica each, and no copies: a lost node costs one step at most."""
     with OutsideEtcd(tmp_path / "etcd") as etcd:
@@ -96,6 +99,7 @@ def test_replicas_of_a_sharded_model_keep_its_parts_for_one_another(tmp_path: Pa
             assert len(lost) == 1 and lost[0] <= 1, lost
 
 
+@pytest.mark.slow
 def test_a_lost_node_costs_the_replica_that_it_belongs_to(tmp_path: Path) -> None:
     """Replicas of two nodes with one worker each: 2 → 4 → 2 (one survivor waits as a spare) → 4 nodes."""
     with OutsideEtcd(tmp_path / "etcd") as etcd:

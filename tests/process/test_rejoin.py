@@ -120,6 +120,7 @@ def test_growing_and_draining_lose_no_step(etcd: OutsideEtcd, tmp_path: Path, fr
         same(result, undisturbed(etcd, tmp_path, framework, result["step"]))
 
 
+@pytest.mark.slow
 @pytest.mark.soak_but("paddle")
 def test_one_fixed_size_waits_for_the_replaced_worker(etcd: OutsideEtcd, tmp_path: Path, framework: str) -> None:
     with job(etcd, tmp_path, framework, nnodes="2") as running:
@@ -134,6 +135,7 @@ def test_one_fixed_size_waits_for_the_replaced_worker(etcd: OutsideEtcd, tmp_pat
         finish(running)
 
 
+@pytest.mark.slow
 @pytest.mark.soak_but("paddle")
 def test_the_spare_goes_on_from_its_copy(etcd: OutsideEtcd, tmp_path: Path, framework: str) -> None:
     """A node dies with its memory; nobody else has the state but the node that keeps its copy."""
@@ -162,6 +164,7 @@ def test_the_spare_goes_on_from_its_copy(etcd: OutsideEtcd, tmp_path: Path, fram
         same(result, undisturbed(etcd, tmp_path, framework, result["step"]))
 
 
+@pytest.mark.slow
 @pytest.mark.soak_but("paddle")
 def test_the_whole_job_goes_on_from_the_checkpoint_directory(etcd: OutsideEtcd, tmp_path: Path, framework: str) -> None:
     folder = tmp_path / "checkpoints"

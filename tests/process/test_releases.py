@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
+
 import edl
 from edl.exit_codes import ExitCode
 from tests.process import forking
@@ -20,6 +22,7 @@ def of_another_version(command: list[str]) -> list[str]:
     return [python, "-c", program, *rest]
 
 
+@pytest.mark.slow
 def test_a_launcher_of_another_version_is_refused_and_training_goes_on(tmp_path: Path, etcd: OutsideEtcd) -> None:
     with Job(tmp_path, [etcd.endpoint]) as job:
         job.start("first")

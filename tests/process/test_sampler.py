@@ -39,6 +39,7 @@ def short() -> Iterator[str]:
         yield folder
 
 
+@pytest.mark.slow
 @pytest.mark.soak_but("paddle")
 def test_each_sample_once_an_epoch(etcd: OutsideEtcd, tmp_path: Path, short: str, framework: str) -> None:
     """A worker is killed and a node joins in the middle of epochs. Under torch, two processes load for each worker."""

@@ -23,6 +23,7 @@ def checkpoints(tmp_path: Path) -> Path:
     return tmp_path / "checkpoints"
 
 
+@pytest.mark.slow
 def test_the_last_save_is_written_though_an_earlier_one_still_was(
     etcd: OutsideEtcd, tmp_path: Path, checkpoints: Path
 ) -> None:
@@ -48,6 +49,7 @@ def test_a_last_save_that_cannot_be_written_is_in_the_exit_status(
     assert complete(checkpoints) == [2]
 
 
+@pytest.mark.slow
 def test_a_state_that_finds_no_memory_is_written_through(etcd: OutsideEtcd, tmp_path: Path, checkpoints: Path) -> None:
     script, options = ("--save-every=3", "--ballast=20"), ("--state-memory=10M",)
     with job(etcd, tmp_path, checkpoints, "--steps=6", *script, options=options) as running:

@@ -119,6 +119,7 @@ def test_another_size_by_http_and_by_hand(job: Job) -> None:
     job.wait_world(2)
 
 
+@pytest.mark.slow
 def test_the_next_master_answers(job: Job) -> None:
     job.start("a", "b", "c")
     serving(job, "a", "b", "c")

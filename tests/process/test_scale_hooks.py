@@ -69,6 +69,7 @@ else:
 """
 
 
+@pytest.mark.slow
 def test_a_command_is_asked_and_told(etcd: OutsideEtcd, tmp_path: Path) -> None:
     """The machines are started here, by what the command was asked for."""
     folder = tmp_path / "cloud"

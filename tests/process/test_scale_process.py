@@ -51,6 +51,7 @@ def pids(running: Job) -> dict[str, int]:
     return found
 
 
+@pytest.mark.slow
 def test_up_and_down_without_a_step_made_twice(etcd: OutsideEtcd, tmp_path: Path) -> None:
     with job(etcd, tmp_path) as running:
         first = running.start("first")
@@ -113,6 +114,7 @@ def test_a_killed_launcher_is_replaced(etcd: OutsideEtcd, tmp_path: Path) -> Non
         assert running.exit_codes() == {"first": 0}
 
 
+@pytest.mark.slow
 def test_a_launcher_that_cannot_start_is_told_of_and_holds_nothing_up(etcd: OutsideEtcd, tmp_path: Path) -> None:
     with job(etcd, tmp_path) as running:
         first = running.start("first")

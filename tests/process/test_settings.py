@@ -102,6 +102,7 @@ def test_all_ranks_change_over_at_the_same_commit(etcd: OutsideEtcd, tmp_path: P
         assert [numbers[one] for one in sorted(numbers)] == sorted(numbers.values()), "numbers only rise"
 
 
+@pytest.mark.slow
 def test_bad_requests_change_nothing(etcd: OutsideEtcd, tmp_path: Path) -> None:
     pytest.importorskip("paddle")
     paddle = ("--framework=paddle",)

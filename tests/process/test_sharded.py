@@ -72,6 +72,7 @@ def ended(job: Sharded, code: int = 0) -> dict[int, dict[str, Any]]:
     return job.began()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [2, pytest.param(1, marks=pytest.mark.soak)])
 def test_what_launchers_have_when_a_job_fails_is_a_checkpoint(tmp_path: Path, size: int) -> None:
     """At the size that it had, and at half of it."""
@@ -148,6 +149,7 @@ def pickle_instead(folder: Path) -> None:
     (folder / "DONE").write_text(json.dumps({**text, "written_at": ""}, indent=1) + "\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("damages", "size"),
     [
@@ -172,6 +174,7 @@ def test_a_restart_begins_from_the_newest_that_is_whole(
     assert not (tmp_path / "evil").exists(), "something was unpickled"
 
 
+@pytest.mark.slow
 def test_checkpoints_of_which_none_is_whole_end_the_job_with_the_reasons(tmp_path: Path) -> None:
     for folder in saved(tmp_path):
         flip(folder)
@@ -189,6 +192,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
         yield folder
 
 
+@pytest.mark.slow
 def test_a_full_disk_costs_a_checkpoint_and_not_the_job(tmp_path: Path, disk: Path) -> None:
     """And what could not be written leaves no room taken; once there is room again, checkpoints are written again."""
     ballast = disk / "ballast"
@@ -226,6 +230,7 @@ def slow_disk(folder: Path) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
 
 
+@pytest.mark.slow
 def test_the_end_of_the_job_waits_for_what_was_saved(tmp_path: Path) -> None:
     """Every step is saved, quicker than it can be written; the last one is there when the launchers have ended."""
     slow = slow_disk(tmp_path / "slow")

@@ -219,6 +219,7 @@ def _steps_of(job: Sharded) -> int:
     return sum(step.round == steps[-1].round and step.rank == 0 for step in steps) if steps else 0
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kills", [FEW, pytest.param(KILLS, marks=pytest.mark.soak)])
 def test_each_restart_begins_from_the_newest_checkpoint_that_is_whole(tmp_path: Path, disk: Path, kills: int) -> None:

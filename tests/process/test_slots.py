@@ -45,6 +45,7 @@ def test_a_bad_card_costs_one_card(etcd: OutsideEtcd, tmp_path: Path) -> None:
     assert a.text.count("RuntimeError: the card in a/1 does not answer; restart") == 2
 
 
+@pytest.mark.slow
 @pytest.mark.soak_but("torch")
 def test_by_hand_no_step_is_lost(etcd: OutsideEtcd, tmp_path: Path, framework: str) -> None:
     """Workers that can hold at a boundary: the others keep their processes, whatever their local ranks become."""

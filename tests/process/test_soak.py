@@ -82,6 +82,7 @@ def strike(job: Job, seen: Seen, kind: str, draw: random.Random, size: Size) -> 
         job.start(name)
 
 
+@pytest.mark.slow
 def test_a_few_faults_in_a_row(tmp_path: Path) -> None:
     soak(tmp_path, PLAIN, seed=1, size=SHORT)
 

@@ -86,6 +86,7 @@ def test_a_worker_shows_all_its_threads_and_lives_on_and_so_does_its_child(tmp_p
     run(main())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [(WITH_THE_GIL, "in in_c"), pytest.param(IN_TORCH, "in alone", marks=pytest.mark.torch)],

@@ -79,6 +79,8 @@ def stampede(
         until(lambda: not files(job.temporary), f"no file of {files(job.temporary)}")
 
 
+@pytest.mark.soak_but("the Master among them")
+@pytest.mark.slow
 @pytest.mark.parametrize("with_master", [False, True], ids=["before there is a Master", "the Master among them"])
 def test_half_of_twelve_are_killed_at_once(tmp_path: Path, etcd: OutsideEtcd, with_master: bool) -> None:
     stampede(tmp_path, etcd, 12, (), DEADLINE_S, with_master=with_master)

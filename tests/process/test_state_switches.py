@@ -48,6 +48,7 @@ def edl(etcd: OutsideEtcd, *command: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_a_save_file_is_obeyed_once_and_so_is_the_command_line(
     etcd: OutsideEtcd, tmp_path: Path, checkpoints: Path
 ) -> None:
@@ -73,6 +74,7 @@ def test_a_save_file_is_obeyed_once_and_so_is_the_command_line(
         assert redone(running.steps()) == []
 
 
+@pytest.mark.slow
 def test_a_kill_file_ends_the_job_and_the_next_one(etcd: OutsideEtcd, tmp_path: Path, checkpoints: Path) -> None:
     with job(etcd, tmp_path, checkpoints) as running:
         running.start("a", "b")
@@ -114,6 +116,7 @@ def test_a_job_that_fails_saves_what_it_has(etcd: OutsideEtcd, tmp_path: Path, c
         assert complete(checkpoints)[-1] in (last - 1, last)
 
 
+@pytest.mark.slow
 def test_workers_that_stand_still_are_shown_and_restarted(etcd: OutsideEtcd, tmp_path: Path, checkpoints: Path) -> None:
     options = ("--hang-timeout=4", "--rejoin-timeout=8", "--shutdown-timeout=2")
     with job(etcd, tmp_path, checkpoints, "--hang-at=20", options=options) as running:
@@ -143,6 +146,7 @@ def refused_to_another(etcd: OutsideEtcd, tmp_path: Path, checkpoints: Path) -> 
         assert "kept" in node.text and str(checkpoints) in node.text
 
 
+@pytest.mark.slow
 def test_damaged_checkpoints_are_passed_over_and_anothers_directory_is_refused(
     etcd: OutsideEtcd, tmp_path: Path, checkpoints: Path
 ) -> None:

@@ -39,6 +39,7 @@ def test_training_goes_on_while_the_store_is_away(tmp_path: Path, own_etcd: Outs
         assert after.nodes == before.nodes
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_while_the_store_is_away_is_replaced_when_it_is_back(
     tmp_path: Path, own_etcd: OutsideEtcd
 ) -> None:
@@ -56,6 +57,7 @@ def test_a_worker_that_dies_while_the_store_is_away_is_replaced_when_it_is_back(
         assert job.status()["restarts_used"] == 1
 
 
+@pytest.mark.slow
 def test_a_node_that_dies_while_the_store_is_away_is_counted_out_when_it_is_back(
     tmp_path: Path, own_etcd: OutsideEtcd
 ) -> None:
@@ -202,6 +204,7 @@ def test_how_a_job_ended_can_be_asked_for_a_while(tmp_path: Path, etcd: OutsideE
         assert "worker-failed" in kinds and kinds[-1] == "job-ended", "what led to it is still there"
 
 
+@pytest.mark.slow
 def test_two_jobs_share_one_etcd(tmp_path: Path, etcd: OutsideEtcd) -> None:
     with (
         Job(tmp_path, [etcd.endpoint], name="first", arguments=("--steps=200",)) as first,

@@ -65,6 +65,7 @@ def check_only(job: Job, rank: int, cause: str) -> None:
     assert "straggler" in job.cli("status").stdout
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 @pytest.mark.soak_but("2 ranks")
 @pytest.mark.parametrize(("nodes", "nproc"), [("ab", 1), ("ab", 2)], ids=["2 ranks", "4 ranks"])
@@ -81,6 +82,7 @@ def test_a_worker_that_is_stopped_half_of_the_time(tmp_path: Path, etcd: Outside
         assert set(job.exit_codes().values()) == {0}
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 @pytest.mark.soak_but("compute")
 @pytest.mark.parametrize("how", ["compute", "data"])
@@ -94,6 +96,7 @@ def test_a_rank_that_sleeps_in_each_step(tmp_path: Path, etcd: OutsideEtcd, how:
         assert "Own time of a step" in job.cli("status").stdout
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_a_healthy_job_names_nobody(tmp_path: Path, etcd: OutsideEtcd) -> None:
     """For twice as long as a straggler needs, as far as the ranks report."""
@@ -111,6 +114,7 @@ def test_a_healthy_job_names_nobody(tmp_path: Path, etcd: OutsideEtcd) -> None:
         assert not [event for event in job.events() if event["kind"] == "alarm"]
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_on_request_a_straggler_is_excluded(tmp_path: Path, etcd: OutsideEtcd) -> None:
     with job_of(tmp_path, etcd, "--slow=1:compute:0.2", nnodes="1:2", mode="exclude") as job:
@@ -125,6 +129,7 @@ def test_on_request_a_straggler_is_excluded(tmp_path: Path, etcd: OutsideEtcd) -
         assert "is a straggler" in dropped["why"]
 
 
+@pytest.mark.slow
 @pytest.mark.paddle
 def test_with_paddle_the_ring_knows_who_waits(tmp_path: Path, etcd: OutsideEtcd) -> None:
     with job_of(tmp_path, etcd, "--slow=1", script=str(WORKERS / "straggler_paddle.py")) as job:

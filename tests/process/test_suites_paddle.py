@@ -230,6 +230,7 @@ def test_paddles_own_role_maker_finds_the_roles(lines: Lines) -> None:
 # --- test_cpuonly_launch.sh ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.paddle
 def test_workers_on_cpus_add_up_over_gloo(lines: Lines) -> None:
     pytest.importorskip("paddle")

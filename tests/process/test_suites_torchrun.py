@@ -131,6 +131,7 @@ def test_a_module_runs_as_one(lines: Lines, tmp_path: Path) -> None:
 # --- test_run.py: how many -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("nproc", "env", "ranks"),
     [
@@ -310,6 +311,7 @@ def ranks_of(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("entrypoint", "before"),
     [(sys.executable, ["-u", PYTHON]), pytest.param(SHELL, [], marks=pytest.mark.soak)],
@@ -331,6 +333,7 @@ def test_a_function_returns_by_rank(etcd: OutsideEtcd, quiet: Path) -> None:
     assert found == {0: 10, 1: 11, 2: 12, 3: 13}
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_a_sum_over_a_static_rendezvous_with_a_rank(quiet: Path) -> None:
     pytest.importorskip("torch")
@@ -349,6 +352,7 @@ def test_an_elastic_call_runs_with_the_nodes_that_there_are(etcd: OutsideEtcd, q
         elastic_launch(theirs(etcd.endpoint, (1, 2), 4), sys.executable)("-u", PYTHON, str(quiet))
 
 
+@pytest.mark.slow
 def test_a_failure_is_raised_to_the_caller_with_its_root_cause(
     etcd: OutsideEtcd, quiet: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -372,6 +376,7 @@ def test_an_error_of_the_launcher_itself_is_raised_as_what_it_is(quiet: Path) ->
     assert not isinstance(raised.value, JobFailed)
 
 
+@pytest.mark.slow
 def test_launchers_in_processes_of_their_own_share_the_ranks(etcd: OutsideEtcd, quiet: Path, tmp_path: Path) -> None:
     script = tmp_path / "caller.py"
     script.write_text(

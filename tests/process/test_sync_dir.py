@@ -43,6 +43,7 @@ def same(notes: list[Any]) -> int:
     return int(step)
 
 
+@pytest.mark.slow
 def test_the_checkpoint_outlives_its_node_and_newcomers_get_it_first(tmp_path: Path, etcd: OutsideEtcd) -> None:
     with Job(tmp_path, [etcd.endpoint], nnodes="1:2", options=OPTIONS, script=[SCRIPT]) as job:
         outs = {"a": start(job, "a")}
@@ -88,6 +89,7 @@ def test_a_folder_that_all_nodes_see_is_left_alone(tmp_path: Path, etcd: Outside
     assert sorted(path.name for path in shared.iterdir()) == ["model.bin"]
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_too_small_for_the_files_fails_the_start_and_is_named(
     tmp_path: Path, etcd: OutsideEtcd, disk: Path
 ) -> None:

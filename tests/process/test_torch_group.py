@@ -137,6 +137,7 @@ def three(members: Members) -> Members:
     return members
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("work", ["all-reduce", "ddp-for-ever", "subgroup"])
 def test_survivors_of_a_kill_form_the_next_group_and_grow_back(three: Members, work: str) -> None:
     for _ in range(2):
@@ -239,6 +240,7 @@ def test_the_scripts_own_connections_survive(three: Members) -> None:
     assert one[0].hear()["result"] == "still there"
 
 
+@pytest.mark.slow
 def test_connections_that_others_open_meanwhile_are_never_cut(three: Members) -> None:
     """By other threads, while groups form, work, lose a peer and are aborted at any moment."""
     for member in three.all:

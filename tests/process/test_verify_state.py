@@ -32,6 +32,7 @@ def test_stop_ends_the_job_and_names_rank_and_tensor(etcd: OutsideEtcd, tmp_path
         assert "starting again would not help" in node.text
 
 
+@pytest.mark.slow
 def test_rollback_undoes_the_harm(etcd: OutsideEtcd, tmp_path: Path, framework: str) -> None:
     options = ["--verify-state=3", "--on-state-mismatch=rollback"]
     with job(etcd, tmp_path, framework, "--harm=13:1", nnodes="1", options=options) as running:
@@ -44,6 +45,7 @@ def test_rollback_undoes_the_harm(etcd: OutsideEtcd, tmp_path: Path, framework: 
     same(result, undisturbed(etcd, tmp_path, framework, result["step"]))
 
 
+@pytest.mark.slow
 @pytest.mark.soak_but("torch")
 def test_sync_goes_on_with_the_numbers_of_the_majority(etcd: OutsideEtcd, tmp_path: Path, framework: str) -> None:
     options = ["--verify-state=1", "--on-state-mismatch=sync"]
@@ -55,6 +57,7 @@ def test_sync_goes_on_with_the_numbers_of_the_majority(etcd: OutsideEtcd, tmp_pa
     same(result, undisturbed(etcd, tmp_path, framework, result["step"]))
 
 
+@pytest.mark.slow
 @pytest.mark.soak_but("torch")
 def test_nodes_that_restore_different_numbers_are_found(etcd: OutsideEtcd, tmp_path: Path, framework: str) -> None:
     """Nobody has asked for it: it is compared after each restore."""

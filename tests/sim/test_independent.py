@@ -27,6 +27,7 @@ def test_known_seed() -> None:
     assert not play(Schedule.independent(1673)).violation
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", range(BATCHES))
 def test_schedules(batch: int) -> None:
     play_all(Schedule.independent, range(batch * BATCH, (batch + 1) * BATCH), worlds=3)

@@ -98,6 +98,7 @@ def samples() -> dict[str, Samples]:
     return {"agent": agents, "master": masters}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "step"), [("agent", agent.step), ("master", master.step)])
 def test_no_event_is_too_much_for_a_state(name: str, step: Any, samples: dict[str, Samples]) -> None:
     states, events = samples[name].states, samples[name].events

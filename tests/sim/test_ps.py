@@ -52,6 +52,7 @@ def test_known_seed(seed: int) -> None:
     play(seed)
 
 
+@pytest.mark.slow
 def test_histories_meet_what_they_are_for() -> None:
     sims = [play(seed) for seed in MEETING]
     assert sum(sim.pushes for sim in sims) > 1500
@@ -85,6 +86,7 @@ def found(first: int) -> int:
     return -1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("bug", "first"),
     [

@@ -52,6 +52,7 @@ def test_schedules_meet_what_they_are_for(seed: int, story: str) -> None:
     assert any(story in line for line in lines)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("bug", "first"), reading_bugs.FIRST, ids=lambda one: getattr(one, "__name__", ""))
 def test_planted_bug_is_found(bug: reading_bugs.Bug, first: int, monkeypatch: pytest.MonkeyPatch) -> None:
     bug(monkeypatch)

@@ -17,6 +17,7 @@ BATCHES = 1
 BATCHES_OF_SOAK = 50
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "batch", [pytest.param(n, marks=() if n < BATCHES else pytest.mark.soak) for n in range(BATCHES_OF_SOAK)]
 )

@@ -46,6 +46,7 @@ def test_many_schedules(begin: int) -> None:
         assert not violation, f"Schedule.scheduled({seed}): {violation}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("bug", "first"), scheduler_bugs.FIRST.items(), ids=lambda one: getattr(one, "__name__", ""))
 def test_planted_bug_is_found(bug: scheduler_bugs.Bug, first: int, monkeypatch: pytest.MonkeyPatch) -> None:
     bug(monkeypatch)

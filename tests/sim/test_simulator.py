@@ -76,6 +76,7 @@ def test_a_fault_that_finds_nothing_to_strike_passes() -> None:
     world.close()
 
 
+@pytest.mark.slow
 def test_schedules_meet_every_event() -> None:
     """But for those that come from services, and from checks of cards that no part of edl makes yet."""
     draw = Schedule.draw
@@ -84,6 +85,7 @@ def test_schedules_meet_every_event() -> None:
     assert never <= {*OF_SERVICES, *OF_OTHER_SCHEDULES}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("planted", [*BUGS.values(), *SHELL_BUGS.values()], ids=[*BUGS, *SHELL_BUGS])
 def test_planted_bug_is_found(planted: Planted) -> None:
     seeds, violation = seeds_needed(planted)

@@ -36,6 +36,7 @@ def test_known_seed(seed: int) -> None:
     assert not play(Schedule.resized(seed)).violation
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "batch", [pytest.param(n, marks=() if n < BATCHES else pytest.mark.soak) for n in range(BATCHES_OF_SOAK)]
 )
@@ -196,6 +197,7 @@ PLANTED: list[Callable[[], Any]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__.strip("_"))
 def test_planted_bug_is_found(plant: Callable[[], Any]) -> None:
     found = ""

@@ -34,6 +34,7 @@ def test_known_seed(seed: int) -> None:
     assert not play(Schedule.slotted(seed)).violation
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "batch", [pytest.param(n, marks=() if n < BATCHES else pytest.mark.soak) for n in range(BATCHES_OF_SOAK)]
 )
@@ -90,6 +91,7 @@ FIRST = {
 """Schedules known to find a bug; the search starts again at 0 when one does not any more."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "bug",
     [

@@ -10,6 +10,7 @@ from edl.testing.sim.schedules import KINDS, play
 SEEDS = range(PACE_SEEDS, 160, 8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "excluded"), [("plain", False), ("slotted", True), ("bursting", True)])
 def test_schedules_meet_stragglers(kind: str, excluded: bool) -> None:
     traced: list[str] = []

@@ -26,6 +26,7 @@ def test_each_state_is_in_its_table() -> None:
     assert not [pair for pair in allowed() if pair[0] is pair[1] or type(pair[0]) is not type(pair[1])]
 
 
+@pytest.mark.slow
 def test_schedules_keep_to_the_tables() -> None:
     assert set(changes_in(range(SEEDS))) <= allowed()
 

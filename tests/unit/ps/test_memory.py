@@ -25,6 +25,7 @@ def filled(*arguments: object) -> dict[str, int]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tables", "rows", "dim", "rule", "batch", "row_bytes"),
     [

@@ -56,6 +56,7 @@ def trained(switch_at: int, begin: str = "numpy") -> Trained:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("switch_at", [1, 4, 8])
 def test_a_store_that_changes_kernels_trains_as_one_that_had_them_from_the_start(switch_at: int) -> None:
     expected, found = trained(0, "numba"), trained(switch_at)

@@ -132,6 +132,7 @@ def played(seed: int, seconds: float = 60.0) -> tuple[Course, dict[str, Played],
     return course, jobs, counts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [0, *(pytest.param(n * SEEDS, marks=pytest.mark.soak) for n in range(1, 10))])
 def test_nothing_is_drawn_that_no_job_survives(first: int) -> None:
     total: Counter[str] = Counter()

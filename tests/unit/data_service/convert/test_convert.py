@@ -300,6 +300,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_killed_again_and_again_it_ends_with_the_same_bytes(tmp_path: Path, workers: int) -> None:
     source, out = inputs(tmp_path / "in", files=4), tmp_path / "out"

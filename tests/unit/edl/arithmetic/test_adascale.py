@@ -28,6 +28,7 @@ def step(known: AdaScale, rng: np.random.Generator, sizes: list[int], signal: fl
     known.measured(len(sizes), total, squares, float(np.dot(mean, mean)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [[8, 8], [8, 8, 8, 8], [16, 1], [13, 7, 5, 1, 3], [4] * 32])
 @pytest.mark.parametrize(("signal", "noise"), [(1.0, 50.0), (2.0, 1.0), (0.1, 200.0)])
 def test_the_estimates_are_those_of_the_gradients(sizes: list[int], signal: float, noise: float) -> None:

@@ -94,6 +94,7 @@ def test_each_sample_once_where_the_order_cannot_be_that_of_paddle() -> None:
     assert sorted(real) == list(range(50))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tail", "options"), [("pad", {}), ("exact", WORKERS[0]), ("exact", WORKERS[1]), ("exact", WORKERS[2])]
 )
@@ -170,6 +171,7 @@ def test_base_samplers_depend_on_seed_and_epoch_only() -> None:
         assert [one for pair in both for one in pair] == whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("tail", ["pad", "drop", "exact"])
 def test_a_stream_over_two_worlds(workers: int, tail: str) -> None:

@@ -24,6 +24,7 @@ def drawn(seed: int, starved: float = 0.0, steps: int = 0) -> Model:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("starved", [0.0, 0.1, 0.3, 0.5, 1.0, 2.0])
 @pytest.mark.parametrize("chunk", CHUNKS)
 def test_a_healthy_job_is_not_accused(chunk: int, starved: float) -> None:

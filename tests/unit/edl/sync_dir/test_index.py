@@ -202,6 +202,7 @@ def newest(nodes: list[ModelNode]) -> dict[str, FileRecord]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk", range(4))
 def test_all_nodes_become_alike_and_show_moments_of_each_writer_until_then(chunk: int) -> None:
     for seed in range(chunk * 500, (chunk + 1) * 500):

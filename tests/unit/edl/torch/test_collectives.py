@@ -279,6 +279,7 @@ def test_results_of_functional_collectives_do_not_pile_up(group: TorchGroup) -> 
     assert not collectives._promised_to(group.watch)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_compiled_functional_collectives_are_traced_as_ever(group: TorchGroup) -> None:
     name = world().group_name
@@ -423,6 +424,7 @@ def said_after_a_loss() -> dict[str, str]:
     return said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_functional_collectives_that_lose_a_peer_count(said_after_a_loss: dict[str, str], way: str) -> None:
     said = said_after_a_loss[way]

@@ -79,6 +79,7 @@ def peaks() -> dict[str, int]:
     return peaks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_restoring_needs_no_second_copy(peaks: dict[str, int], kind: str) -> None:
     assert peaks[kind] < 24, f"{peaks[kind]} MB beside a state of 96 MB"

@@ -109,6 +109,7 @@ def test_the_computed_order() -> None:
 # --- resizes, with real loaders --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tail", "options"),
     [("pad", {}), ("drop", {}), ("exact", WORKERS[0]), ("exact", WORKERS[1]), ("exact", WORKERS[2])],
@@ -323,6 +324,7 @@ def test_a_short_step_says_how_large_the_others_are(streamed: bool) -> None:
 # --- streams ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1, 2])
 @pytest.mark.parametrize("tail", ["pad", "drop", "exact"])
 def test_a_stream_over_two_worlds(workers: int, tail: str) -> None:

@@ -40,6 +40,7 @@ from tests.support.sharded_tools import (  # noqa: E402
 pytestmark = pytest.mark.torch
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reading", [one_dimension, last_dimension, two_dimensions])
 @pytest.mark.parametrize("writing", [one_dimension, two_dimensions, hybrid])
 @pytest.mark.parametrize("world", [2, 4, 6])

@@ -50,6 +50,7 @@ def run(folder: Path, *options: str) -> tuple[int, str]:
     return found[0]
 
 
+@pytest.mark.slow
 def test_the_server_keeps_what_the_document_promises(tmp_path: Path) -> None:
     code, said = run(tmp_path, "--phases=examples,coverage,fuzzing", "--max-examples=3")
     assert code == 0, said

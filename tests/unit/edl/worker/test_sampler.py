@@ -17,6 +17,7 @@ from tests.sampler_histories import Base, History, Sampler, Worker
 pytest.importorskip("numpy")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(8))
 def test_histories(part: int) -> None:
     """The committed line of any history has each sample once, in the order of seed and epoch. 10,000 with --soak."""

@@ -337,6 +337,7 @@ class Growing:
         return self.base
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(2, 8))])
 def test_a_chain_of_changes_equals_a_whole_checkpoint(plain: Files, seed: int) -> None:
     growing = Growing(plain, seed)

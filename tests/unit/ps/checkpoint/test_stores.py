@@ -99,6 +99,7 @@ def all_rows(several: list[Server]) -> dict[tuple[str, int], bytes]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [3, 1])
 def test_training_goes_on_as_if_nothing_had_happened(tmp_path: Path, count: int) -> None:
     before = servers(2, tmp_path)
@@ -112,6 +113,7 @@ def test_training_goes_on_as_if_nothing_had_happened(tmp_path: Path, count: int)
         assert np.array_equal(step(before, number), step(after, number)), number
 
 
+@pytest.mark.slow
 def test_changes_only_are_as_good_as_everything(tmp_path: Path) -> None:
     before = servers(2, tmp_path)
     run, sizes = "", []
@@ -135,6 +137,7 @@ def test_changes_only_are_as_good_as_everything(tmp_path: Path) -> None:
     assert max(sizes) > 2
 
 
+@pytest.mark.slow
 def test_a_pserver_that_came_since_writes_all_that_it_owns(tmp_path: Path) -> None:
     """It cannot tell what has changed since a mark that it has not seen."""
     before = servers(2, tmp_path)

@@ -67,6 +67,7 @@ def test_several_tables_go_in_one_request_to_each_pserver(bench: Bench) -> None:
     assert np.array_equal(bench.client(number=2).read("wide", KEYS[::-1]), found["wide"][::-1] - 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernels", ["numba", "numpy"])
 def test_duplicates_are_fetched_once_counted_each_and_summed(
     bench: Bench, kernels: str, monkeypatch: pytest.MonkeyPatch

@@ -51,6 +51,7 @@ def exported(runs: list[str], folder: Path, **options: str) -> list[Path]:
     return [folder / str(number) for number in range(3)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", ["arrow", "safetensors"])
 def test_only_what_differs_is_written(runs: list[str], tmp_path: Path, format: str) -> None:
     folders = exported(runs, tmp_path, format=format)

@@ -25,6 +25,7 @@ def streams(kind: str, batches: int) -> Iterator[Keys]:
             yield np.concatenate([rng.integers(0, 8000, BATCH // 2), rng.integers(1 << 20, 1 << 60, BATCH // 2)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["zipf", "uniform"])
 @pytest.mark.parametrize("count", [2, 3, 10])
 def test_a_key_gets_a_row_with_exactly_its_nth_occurrence(kind: str, count: int) -> None:
@@ -65,6 +66,7 @@ def test_keys_that_come_once_get_no_row_at_two() -> None:
     assert pending.bytes() <= 2 << 20
 
 
+@pytest.mark.slow
 def test_a_rare_key_gets_its_row_at_ten() -> None:
     """It comes once in 512,000 unknown occurrences of its table."""
     spec = TableSpec("t", 1, Optimizer(UpdateRule.SGD), Initial(InitMethod.ZEROS), Admission(count=10))

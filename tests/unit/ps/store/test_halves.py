@@ -95,6 +95,7 @@ def test_small_updates_add_up(kernels: str, weights: WeightFormat) -> None:
     assert pull(store, KEYS).mean() == pytest.approx(1 - 200 * small, abs=10 * small)
 
 
+@pytest.mark.slow
 @both_kernels
 @pytest.mark.parametrize("weights", FORMATS)
 def test_small_added_values_add_up(kernels: str, weights: WeightFormat) -> None:

@@ -103,6 +103,7 @@ class TestCommits:
         assert node.judge.learnt.limit_s == FLOOR_S
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(200))
 def test_random_jobs_are_suspected_rarely_and_real_hangs_always(seed: int) -> None:
     """Commits at random distances, idle or computing, through changes of the world; in the end it hangs."""

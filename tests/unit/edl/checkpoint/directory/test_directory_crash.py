@@ -174,6 +174,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
         yield Bench(Path(folder), monkeypatch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_crash_at_every_operation_on_a_disk(scenario: Scenario, bench: Bench) -> None:
     operations = bench.operations(scenario)
@@ -186,6 +187,7 @@ def test_crash_at_every_operation_on_a_disk(scenario: Scenario, bench: Bench) ->
             bench.check(acknowledged)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_power_cut_at_every_operation(scenario: Scenario, bench: Bench) -> None:
     for at in range(len(bench.operations(scenario))):

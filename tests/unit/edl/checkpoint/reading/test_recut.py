@@ -80,6 +80,7 @@ def cells(box: Box) -> tuple[slice, ...]:
     return tuple(slice(at, at + length) for at, length in zip(box.offset, box.shape, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", range(10))
 def test_any_mesh_reads_what_any_mesh_has_written(batch: int) -> None:
     for seed in range(batch * PAIRS // 10, (batch + 1) * PAIRS // 10):

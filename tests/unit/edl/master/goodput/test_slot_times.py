@@ -255,6 +255,7 @@ def test_a_plain_script_is_useful_while_its_workers_run() -> None:
     assert rule.spent() == {"useful": 30.0, "rendezvous": 4.0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(200))
 def test_the_parts_of_random_histories_add_up(seed: int) -> None:
     """``Accounted`` compares after each event."""

@@ -121,6 +121,7 @@ KINDS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "runs"), KINDS)
 def test_no_fault_at_any_instruction_lets_a_wrong_number_through(kind: Callable[[], Kind], runs: int) -> None:
     player = Player(*kind())
@@ -201,5 +202,6 @@ def test_a_worker_that_waits_for_ever_is_found_with_its_seed(monkeypatch: pytest
     assert play(range(5, 20), checked=True) == Played(3, 20, "seed 7: Stuck: nothing more will happen")
 
 
+@pytest.mark.slow
 def test_several_processes_come_to_the_same() -> None:
     assert list(results(range(250), 2, checked=True)) == list(results(range(250), 1, checked=True))
