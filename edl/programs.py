@@ -1,15 +1,14 @@
-"""What programs of users and of schedulers need that a launcher runs to their end: streams, and what may pass.
+"""Rules for programs of users and of schedulers that a launcher runs to their end.
 
-The streams are memory files. A pipe would stay open for as long as background processes that a program leaves behind. A
-file on a disk would be cut off, without an error, when the disk is full; and that may be what a program is to report.
+Their streams are anonymous files. A pipe would stay open for as long as background processes that a program leaves
+behind. A file on a disk would be cut off, without an error, when the disk is full; and that may be what a program is to
+report.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import sys
-import tempfile
 from typing import IO
 
 MOST_OUTPUT = 4 << 20
@@ -21,22 +20,11 @@ LACKING = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC,
 """Errors of a host that has no process, memory, descriptor or space left, perhaps only for a moment."""
 
 
-def stream(content: bytes = b"") -> IO[bytes]:
-    """An open file for a standard stream of a program, at its beginning. Raises ``OSError``."""
-    if sys.platform == "linux":
-        file: IO[bytes] = open(os.memfd_create("edl-program"), "w+b")  # noqa: SIM115 - the caller closes it
-    else:
-        file = tempfile.NamedTemporaryFile()  # noqa: SIM115 - as above
-    file.write(content)
-    file.seek(0)
-    return file
-
-
-def path_of(file: IO[bytes]) -> str:
-    """A path by which this process can open the file of ``stream`` once more."""
-    return f"/proc/self/fd/{file.fileno()}" if sys.platform == "linux" else file.name
-
-
 def is_too_much(*streams: IO[bytes]) -> bool:
     """Whether a program has printed more than any sensible one."""
     return sum(os.fstat(one.fileno()).st_size for one in streams) > MOST_OUTPUT
+
+
+def ending(status: int) -> str:
+    """How a program has ended, as text. ``status``: that of ``subprocess``, which is negative for a signal."""
+    return f"was killed by signal {-status}" if status < 0 else f"exited with status {status}"

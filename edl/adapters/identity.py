@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edl.anonymous_file import anonymous_file, path_of
 from edl.errors import SettingError
-from edl.programs import path_of, stream
 from edl.wire.secret import Secret
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Identity:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = False
         context.load_verify_locations(cadata=self.ca.decode())
-        with stream(self.client + self.key) as file:  # ssl only takes a path; no disk gets the key
+        with anonymous_file(self.client + self.key) as file:  # ssl only takes a path; no disk gets the key
             context.load_cert_chain(path_of(file))
         return context
 

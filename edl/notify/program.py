@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import IO
 
+from edl.anonymous_file import anonymous_file
 from edl.config import CREDENTIALS, environment
 from edl.errors import NotificationError
 from edl.notify.notification import Notification
-from edl.programs import LACKING, LOOK_S, TOO_MUCH, is_too_much, stream
+from edl.programs import LACKING, LOOK_S, TOO_MUCH, ending, is_too_much
 from edl.rendezvous.phrases import one_line
 
 MOST_SHOWN = 200
@@ -33,7 +34,7 @@ class NotifyProgram:
         """Run the program to its end. Raises ``NotificationError`` if it cannot be started, exits with a status other
         than 0, or takes longer than ``limit_s``; then it is killed with all its child processes."""
         try:
-            with stream(notification.document() + b"\n") as given, stream() as said:
+            with anonymous_file(notification.document() + b"\n") as given, anonymous_file() as said:
                 self._run(given, said, limit_s)
         except OSError as error:
             text = f"it cannot be started: {error.strerror}"
@@ -51,11 +52,10 @@ class NotifyProgram:
             process.wait()
             raise
         if status:
-            how = f"was killed by signal {-status}" if status < 0 else f"exited with status {status}"
             size = said.seek(0, os.SEEK_END)
             said.seek(max(0, size - MOST_SHOWN))
             text = one_line(said.read().decode(errors="replace")) or "nothing"
-            raise NotificationError(f"it {how} and said: {text}", retry=True)
+            raise NotificationError(f"it {ending(status)} and said: {text}", retry=True)
 
 
 def _ended(process: subprocess.Popen[bytes], said: IO[bytes], limit_s: float) -> int:

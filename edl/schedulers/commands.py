@@ -9,8 +9,9 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import IO
 
+from edl.anonymous_file import anonymous_file
 from edl.errors import SchedulerError
-from edl.programs import LACKING, LOOK_S, TOO_MUCH, is_too_much, stream
+from edl.programs import LACKING, LOOK_S, TOO_MUCH, ending, is_too_much
 
 MOST_SHOWN = 400
 """Limit on the characters of a program's output in an error message; the end is kept."""
@@ -43,7 +44,7 @@ async def call(
 
 
 async def _called(command: Sequence[str], timeout_s: float, environment: Mapping[str, str] | None, written: str) -> str:
-    with stream(written.encode()) as stdin, stream() as out, stream() as err:
+    with anonymous_file(written.encode()) as stdin, anonymous_file() as out, anonymous_file() as err:
         process = await asyncio.create_subprocess_exec(
             *command,
             stdin=stdin,
@@ -64,8 +65,7 @@ async def _called(command: Sequence[str], timeout_s: float, environment: Mapping
         if process.returncode:
             said = _shown(_read(err)) or _shown(_read(out)) or "nothing"
             code = process.returncode
-            how = f"was killed by signal {-code}" if code < 0 else f"exited with status {code}"
-            raise CommandFailed(f"{command[0]} {how} and said: {said}", code, said)
+            raise CommandFailed(f"{command[0]} {ending(code)} and said: {said}", code, said)
         return _read(out).decode(errors="replace")
 
 
