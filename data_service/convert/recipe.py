@@ -99,7 +99,7 @@ class Recipe:
         if pa.types.is_dictionary(column.type):
             column = column.cast(column.type.value_type)
         value = next((value for pattern, value in self.fill.items() if fnmatch.fnmatchcase(name, pattern)), None)
-        if value is None or not column.null_count:
+        if value is None:
             return column
         try:
             return filled(name, column, value)

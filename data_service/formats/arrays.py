@@ -63,7 +63,7 @@ def _array(name: str, column: pa.ChunkedArray, fill: Any) -> Any:
         if is_ragged(column.type.value_type):
             raise unsupported(name, column.type)
         return _ragged(name, column, fill)
-    if fill is not None and column.null_count:
+    if fill is not None:
         column = filled(name, column, fill)
     chunks = [_chunk(name, chunk) for chunk in column.chunks]
     if len(chunks) == 1:
@@ -136,18 +136,44 @@ def check_types(schema: pa.Schema, file: str) -> None:
 
 
 def filled(name: str, column: pa.ChunkedArray, fill: Any) -> pa.ChunkedArray:
-    """Replace nulls in a column. Raises ``UnsupportedData`` if the value does not fit the type."""
+    """Replace nulls in a column; in lists of fixed size, those among the values, and all values of null lists. Raises
+    ``UnsupportedData`` if the value does not fit the type."""
+    if pa.types.is_fixed_size_list(column.type):
+        return pa.chunked_array([_filled_lists(name, chunk, fill) for chunk in column.chunks], column.type)
+    if not column.null_count:
+        return column
     try:
-        return pc.fill_null(column, pa.scalar(fill, column.type))
+        return pc.fill_null(column, _scalar(fill, column.type))
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
         raise UnsupportedData(
             f"column {name} has type {column.type}: {fill!r} cannot replace its nulls ({error})"
         ) from None
 
 
+def _filled_lists(name: str, lists: pa.FixedSizeListArray, fill: Any) -> pa.FixedSizeListArray:
+    size = lists.type.list_size
+    values = lists.values.slice(lists.offset * size, len(lists) * size)
+    if lists.null_count:  # what is behind null lists may be anything
+        null = np.repeat(lists.is_null().to_numpy(zero_copy_only=False), size)
+        values = values.take(pa.array(np.arange(len(values)), mask=null))
+    whole = filled(name, pa.chunked_array([values]), fill)
+    return pa.FixedSizeListArray.from_arrays(whole.combine_chunks(), type=lists.type)
+
+
+def _scalar(value: Any, kind: pa.DataType) -> pa.Scalar:
+    """The value with this type: 0 and the text ``false`` are booleans, 7 is a text."""
+    try:
+        return pa.scalar(value, kind)
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        if not (pa.types.is_boolean(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+            raise
+        return pa.scalar(value).cast(kind)
+
+
 def _no_nulls(name: str, chunk: pa.Array) -> None:
     if chunk.null_count:
-        advice = f"Give a replacement: fill={{{name!r}: 0}}, or convert with --fill {name}=0"
+        value, text = ("b'…'", "TEXT") if pa.types.is_fixed_size_binary(chunk.type) else ("0", "0")
+        advice = f"Give a replacement: fill={{{name!r}: {value}}}, or convert with --fill {name}={text}"
         raise UnsupportedData(f"column {name} is {chunk.type} and has {chunk.null_count} nulls. {advice}")
 
 

@@ -68,6 +68,51 @@ def test_lists_come_as_values_and_offsets(bench: Bench, tmp_path: Path, kind: st
     assert not bench.flaws
 
 
+@pytest.mark.parametrize("offset", [0, 1])
+@pytest.mark.parametrize("kind", [pa.int64(), pa.float32()], ids=str)
+def test_nulls_in_and_of_lists_of_one_size_are_filled(kind: pa.DataType, offset: int) -> None:
+    lists = [[9, 9], [1, None], None, [3, 4]]
+    column = pa.chunked_array([pa.array(lists[1 - offset :], pa.list_(kind, 2)).slice(offset)])
+    values = to_numpy(pa.table({"a": column}), {"a": 7})["a"]
+    assert values.dtype == kind.to_pandas_dtype()
+    assert values.tolist() == [[1, 7], [7, 7], [3, 4]]
+    nested = pa.array([[[1, None], None], None, [[5, 6], [7, 8]]], pa.list_(pa.list_(kind, 2), 2))
+    assert to_numpy(pa.table({"a": nested}), {"a": 0})["a"].tolist() == [
+        [[1, 0], [0, 0]],
+        [[0, 0], [0, 0]],
+        [[5, 6], [7, 8]],
+    ]
+    ragged = to_numpy(pa.table({"a": pa.array([[[1, None]], None, [None]], pa.list_(pa.list_(kind, 2)))}), {"a": 2})
+    assert ragged["a"].values.tolist() == [[1, 2], [2, 2]]
+    assert ragged["a"].offsets.tolist() == [0, 1, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "fill", "expected"),
+    [
+        ([True, None], pa.bool_(), 0, [True, False]),
+        ([True, None], pa.bool_(), "true", [True, True]),
+        (["a", None], pa.string(), 7, ["a", "7"]),
+        ([b"ab", None], pa.binary(2), b"zz", [[97, 98], [122, 122]]),
+    ],
+    ids=["0 for a boolean", "a word for a boolean", "a number for a text", "bytes"],
+)
+def test_what_is_filled_in_gets_the_type_of_the_column(
+    values: list[Any], kind: pa.DataType, fill: object, expected: list[Any]
+) -> None:
+    assert to_numpy(pa.table({"a": pa.array(values, kind)}), {"a": fill})["a"].tolist() == expected
+
+
+def test_what_cannot_be_filled_in_is_named() -> None:
+    lists = pa.table({"a": pa.array([[1, None]], pa.list_(pa.int64(), 2))})
+    with pytest.raises(UnsupportedData, match="column a has type int64: 'x' cannot replace its nulls"):
+        to_numpy(lists, {"a": "x"})
+    with pytest.raises(UnsupportedData, match=r"column a is int64 and has 1 nulls.*fill=\{'a': 0\}"):
+        to_numpy(lists)
+    with pytest.raises(UnsupportedData, match=r"column a is fixed_size_binary.*fill=\{'a': b'…'\}"):
+        to_numpy(pa.table({"a": pa.array([None], pa.binary(2))}))
+
+
 def test_lists_may_be_filled_up(bench: Bench, tmp_path: Path) -> None:
     table = pa.table({"id": range(RECORDS), "ids": pa.array(LISTS, pa.list_(pa.int64()))})
     path = write(tmp_path / "a.arrow", table, "ipc")
