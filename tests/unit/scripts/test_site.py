@@ -120,7 +120,7 @@ def test_what_a_page_loads_from_elsewhere_is_found(text: str, found: list[str]) 
     assert offline.loaded_by(text) == found
 
 
-@pytest.mark.soak  # 25 s of CPU
+@pytest.mark.slow
 @pytest.mark.skipif(not all(map(find_spec, ("sphinx", "myst_parser", "furo"))), reason="needs edl[docs]")
 def test_the_site_builds(tmp_path: Path) -> None:
     """Every link, anchor and name resolves: Sphinx warns otherwise, and a warning is an error."""
