@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from edl.wire.address import address
 
-PATIENCE_LEASES = 3.0
+QUIET_LEASES = 3.0
 """Lease times for which attempts may fail without a word: so long an election may take, and a Master's take-over."""
 
 
@@ -16,7 +16,7 @@ class AttachTrouble:
     def __init__(self, log: Callable[[str], None], now_s: Callable[[], float], lease_ttl_s: float) -> None:
         self._log = log
         self._now_s = now_s
-        self._patience_s = PATIENCE_LEASES * lease_ttl_s
+        self._quiet_s = QUIET_LEASES * lease_ttl_s
         self._place: tuple[str, int] | None = None
         """Address at which attempts fail; None: the last one succeeded."""
         self._since_s = 0.0
@@ -27,7 +27,7 @@ class AttachTrouble:
         if self._place != (host, port):
             self._place, self._since_s, self._said = (host, port), self._now_s(), False
         tried_s = self._now_s() - self._since_s
-        if tried_s < self._patience_s or self._said:
+        if tried_s < self._quiet_s or self._said:
             return
         self._said = True
         self._log(

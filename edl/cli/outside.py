@@ -183,7 +183,7 @@ class Outside:
         self._say(notification.document().decode() if self._json else notification.subject)
 
     def _say(self, text: str) -> None:
-        """Print a line. Whoever is told in another way is also told if the output goes to a full disk, or nowhere."""
+        """Print a line. If others are notified, the watch goes on without an output, such as one on a full disk."""
         try:
             click.echo(text if not self._json or text.startswith("{") else json.dumps({"text": text}))
         except OSError:
