@@ -42,6 +42,8 @@ PROBE_S = 1.0
 
 LOG_TAIL_BYTES = 4096
 
+REAP_S = 5.0
+"""Seconds to wait for a killed member. A process that is blocked on I/O to a broken disk never ends."""
 VERSION_S = 10.0
 """Time limit in seconds for asking a program for its version."""
 
@@ -155,6 +157,8 @@ class EtcdMember:
         self.tidy_bytes = 0
         """Size of its file after the last defragmentation."""
         self._process: subprocess.Popen[bytes] | None = None
+        self._stuck = False
+        """Whether the process was still there after it had been killed."""
 
     @property
     def endpoint(self) -> str:
@@ -424,18 +428,22 @@ class EtcdMember:
         return self._process.wait()
 
     async def stop(self, grace_s: float = 5.0) -> None:
-        """Send SIGTERM, and SIGKILL after ``grace_s`` seconds. The data stays. No error if it does not run."""
+        """Send SIGTERM, and SIGKILL after ``grace_s`` seconds. The data stays. No error if it does not run, nor if the
+        disk does not let it end."""
         if self._process is None:
             return
-        for number, limit_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, None)):
+        for number, limit_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, REAP_S)):
             if self._process.poll() is None:
                 self._process.send_signal(number)
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(_wait_for(self._process), limit_s)
-        self._process.wait()
+        self._stuck = self.running
 
     def discard(self) -> None:
-        """Delete the data and the log. Raises ``RuntimeError`` while the process runs."""
+        """Delete the data and the log; those of a process that did not end when it was killed stay. Raises
+        ``RuntimeError`` while the process runs."""
+        if self._stuck:
+            return  # the disk would block this process as well
         if self.running:
             raise RuntimeError(f"etcd member {self.plan.name} is still running; stop it first")
         for folder in (self.data_dir, self._tls_dir):

@@ -7,6 +7,7 @@ container or host that shares the temporary directory is not visible from here, 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -47,8 +48,15 @@ def is_gone(owner: Mapping[str, Any]) -> bool:
 
 
 def is_near(owner: Mapping[str, Any]) -> bool:
-    """Whether a process is one of this host, since its last boot."""
-    return list(owner["where"])[:1] == _where()[:1]
+    """Whether a pid in this host's ``/proc`` is that of the process: it is one of this boot and of this pid
+    namespace."""
+    return list(owner["where"]) == _where()
+
+
+def here() -> str:
+    """Eight hex digits that tell this host and pid namespace from others, for names of files about processes: those
+    that share a temporary directory may have processes with the same pid."""
+    return hashlib.sha256(f"{_host()} {_where()[1]}".encode()).hexdigest()[:8]
 
 
 def sweep(parent: Path, names: str = "*", keep: int = 0) -> list[Path]:

@@ -8,7 +8,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from edl.adapters.leftovers import is_gone, is_near, this_process
+from edl.adapters.leftovers import here, is_gone, is_near, this_process
 from edl.adapters.runtime_folder import runtime_folder
 from edl.types import JobId, NodeId
 
@@ -28,7 +28,7 @@ class LocalJob:
     @property
     def path(self) -> Path:
         """The file of this launcher."""
-        return runtime_folder() / f"{self.job}@{os.getpid()}.json"
+        return runtime_folder() / f"{self.job}@{os.getpid()}-{here()}.json"
 
     def write(self) -> None:
         """Write the file. Without space on the disk there is none, and ``edl status`` needs an endpoint."""

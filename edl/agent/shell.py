@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Coroutine
 from dataclasses import replace
 from typing import Any
 
+from edl.agent.attach_trouble import AttachTrouble
 from edl.agent.deps import AgentDeps, MasterStream
 from edl.agent.entitlement import Entitlement
 from edl.agent.held_starts import FilesAlike, HeldStarts
@@ -77,6 +78,7 @@ class AgentShell:
         self._stream: MasterStream | None = None
         self._master: tuple[str, int, FencingToken] | None = None
         self._redial = asyncio.Event()
+        self._trouble = AttachTrouble(deps.log, deps.clock.now_s, state.timeouts.lease_ttl_s)
         self._background = BackgroundTasks(self._task_failed)
         self._introduced: MasterStream | None = None
         self.exits: collections.Counter[str] = collections.Counter()
@@ -414,10 +416,12 @@ class AgentShell:
             nonlocal attached, opened_s
             attached, opened_s = True, now_s()
             self._stream = stream
+            self._trouble.attached()
             self.post(ev.Connected())
 
+        why = ""
         try:
-            await stream.run(opened, self._hear)
+            why = await stream.run(opened, self._hear)
         except Exception as error:  # noqa: BLE001 - such as no descriptor for a worker's message: it is sent again
             self._deps.log(f"the connection to the Master is closed, because a message could not be handled: {error}")
         finally:
@@ -426,6 +430,8 @@ class AgentShell:
                 self.post(ev.Disconnected())
         if attached and now_s() - opened_s >= LONGEST_RECONNECT_PAUSE_S:
             pauses.reset()
+        if not attached:
+            self._trouble.failed(host, port, why)
         if await self._deps.refuses(host, port):
             self._deps.master_refused(token)
         await asyncio.sleep(pauses.next())

@@ -61,10 +61,11 @@ def add(host: str, device: str, period: str, reason: str, as_json: bool, at: str
 
 @denylist.command()
 @_place_options
-@click.argument("names", nargs=-1, required=True, metavar="HOST|UUID…")
-def remove(names: tuple[str, ...], as_json: bool, at: str, **where: str) -> None:
+@click.argument("names", nargs=-1, metavar="[HOST|UUID…]")
+@click.option("--expired", is_flag=True, help="All entries that have expired by the clock of this host.")
+def remove(names: tuple[str, ...], expired: bool, as_json: bool, at: str, **where: str) -> None:
     """Let hosts and devices be used again."""
-    asyncio.run(_remove(where, at, as_json, names))
+    asyncio.run(_remove(where, at, as_json, names, expired))
 
 
 async def _list(where: dict[str, str], at: str, as_json: bool) -> None:
@@ -74,6 +75,7 @@ async def _list(where: dict[str, str], at: str, as_json: bool) -> None:
     async with _opened(where, at) as place:
         entries, now_s = await _entries(place), wall_clock_s()
         counting = [one for one in entries if not one.expired(now_s)]
+        _tell_of_expired(len(entries) - len(counting), place.where)
     if as_json:
         click.echo(json.dumps([to_plain(one) for one in counting], indent=2))
         return
@@ -81,6 +83,13 @@ async def _list(where: dict[str, str], at: str, as_json: bool) -> None:
         click.echo(_line(one))
     if not counting:
         click.echo(f"Nothing is on the denylist in {place.where}")
+
+
+def _tell_of_expired(number: int, where: str) -> None:
+    """Say on stderr that entries have expired. Few jobs last as long as an entry, and others leave it where it is."""
+    if number:
+        what = f"{number} expired {'entry' if number == 1 else 'entries'} in {where}"
+        click.echo(f"edl: {what}: delete with edl denylist remove --expired", err=True)
 
 
 def _line(one: DenylistEntry) -> str:
@@ -115,16 +124,22 @@ async def _add(where: dict[str, str], at: str, as_json: bool, host: str, device:
     click.echo(json.dumps(to_plain(entry)) if as_json else _line(entry))
 
 
-async def _remove(where: dict[str, str], at: str, as_json: bool, names: Sequence[str]) -> None:
+async def _remove(where: dict[str, str], at: str, as_json: bool, names: Sequence[str], expired: bool) -> None:
+    from edl.adapters.clock import wall_clock_s
+    from edl.rendezvous.phrases import day
     from edl.wire.json_messages import to_plain
 
+    if expired == bool(names):
+        raise UsageError("edl denylist remove: name hosts or devices, or give --expired")
     async with _opened(where, at) as place:
-        entries = await _entries(place)
-        meant = [_meant(entries, name, place.where) for name in names]
+        entries, now_s = await _entries(place), wall_clock_s()
+        meant = [one for one in entries if one.expired(now_s)] if expired else []
+        meant += [_meant(entries, name, place.where) for name in names]
         for entry in meant:
             await place.remove(entry.name)
     for entry in meant:
-        click.echo(json.dumps(to_plain(entry)) if as_json else f"removed: {entry.device or entry.host}")
+        since = f" (expired {day(entry.until_s)})" if expired else ""
+        click.echo(json.dumps(to_plain(entry)) if as_json else f"removed: {entry.device or entry.host}{since}")
 
 
 async def _entries(place: DenylistPlace) -> Sequence[DenylistEntry]:

@@ -211,7 +211,8 @@ def _job_here(job: str) -> LocalJob:
 
 async def _only_job(store: Store) -> str:
     keys = (entry.key.split("/") for entry in (await store.read("/edl/")).entries)
-    names = sorted({parts[2] for parts in keys if parts[3] == "nodes"})  # others are leftovers of killed jobs
+    # Others are leftovers of killed jobs, or not of edl.
+    names = sorted({parts[2] for parts in keys if parts[3:4] == ["nodes"]})
     if len(names) == 1:
         return names[0]
     listed = ", ".join(names) if names else "none"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import socket
@@ -17,7 +18,7 @@ from edl.adapters.system_threads import SYSTEM_THREADS
 from edl.cli.find import NoMaster, Where
 from edl.cli.job_end import JobEnd
 from edl.cli.polling import Finder
-from edl.errors import NotificationError, StoreError, UsageError
+from edl.errors import EdlError, NotificationError
 from edl.exit_codes import ExitCode
 from edl.notify.addresses import NamedChannel
 from edl.notify.delivery import Delivery, DeliveryDeps
@@ -77,7 +78,7 @@ class Outside:
         self._end = JobEnd(self._finder.connect)
         self._limits = limits
         self._json = as_json
-        deps = DeliveryDeps(SystemClock(), SYSTEM_THREADS, wall_clock_s, lambda text: click.echo(text, err=True))
+        deps = DeliveryDeps(SystemClock(), SYSTEM_THREADS, wall_clock_s, _warn)
         self._deliveries = [Delivery(named, deps) for named in channels]
         self._pulse = Delivery(pulse, deps) if pulse is not None else None
         self._pulse_fails = False
@@ -145,10 +146,10 @@ class Outside:
             if error.outcome is not None:
                 return error.outcome
             why = str(error)
-        except (StoreError, UsageError, grpc.aio.AioRpcError) as error:
-            why = str(error)
-        except asyncio.TimeoutError:
+        except asyncio.TimeoutError:  # from Python 3.11 on it is an OSError, too
             why = f"no answer within {ANSWER_S:g} s"
+        except (EdlError, OSError, grpc.aio.AioRpcError) as error:  # such as no descriptor: nobody else would look
+            why = str(error)
         return outside.OutsideSnapshot(self._clock.now_s(), why)
 
     async def _ask(self) -> outside.OutsideSnapshot:
@@ -177,12 +178,17 @@ class Outside:
         return outcome.exit_code
 
     def _send(self, notification: Notification) -> None:
-        self._say(notification.document().decode() if self._json else notification.subject)
         for one in self._deliveries:
             one.put(notification)
+        self._say(notification.document().decode() if self._json else notification.subject)
 
     def _say(self, text: str) -> None:
-        click.echo(text if not self._json or text.startswith("{") else json.dumps({"text": text}))
+        """Print a line. If others are notified, the watch goes on without an output, such as one on a full disk."""
+        try:
+            click.echo(text if not self._json or text.startswith("{") else json.dumps({"text": text}))
+        except OSError:
+            if not self._deliveries and self._pulse is None:
+                raise
 
     async def _beat(self) -> None:
         """Call the heartbeat once. It is not repeated: the next look calls it again."""
@@ -192,7 +198,13 @@ class Outside:
             await self._pulse.attempt(self._sender.of_test("edl watch", 0, wall_clock_s()))
         except NotificationError as error:
             if not self._pulse_fails:
-                click.echo(f"{self._pulse.label}: {error}", err=True)
+                _warn(f"{self._pulse.label}: {error}")
             self._pulse_fails = True
         else:
             self._pulse_fails = False
+
+
+def _warn(text: str) -> None:
+    """Print a line on stderr, if that is possible."""
+    with contextlib.suppress(OSError):
+        click.echo(text, err=True)

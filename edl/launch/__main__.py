@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import select
 import signal
 import sys
 import tempfile
@@ -26,7 +27,8 @@ from edl.errors import EdlError, SettingError
 from edl.exit_codes import ExitCode
 from edl.launch import cluster_env, paddle_options, torchrun_options
 from edl.launch.cli import settings_of, with_both_spellings
-from edl.launch.console import close_console, open_console, unblocked_console
+from edl.launch.console import close_console, exit_at_once, open_console, unblocked_console
+from edl.launch.leave_signals import SIGNALS
 from edl.launch.options import SectionedCommand, launcher_options
 from edl.launch.resolved_options import OF_WORKER, ResolvedOptions, forget_exports, inside_worker
 from edl.launch.settings import Invocation, LaunchSettings, PserverSettings, ReaderSettings
@@ -100,39 +102,48 @@ def _find_temporary_folder() -> None:
 def _run_and_exit(work: Coroutine[Any, Any, int]) -> NoReturn:
     """Run the launcher and exit with its status.
 
-    Signals are ignored once the status is known: the interpreter takes a moment to exit, and the host of an ended job
-    may be shut down meanwhile.
+    Signals do not change the status once it is known: the interpreter takes a moment to exit, and the host of an ended
+    job may be shut down meanwhile. They end the wait for a console that does not accept what is left.
     """
     with unblocked_console():
-        status = asyncio.run(_with_exit_timeout(work))
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-            signal.signal(number, signal.SIG_IGN)
+        status, timer = asyncio.run(_with_exit_timeout(work))
+        timer.cancel()
+        for number in SIGNALS:
+            signal.signal(number, lambda *_: exit_at_once(status))
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    _exit_timer(status).start()
     sys.exit(status)
 
 
-async def _with_exit_timeout(work: Coroutine[Any, Any, int]) -> int:
-    """Run the launcher, then give the remaining threads ``THREADS_S`` to end.
+async def _with_exit_timeout(work: Coroutine[Any, Any, int]) -> tuple[int, threading.Timer]:
+    """Run the launcher; returns its status and the timer that limits the end of the event loop's threads."""
+    asyncio.get_running_loop().set_default_executor(PatientPool(thread_name_prefix="edl-pool"))
+    await asyncio.to_thread(int)  # its first thread, before workers may use up what the system allows
+    status = await work
+    timer = _exit_timer(status)
+    timer.start()
+    return status, timer
+
+
+def _exit_timer(status: int) -> threading.Timer:
+    """A timer, not started yet, that exits the process ``THREADS_S`` later.
 
     A thread that is blocked on a hanging file system cannot be stopped, and both asyncio and the interpreter would wait
     for it.
     """
-    asyncio.get_running_loop().set_default_executor(PatientPool(thread_name_prefix="edl-pool"))
-    await asyncio.to_thread(int)  # its first thread, before workers may use up what the system allows
-    status = await work
 
     def give_up() -> None:
-        with contextlib.suppress(OSError):
-            os.write(
-                2,
-                f"edl: a thread is still blocked, possibly on a hanging file system: exiting with status {status} "
-                "without waiting for it\n".encode(),
-            )
+        what = f"exiting with status {status} without waiting for it"
+        text = f"edl: a thread is still blocked, possibly on a hanging file system: {what}\n"
+        with contextlib.suppress(OSError, ValueError):
+            if select.select([], [2], [], 0)[1]:  # else the console is blocked as well
+                os.write(2, text.encode())
         os._exit(status)
 
     timer = threading.Timer(THREADS_S, give_up)
     timer.daemon = True
-    timer.start()
-    return status
+    return timer
 
 
 def settle(resolved: ResolvedOptions, env: Mapping[str, str]) -> None:

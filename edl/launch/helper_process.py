@@ -28,6 +28,9 @@ START_S = 60.0
 longer from a cold network disk."""
 ASK_S = 2.0
 """Seconds between two checks that a process still answers."""
+REAP_S = 5.0
+"""Seconds to wait for a killed process. One that is blocked on I/O to a broken disk never ends, and does nothing more
+either."""
 FROZEN_S = 15.0
 """A process that does not answer for this many seconds is killed. Generous, because a user's function may hold the GIL
 for a while."""
@@ -170,8 +173,12 @@ async def _exchange(process: asyncio.subprocess.Process, line: str) -> bytes:
 
 
 async def _kill(process: asyncio.subprocess.Process) -> None:
-    """Send SIGKILL if the process is still running, and reap it."""
+    """Send SIGKILL if the process is still running, and reap it; waits at most ``REAP_S`` seconds."""
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
-    await process.wait()
+    ended = asyncio.ensure_future(process.wait())
+    try:
+        await asyncio.wait({ended}, timeout=REAP_S)
+    finally:
+        await end(ended)

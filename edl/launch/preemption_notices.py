@@ -57,6 +57,13 @@ class Reply:
 
     status: int
     body: str
+    sent_s: float = 0.0
+    """When it was sent, by the service's own clock, in seconds since the Unix epoch; 0: unknown. The times in notices
+    are of that clock, and this host's may be wrong."""
+
+    def now_s(self, here_s: float) -> float:
+        """The time to compare a notice with. ``here_s``: now, by this host's clock."""
+        return self.sent_s or here_s
 
 
 Ask = Callable[[str, str, Mapping[str, str]], Reply]
@@ -75,7 +82,7 @@ def read_aws(reply: Reply, now_s: float) -> Notice | None:
     action, at = content.get("action"), content.get("time")
     if not isinstance(action, str) or not isinstance(at, str):
         raise BadAnswer(f"no action and time in the answer {reply.body[:200]!r}")
-    return _notice(f"AWS: spot instance-action {action} at {at}", _iso(at), now_s)
+    return _notice(f"AWS: spot instance-action {action} at {at}", _iso(at), reply.now_s(now_s))
 
 
 def read_gce_preempted(reply: Reply, now_s: float) -> Notice | None:
@@ -105,7 +112,7 @@ def read_azure(reply: Reply, machine: str, now_s: float) -> Notice | None:
     events = _json(_ok(reply)).get("Events")
     if not isinstance(events, list) or not all(isinstance(event, dict) for event in events):
         raise BadAnswer(f"no list of Events in the answer {reply.body[:200]!r}")
-    found = []
+    found, now_s = [], reply.now_s(now_s)
     for event in events:
         kind, names, at = event.get("EventType"), event.get("Resources"), event.get("NotBefore") or ""
         if kind not in AZURE_ENDS or not isinstance(names, list) or not isinstance(at, str):
@@ -246,7 +253,8 @@ def asker(base: str) -> Ask:
         request = urllib.request.Request(base + path, headers=dict(headers), method=method)  # noqa: S310 - checked
         try:
             with opener.open(request, timeout=ANSWER_S) as answer:
-                return Reply(answer.status, answer.read(LARGEST_BYTES).decode(errors="replace"))
+                body = answer.read(LARGEST_BYTES).decode(errors="replace")
+                return Reply(answer.status, body, _sent_s(answer.headers.get("Date", "")))
         except urllib.error.HTTPError as error:
             with error:
                 return Reply(error.code, _text_of(error))
@@ -254,6 +262,13 @@ def asker(base: str) -> Ask:
             raise BadAnswer(f"not HTTP: {error!r}") from error
 
     return ask
+
+
+def _sent_s(date: str) -> float:
+    try:
+        return _http_date(date)
+    except BadAnswer:
+        return 0.0
 
 
 def _text_of(error: urllib.error.HTTPError) -> str:

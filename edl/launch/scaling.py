@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from edl.adapters.clock import SystemClock
+from edl.adapters.leftovers import here
 from edl.adapters.local_jobs import local_jobs
 from edl.adapters.runtime_folder import runtime_folder
 from edl.config import LogPlan, environment
@@ -111,7 +112,7 @@ def _logs(plan: LogPlan, *, elsewhere: bool) -> tuple[Path, dict[str, str]]:
 
 def nodes_folder(job: JobId) -> Path:
     """The folder of the files about launchers that the job's Masters have started on this host."""
-    return runtime_folder() / f"{job}.nodes"
+    return runtime_folder() / f"{job}@{here()}.nodes"
 
 
 def _launchers_on_this_host(job: str) -> Mapping[int, str]:

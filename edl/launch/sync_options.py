@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +27,21 @@ def sync_from(options: Mapping[str, Any], spec: JobSpec) -> SyncSettings:
     return record(SyncSettings, options, roots=tuple(str(root) for root in roots))
 
 
+def _not_to_copy() -> Iterator[tuple[Path, str]]:
+    """Folders that no synchronised directory may contain, and what they are."""
+    yield Path(os.path.realpath(".")), "the folder in which the launcher runs"
+    with contextlib.suppress(RuntimeError):  # a container may run as a user who has none
+        yield Path(os.path.realpath(Path.home())), "the home folder"
+
+
 def _checked(given: str, others: list[Path]) -> Path:
     """One directory. ``others``: those before it."""
     if not given or "://" in given:
         raise SettingError("--sync-dir", given or "''", "is not a directory of this host", _ADVICE)
-    root, here, home = Path(os.path.realpath(given)), Path(os.path.realpath(".")), Path(os.path.realpath(Path.home()))
+    root = Path(os.path.realpath(given))
     if root.exists() and not root.is_dir():
         raise SettingError("--sync-dir", given, f"{root} is not a directory", _ADVICE)
-    for inside, what in ((here, "the folder in which the launcher runs"), (home, "the home folder")):
+    for inside, what in _not_to_copy():
         if inside.is_relative_to(root):
             which = "is" if inside == root else "contains"
             raise SettingError("--sync-dir", given, f"{root} {which} {what}: far more would be copied", _ADVICE)

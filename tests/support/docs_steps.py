@@ -56,6 +56,7 @@ ALONE: tuple[Step, ...] = (
          run='edl denylist add --device=GPU-5b1c --reason="RMA 4711" --at=denylist'),
     Step("edl denylist list --at=/shared/denylist", "device GPU-5b1c: until(.|\n)*fan 3 is dead"),
     Step("edl denylist remove GPU-5b1c… --at=/shared/denylist", run="edl denylist remove GPU-5b1c --at=denylist"),
+    Step("edl denylist remove --expired --at=/shared/denylist"),
     Step("python examples/05-data-service/make_data.py", "records in 4 files"),
     Step("dd if=/dev/zero of=runs/data-service/digits/part-1.parquet bs=1 seek=4 count=2000 conv=notrunc"),
     Step("python -m data_service scan 'train/day-*'", r"\d"),

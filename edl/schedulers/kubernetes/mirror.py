@@ -13,6 +13,8 @@ from edl.schedulers.kubernetes.client import ApiStatusError, ApiTarget, Client, 
 PAGE = 500
 """Objects requested per page."""
 GONE = 410
+LIST_AGAIN = 3
+"""Watches that fail one after another before the list is read again."""
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 30.0
 
@@ -43,46 +45,61 @@ class Mirror:
         self._query = {"labelSelector": selector} if selector else {}
         self._mine = mine
         self._kept = kept
+        self._version = ""
+        """The version up to which all changes are applied; empty: list again."""
         self._pause_s = FIRST_PAUSE_S
+        self._failures = 0
+        """Failures since a list or a watch last worked."""
+        self._watched = True
+        """Whether a watch has worked since the last list."""
 
     async def run(self) -> None:
         """List, then watch from there, and repeat, until cancelled. Failures are retried with growing pauses."""
-        version = ""
         while True:
             try:
-                if not version:
-                    version = await self._list()
-                version = await self._watch(version)
-                # in case a server ends every watch at once
-                await asyncio.sleep(FIRST_PAUSE_S)
-                continue
-            except ApiStatusError as error:
-                if error.status == GONE:
-                    # The server no longer has the changes after that version.
-                    version = ""
-                    if self._pause_s == FIRST_PAUSE_S:
-                        self._pause_s *= 2
-                        continue
-                self._fail(str(error))
-            except SchedulerError as error:
-                self._fail(str(error))
+                if not self._version:
+                    self._version = await self._list()
+                    self._failures = 0
+                await self._watch()
+                pause_s = FIRST_PAUSE_S  # in case a server ends every watch at once
             except Exception as error:  # noqa: BLE001 - otherwise the list would silently stop updating
-                version = ""
-                self._fail(f"{self._target.resource}: {type(error).__name__}: {error}")
-            await asyncio.sleep(self._pause_s)
-            self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+                pause_s = self._failed(error)
+            await asyncio.sleep(pause_s)
 
     async def refresh(self) -> None:
         """Read the list once. Raises ``SchedulerError``."""
         await self._list()
 
-    def _fail(self, why: str) -> None:
+    def _failed(self, error: Exception) -> float:
+        """Decide how to go on after a failure; returns the pause in seconds.
+
+        A broken connection loses nothing: the next watch continues from the last event. But a server may also never
+        again accept the version, whatever the status that it reports, so repeated failures lead to a new list. Not the
+        first one: a list costs an overloaded server much more than a watch.
+        """
+        self._failures += 1
+        expected = isinstance(error, SchedulerError)
+        gone = isinstance(error, ApiStatusError) and error.status == GONE
+        if gone or not expected or self._failures >= LIST_AGAIN:
+            self._version = ""
+        if gone and self._pause_s == FIRST_PAUSE_S:  # usual after an outage: list again at once
+            self._pause_s *= 2
+            return 0.0
+        why = str(error) if expected else f"{self._target.resource}: {type(error).__name__}: {error}"
         if self.problem != why:
             self.problem = why
             self.changed.set()
+        pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, LONGEST_PAUSE_S)
+        return pause_s
 
     def _recover(self) -> None:
+        """Called when a watch works."""
         self._pause_s = FIRST_PAUSE_S
+        self._failures = 0
+        self._watched = True
+        self._clear()
+
+    def _clear(self) -> None:
         if self.problem:
             self.problem = ""
             self.changed.set()
@@ -103,39 +120,26 @@ class Mirror:
         if self.found != found or not self.complete:
             self.found, self.complete = found, True
             self.changed.set()
-        if self.problem:
-            self.problem = ""
-            self.changed.set()
+        if self._watched:  # else watches keep failing, and the problem would come and go
+            self._watched = False
+            self._clear()
         return str(about.get("resourceVersion", ""))
 
-    async def _watch(self, version: str) -> str:
-        """Watch from a version until the watch ends; returns the last version seen.
-
-        A broken connection loses nothing: all events up to that version have been applied, and the next watch begins
-        there. Raises ``ApiStatusError`` for an error that the server reports.
-        """
-        try:
-            wanted = {**self._query, "resourceVersion": version}
-            async with contextlib.aclosing(self._client.events(self._target, wanted)) as events:
-                async for event in events:
-                    kind, entry = event.get("type"), event.get("object") or {}
-                    if kind == "ERROR":
-                        code, said = int(entry.get("code") or 0), entry.get("message", "")
-                        raise ApiStatusError(code, f"watch of {self._target.resource}: {said}", retry=True)
-                    self._recover()
-                    version = str((entry.get("metadata") or {}).get("resourceVersion") or version)
-                    if kind != "BOOKMARK":
-                        self._take(str(kind), entry)
-        except ApiStatusError:
-            raise
-        except SchedulerError as error:
-            # connection lost: continue from here after a pause
-            self._fail(str(error))
-            await asyncio.sleep(self._pause_s)
-            self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
-            return version
+    async def _watch(self) -> None:
+        """Watch from the last version until the watch ends. Raises ``SchedulerError``, for an error that the server
+        reports ``ApiStatusError``."""
+        wanted = {**self._query, "resourceVersion": self._version}
+        async with contextlib.aclosing(self._client.events(self._target, wanted)) as events:
+            async for event in events:
+                kind, entry = event.get("type"), event.get("object") or {}
+                if kind == "ERROR":
+                    code, said = int(entry.get("code") or 0), entry.get("message", "")
+                    raise ApiStatusError(code, f"watch of {self._target.resource}: {said}", retry=True)
+                self._recover()
+                if kind != "BOOKMARK":
+                    self._take(str(kind), entry)
+                self._version = str((entry.get("metadata") or {}).get("resourceVersion") or self._version)
         self._recover()
-        return version
 
     def _take(self, kind: str, entry: Json) -> None:
         if not self._mine(entry):

@@ -1,9 +1,11 @@
-"""A member that cannot be started says so, whatever is in its way."""
+"""A member that cannot be started says so, whatever is in its way. One that cannot be ended holds nobody up."""
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
+import signal
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -32,3 +34,33 @@ def test_a_full_disk_is_no_bug(step: str, tmp_path: Path, monkeypatch: pytest.Mo
         "some space there, name another folder with --rdzv-conf=data_dir=…, or use an etcd that runs elsewhere"
     )
     assert not member.running
+
+
+class Blocked:
+    """A process that waits for a disk, which not even SIGKILL ends."""
+
+    pid = os.getpid()
+    returncode = None
+
+    def __init__(self) -> None:
+        self.sent: list[int] = []
+
+    def poll(self) -> None:
+        return None
+
+    def send_signal(self, number: int) -> None:
+        self.sent.append(number)
+
+
+def test_a_member_that_its_disk_blocks_does_not_keep_its_launcher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(etcd_server, "REAP_S", 0.0)
+    (plan,) = plan_members(["127.0.0.1:2379"])
+    member, process = EtcdMember(plan, tmp_path, binary="/bin/true"), Blocked()
+    member.log_file.touch()
+    monkeypatch.setattr(member, "_process", process)
+    asyncio.run(asyncio.wait_for(member.stop(0.0), 60))
+    assert process.sent == [signal.SIGTERM, signal.SIGKILL]
+    member.discard()
+    assert member.log_file.exists()

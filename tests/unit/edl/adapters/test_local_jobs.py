@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from edl.adapters import leftovers
 from edl.adapters.local_jobs import LocalJob, local_jobs
+from edl.launch.scaling import nodes_folder
 from edl.types import JobId, NodeId
 
 
@@ -53,11 +55,37 @@ def test_those_of_another_host_stay_and_do_not_count(note: LocalJob, alive: bool
     assert note.path.exists()
 
 
-def test_those_of_another_container_are_not_deleted(note: LocalJob) -> None:
+@pytest.mark.parametrize("alive", [False, True])
+def test_those_of_another_container_stay_and_do_not_count(note: LocalJob, alive: bool) -> None:
     where = json.loads(note.path.read_text()).get("where", ["", ""])
-    rewrite(note, where=[where[0], "pid:[1]"], pid=ended())
+    rewrite(note, where=[where[0], "pid:[1]"], **({} if alive else {"pid": ended()}))
     assert local_jobs() == []
     assert note.path.exists()
+
+
+@pytest.mark.parametrize("change", [{"_host": "another"}, {"_where": ["its boot", "pid:[1]"]}])
+def test_launchers_with_the_same_number_have_notes_of_their_own(
+    note: LocalJob, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]
+) -> None:
+    """The small numbers of containers that share a temporary directory are the same all the time."""
+    path = note.path
+    with monkeypatch.context() as elsewhere:
+        for name, value in change.items():
+            elsewhere.setattr(leftovers, name, lambda value=value: value)
+        other = LocalJob(JobId("job"), NodeId("b"), ("127.0.0.1:2379",))
+        other.write()
+        nodes = nodes_folder(JobId("job"))
+        assert other.path != path
+        other.remove()
+    assert [found.node for found in local_jobs()] == ["a"]
+    assert nodes != nodes_folder(JobId("job"))
+
+
+def test_the_name_of_a_note_outlives_a_reboot(note: LocalJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or else a note from before it would stay for ever if its launcher began again with the same number."""
+    path = note.path
+    monkeypatch.setattr(leftovers, "boot_id", lambda: "the next")
+    assert note.path == path
 
 
 @pytest.mark.parametrize("alive", [False, True])

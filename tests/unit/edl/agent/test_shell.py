@@ -278,6 +278,42 @@ def test_a_message_that_cannot_be_handled_costs_the_connection_and_a_pause(monke
     play(scenario())
 
 
+def test_a_node_that_cannot_attach_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would wait in silence otherwise, as behind a firewall."""
+
+    async def scenario() -> None:
+        stuck, clock, said = Stuck(), FakeClock(), asyncio.Event()
+        shell = shell_of(stuck)
+
+        class Unreachable:
+            async def run(self, opened: Callable[[], None], heard: object) -> str:
+                clock.advance(20.0)
+                return "unavailable: connection timed out"
+
+            def send(self, message: object) -> None:
+                pass
+
+        async def refuses(host: str, port: int) -> bool:
+            if stuck.said:
+                said.set()
+                await asyncio.Event().wait()
+            return False
+
+        monkeypatch.setattr(shell_module, "RECONNECT_PAUSE_S", 0.0)
+        monkeypatch.setattr(
+            shell, "_deps", dataclasses.replace(shell._deps, connect=lambda *_: Unreachable(), refuses=refuses)
+        )
+        monkeypatch.setattr(shell._trouble, "_now_s", clock.now_s)
+        staying = asyncio.ensure_future(shell._stay_attached())
+        shell.follow("host-m", 7, FencingToken(3))
+        await said.wait()
+        assert stuck.said[0].startswith("cannot attach to the Master at host-m:7 for 20 s: unavailable: ")
+        await end(staying)
+        shell._worker_server.close()
+
+    play(scenario())
+
+
 @pytest.mark.parametrize(("number", "later"), [(errno.EMFILE, True), (errno.EADDRINUSE, True), (errno.EACCES, False)])
 def test_ports_that_the_host_lacks_for_the_moment_are_tried_again(
     monkeypatch: pytest.MonkeyPatch, number: int, later: bool

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -23,3 +24,31 @@ def test_off_names_no_directory(where: str, tmp_path: Path, monkeypatch: pytest.
     failed = CliRunner(env={"EDL_DENYLIST": where}).invoke(edl, ["denylist", "add", "m1", "--reason=fans"]).exception
     assert isinstance(failed, UsageError) and "where is the denylist? Name its directory (--at=DIR)" in str(failed)
     assert not list(tmp_path.iterdir())
+
+
+def test_expired_entries_are_told_of_and_removed_together(tmp_path: Path) -> None:
+    """Jobs that are shorter than an entry leave it where it is."""
+    runner = CliRunner(env={"EDL_DENYLIST": str(tmp_path)})
+
+    def call(*words: str) -> str:
+        done = runner.invoke(edl, ["denylist", *words])
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    call("add", "m1", "--reason=fans")
+    call("add", "--device=GPU-1", "--reason=ECC", "--for=1h")
+    assert "expired" not in call("list")
+    for path in tmp_path.glob("*GPU-1*"):
+        plain = json.loads(path.read_text())
+        path.write_text(json.dumps({**plain, "until_s": 1000.0}))
+    assert f"edl: 1 expired entry in {tmp_path}: delete with edl denylist remove --expired\n" in call("list")
+    assert call("remove", "--expired") == "removed: GPU-1 (expired 1970-01-01 00:16 UTC)\n"
+    assert call("list").startswith("host m1:")
+    assert len(list(tmp_path.glob("*.json"))) == 1
+    assert call("remove", "--expired") == ""
+
+
+@pytest.mark.parametrize("words", [[], ["m1", "--expired"]])
+def test_what_to_remove_is_said_in_one_way(words: list[str], tmp_path: Path) -> None:
+    failed = CliRunner(env={"EDL_DENYLIST": str(tmp_path)}).invoke(edl, ["denylist", "remove", *words]).exception
+    assert isinstance(failed, UsageError) and "name hosts or devices, or give --expired" in str(failed)

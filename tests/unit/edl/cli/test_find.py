@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from edl import __version__
-from edl.cli.find import SHOWN_NODES, NoMaster, _client
+from edl.cli.find import SHOWN_NODES, NoMaster, _client, _only_job
 from edl.errors import ProtocolError
 from edl.ports import Put
 from edl.testing.clock import FakeClock
@@ -46,6 +46,13 @@ def test_a_job_without_launchers_elects_nobody() -> None:
 def test_what_has_ended_and_what_never_was() -> None:
     assert "has ended with exit code 1: lost" in said(Put(KEYS.farewell, plain.dumps(Finish(1, "lost"))))
     assert said() == "no job job in this store. Check --rdzv-id and --rdzv-endpoint"
+
+
+def test_the_only_job_of_a_store_is_found_among_keys_of_others() -> None:
+    store = MemoryStore(FakeClock())
+    killed = JobKeys(JobId("killed")).spec
+    store.write_now([Put("/edl/mine", b""), Put(killed, b"{}"), Put(KEYS.node(NodeId("a")), b"{}")])
+    assert asyncio.run(_only_job(store)) == "job"
 
 
 def test_a_job_of_another_version_is_named_before_anything_of_it_is_decoded() -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import AsyncIterator
+import errno
+import os
+from collections.abc import AsyncIterator, Sequence
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -15,6 +18,8 @@ from edl.cli.__main__ import edl
 from edl.cli.find import NoMaster, Where
 from edl.cli.outside import Outside, OutsideLimits
 from edl.exit_codes import ExitCode
+from edl.notify.addresses import NamedChannel
+from edl.notify.notification import Notification
 from edl.wire.messages import Finish
 from edl.wire.status import HistoryEntry, JobStatus, Kind
 
@@ -65,13 +70,15 @@ def watched(
     job_type: type[FakeJob] = FakeJob,
     *,
     once: bool = False,
+    channels: Sequence[NamedChannel] = (),
+    grace_s: float = 0.0,
 ) -> int:
     """The exit status of a watch that would look every ten minutes."""
 
     async def body() -> int:
         job = job_type(severity, left)
         monkeypatch.setattr(outside, "Finder", lambda where: job)
-        watch = Outside(Where("job"), OutsideLimits(600.0, 0.0, 600.0), (), None, as_json=False)
+        watch = Outside(Where("job"), OutsideLimits(600.0, grace_s, 600.0), channels, None, as_json=False)
         return await asyncio.wait_for(watch.run(once=once), LIMIT_S)
 
     return asyncio.run(body())
@@ -118,6 +125,51 @@ def test_a_look_at_a_job_that_has_just_ended(
     monkeypatch.setattr(outside, "OUTCOME_S", 0.05)
     assert watched(monkeypatch, severity, NoMaster("no job here"), EndedJob, once=once) == code
     assert capsys.readouterr().out == f"edl job job: {severity}: job-ended: over\n"
+
+
+class Recorder:
+    """A channel that keeps what it is to send."""
+
+    label = "recorder"
+
+    def __init__(self) -> None:
+        self.reasons: list[str] = []
+
+    def send(self, notification: Notification, now_s: float, limit_s: float) -> None:
+        self.reasons.append(notification.text)
+
+
+def no_room(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_those_who_are_notified_need_no_output(monkeypatch: pytest.MonkeyPatch, told: bool) -> None:
+    """It may go to the very disk whose lack of room is the trouble."""
+    left, channel = NoMaster("job has ended", Finish(int(ExitCode.OK), "the reason")), Recorder()
+    channels = (NamedChannel(channel, "digest"),) if told else ()
+    monkeypatch.setattr(click, "echo", no_room)
+    with contextlib.nullcontext() if told else pytest.raises(OSError, match="No space left"):
+        assert watched(monkeypatch, "info", left, channels=channels) == ExitCode.OK
+    assert channel.reasons == (["the reason"] if told else [])
+
+
+class Lacking(FakeJob):
+    """At the first look, this host has no descriptor left."""
+
+    lacks = True
+
+    @contextlib.asynccontextmanager
+    async def connect(self) -> AsyncIterator[FakeJob]:
+        lacks, self.lacks = self.lacks, False
+        if lacks:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        yield self
+
+
+def test_a_look_that_fails_is_not_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outside, "AGAIN_S", 0.0)
+    assert watched(monkeypatch, "info", NoMaster("over"), Lacking, once=True, grace_s=1000.0) == ExitCode.OK
 
 
 @pytest.mark.parametrize("option", ["--every=0", "--every=-1", "--limit=-1", "--grace=-1"])

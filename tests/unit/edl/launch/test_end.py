@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -38,6 +42,49 @@ program._run_and_exit(work())
 def test_a_signal_after_the_end_does_not_change_the_status() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (100, "", "")
+
+
+TALKER = """
+import asyncio, sys
+from edl.launch import __main__ as program
+
+async def work() -> int:
+    sys.stdout.write("x" * 1_000_000 + "the last words")
+    return 7
+
+program.THREADS_S = 0.1
+program._run_and_exit(work())
+"""
+
+
+def test_a_pager_gets_all_that_a_launcher_has_printed_however_late_it_reads() -> None:
+    with subprocess.Popen([sys.executable, "-c", TALKER], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as talker:
+        assert talker.stdout is not None
+        text = os.read(talker.stdout.fileno(), 1)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            talker.wait(0.5)  # longer than its threads may take
+        rest, errors = talker.communicate(timeout=60)
+    assert (text + rest)[-14:] == b"the last words"
+    assert (len(text + rest), errors, talker.returncode) == (1_000_014, b"", 7)
+
+
+def test_a_signal_ends_the_wait_for_a_console_that_takes_nothing() -> None:
+    """As a log collector that hangs: the status stays what it was."""
+    with subprocess.Popen([sys.executable, "-c", TALKER], stdout=subprocess.PIPE) as talker:
+        assert talker.stdout is not None
+        os.read(talker.stdout.fileno(), 1)
+        while talker.poll() is None:
+            if _handles_sigterm(talker.pid):
+                talker.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                talker.wait(0.1)
+        assert talker.returncode == 7
+
+
+def _handles_sigterm(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text()
+    (caught,) = (line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:"))
+    return bool(int(caught, 16) & 1 << (signal.SIGTERM - 1))
 
 
 def test_a_report_on_a_disk_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

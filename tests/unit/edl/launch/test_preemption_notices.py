@@ -122,6 +122,8 @@ class Service(ThreadingHTTPServer):
         self.asked: list[tuple[str, str, dict[str, str]]] = []
         self.expired = ""
         """A token that it does not take any more."""
+        self.date = ""
+        """Its time; empty: it does not say."""
 
     @property
     def url(self) -> str:
@@ -137,7 +139,9 @@ class _Handler(BaseHTTPRequestHandler):
         status, body = self.server.answers.get(self.path, (404, ""))
         if self.server.expired and self.server.expired in self.headers.values():
             status = 401
-        self.send_response(status)
+        self.send_response_only(status)
+        if self.server.date:
+            self.send_header("Date", self.server.date)
         if status == 302:
             self.send_header("Location", "/elsewhere")
         self.send_header("Content-Length", str(len(body)))
@@ -189,6 +193,32 @@ def test_aws_gets_a_token_first_and_another_when_it_has_expired(service: Service
         looks.look()[1]
         == "cannot read notices from the aws metadata service: status 401 (polling and training continue)"
     )
+
+
+@pytest.mark.parametrize(
+    ("date", "lead_s"),
+    [
+        ("Sun, 22 Nov 2026 07:59:00 GMT", 60.0),  # this host is a minute behind
+        ("Sun, 22 Nov 2026 07:00:00 GMT", 3600.0),
+        ("", 120.0),
+        ("yesterday", 120.0),
+    ],
+)
+@pytest.mark.parametrize("name", ["aws", "azure"])
+def test_the_time_left_is_counted_by_the_clock_that_the_notice_is_from(
+    service: Service, name: str, date: str, lead_s: float
+) -> None:
+    """That of this host may have been set back or forward."""
+    service.date = date
+    service.answers |= {
+        "/latest/api/token": (200, "one"),
+        ACTION: (200, '{"action": "terminate", "time": "2026-11-22T08:00:00Z"}'),
+        "/metadata/instance/compute/name?api-version=2021-02-01&format=text": (200, "WestNO_0"),
+        "/metadata/scheduledevents?api-version=2020-07-01": (200, azure(event()).body),
+    }
+    notice, _ = poller(name, service, []).look()
+    assert notice is not None
+    assert (notice.at_s, notice.lead_s) == (AT, lead_s)
 
 
 def test_gce_and_azure_want_their_headers(service: Service) -> None:

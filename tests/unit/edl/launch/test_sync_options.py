@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,15 @@ def test_what_would_copy_far_more_or_nothing_is_refused(here: Path, given: str, 
         sync_from(OPTIONS, spec(given))
     assert why in str(raised.value)
     assert "Name the folder that holds the script's checkpoints" in str(raised.value)
+
+
+def test_a_user_without_a_home_folder_may_have_synchronised_directories(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container that runs as any user id."""
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(os, "getuid", lambda: 4_000_000_000)
+    assert sync_from(OPTIONS, spec("out")).roots == (str(here / "out"),)
 
 
 def test_the_home_folder_is_refused_from_elsewhere(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
