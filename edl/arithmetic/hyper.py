@@ -245,7 +245,8 @@ def describe(settings: Settings) -> str:
     if settings.logical_ranks:
         parts.append(f"{settings.logical_ranks} logical ranks")
     measured = " times the workers' own factor" if settings.lr in ("adascale", "user") else ""
-    parts.append(f"LR factor {settings.factor:.6g}{measured} ({settings.lr})")
+    rule = "no rule" if settings.lr == "none" else settings.lr
+    parts.append(f"LR factor {settings.factor:.6g}{measured} ({rule})")
     if settings.ramp_steps:
         last = settings.ramp_begin + settings.ramp_steps
         parts[-1] += f", from {settings.ramp_from:.6g} until commit {last}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import json
 import sys
@@ -34,6 +35,7 @@ from edl.wire.json_messages import to_plain
 
 if TYPE_CHECKING:
     from edl.wire.purpose import Purpose
+    from edl.wire.status import HistoryEntry
 
 
 class _Commands(click.Group):
@@ -65,10 +67,10 @@ def status(as_json: bool, everything: bool, **where: str) -> None:
 
 @edl.command()
 @job_options
-@click.option("-f", "--follow", is_flag=True, help="Keep printing new events.")
-@click.option("--after", default=0, help="Only events with a higher number than this.")
+@click.option("-f", "--follow", is_flag=True, help="Keep printing new events, until the job has ended.")
+@click.option("--after", default=0, help="Only events with a higher number than this; --json shows the numbers.")
 def events(as_json: bool, follow: bool, after: int, **where: str) -> None:
-    """Show the job's history, oldest first."""
+    """Show the events of a running job, oldest first. For a job that has ended: edl history."""
     asyncio.run(_events(where, as_json, follow, after))
 
 
@@ -160,11 +162,28 @@ async def _status(where: dict[str, str], as_json: bool, everything: bool) -> Non
 
 async def _events(where: dict[str, str], as_json: bool, follow: bool, after: int) -> None:
     from edl.cli.find import master_of
+    from edl.cli.following import PAUSE_S, followed
+    from edl.cli.polling import Finder
     from edl.cli.show import entry_line
 
+    def show(entry: HistoryEntry) -> None:
+        click.echo(json.dumps(to_plain(entry)) if as_json else entry_line(entry))
+
+    if follow:
+        finder = Finder(where_of(where))
+        source = followed(finder.connect, lambda: asyncio.sleep(PAUSE_S), after, _remark)
+        async with contextlib.aclosing(source) as entries:
+            async for entry in entries:
+                show(entry)
+        return
     async with master_of(where_of(where)) as client:
-        async for entry in client.events(after, follow):
-            click.echo(json.dumps(to_plain(entry)) if as_json else entry_line(entry))
+        async for entry in client.events(after, follow=False):
+            show(entry)
+
+
+def _remark(text: str) -> None:
+    """Print on stderr, beside the output."""
+    click.echo(f"edl: {text}", err=True)
 
 
 def escape_what_stdout_cannot_show() -> None:

@@ -17,7 +17,7 @@ from edl.master.planning import NOT_SAVED
 from edl.master.view import changed, complete, saving, unwritten
 from edl.wire.messages import Asked
 from edl.wire.purpose import Purpose
-from edl.wire.status import HistoryEntry
+from edl.wire.status import HistoryEntry, JobStatus
 
 _ENDS_WAITING = (Kind.WORLD_STOPPED.value, Kind.WORLD_FORMED.value, Kind.BOUNDARY.value, Kind.JOB_ENDED.value)
 """Events after which a checkpoint that the workers have agreed on will not be reported any more. One that they have not
@@ -89,8 +89,10 @@ class SaveReader:
 class StopReader:
     """Waits until the job has ended and its launchers have exited."""
 
-    def __init__(self) -> None:
+    def __init__(self, before: tuple[int, str] = (0, "")) -> None:
+        """``before``: the checkpoint that was the newest one at the request, as number of its commit and location."""
         self._end = ""
+        self._before = before
         self._saved: tuple[int, str] = (0, "")
         self._unwritten = ""
         """The last report of a commit that could not be written."""
@@ -109,9 +111,15 @@ class StopReader:
         if not self._end:
             return RequestOutcome(False, f"{why}, and the end of the job was not reported. See edl status")
         commit, where = self._saved
-        saved = f"; commit {commit} is complete in {where}" if commit else NOTHING_SAVED
         if self._unwritten and not commit:
             return RequestOutcome(False, f"the job has ended ({self._end}), but {self._unwritten}")
+        if commit:
+            return RequestOutcome(
+                True, f"the job has ended: {self._end}; commit {commit} is complete in {where}", commit, where
+            )
+        commit, where = self._before  # such as that of a job that was suspended
+        place = f" in {where}" if where else ""
+        saved = f"; the last checkpoint is commit {commit}{place}" if commit else NOTHING_SAVED
         return RequestOutcome(True, f"the job has ended: {self._end}{saved}", commit, where)
 
 
@@ -157,10 +165,10 @@ class OrderReader:
         return RequestOutcome(False, f"{why} before the outcome was known. The order is still valid; see edl events")
 
 
-_READERS: dict[Purpose, Callable[[str], Reader]] = {
-    Purpose.KILL: lambda who: StopReader(),
-    Purpose.SAVE: lambda who: SaveReader(),
-    Purpose.SET: SetReader,
+_READERS: dict[Purpose, Callable[[JobStatus, str], Reader]] = {
+    Purpose.KILL: lambda before, who: StopReader((before.saved.commit, before.saved_in)),
+    Purpose.SAVE: lambda before, who: SaveReader(),
+    Purpose.SET: lambda before, who: SetReader(who),
 }
 
 
@@ -169,15 +177,15 @@ async def ask(
 ) -> RequestOutcome:
     """Send a request, and with ``wait`` wait for its outcome. ``command``: its name in the history. Raises
     ``UsageError`` if it is refused."""
-    history = (await client.status()).history
-    after = history[-1].number if history else 0
+    before = await client.status()
+    after = before.history[-1].number if before.history else 0
     who = f"{command} ({who_asks()})"
     answer = await client.ask(Asked(purpose, who, argument))
     if not answer.ok:
         raise UsageError(answer.text)
     if not wait:
         return RequestOutcome(True, answer.text)
-    return await follow(client.events(after, follow=True), _READERS[purpose](who))
+    return await follow(client.events(after, follow=True), _READERS[purpose](before, who))
 
 
 async def follow(history: AsyncIterator[HistoryEntry], reader: Reader) -> RequestOutcome:

@@ -14,9 +14,9 @@ from edl.cli.options import job_options, where_of
 @click.command()
 @job_options
 @click.option(
-    "--node", default="", metavar="NODE", help="Of this node. Default: the Master's.", shell_complete=node_names
+    "--node", default="", metavar="NODE", help="The launcher's node. Default: the Master's.", shell_complete=node_names
 )
-@click.option("--all", "everything", is_flag=True, help="Options with their defaults as well.")
+@click.option("--all", "everything", is_flag=True, help="Show also the options that have their default.")
 def config(as_json: bool, node: str, everything: bool, **where: str) -> None:
     """Show the options of a launcher that are not the default, and where their values come from."""
     asyncio.run(_show(where, as_json, node, everything))

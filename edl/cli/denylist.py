@@ -37,7 +37,7 @@ def _place_options(function: F) -> F:
 
 @click.group()
 def denylist() -> None:
-    """Devices and hosts that no job uses, because one has found them bad."""
+    """List and change the denylist: devices and hosts that no job uses because one job has found them faulty."""
 
 
 @denylist.command(name="list")

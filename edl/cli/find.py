@@ -201,8 +201,9 @@ def _job_here(job: str) -> LocalJob:
     if len(wanted) == 1:
         return here[wanted[0]]
     if not here:
-        advice = "For a job that runs elsewhere, name its store: --rdzv-endpoint=HOST:PORT"
-        raise UsageError(f"no launcher runs on this host. {advice}. An ended job leaves only its log folder")
+        elsewhere = "For a job that runs elsewhere, name its store: --rdzv-endpoint=HOST:PORT"
+        ended = "For one that has ended, see edl history and its log folder"
+        raise UsageError(f"no launcher runs on this host, or it still waits for its store. {elsewhere}. {ended}")
     listed = ", ".join(sorted(here))
     if wanted:
         raise SettingError("--rdzv-id", "''", f"jobs on this host: {listed}", "Name one with --rdzv-id")

@@ -60,7 +60,7 @@ def history(
 def _default() -> Path:
     variables = environment()
     own = variables.get("EDL_HISTORY_DIR", "")
-    return Path((own if own != "auto" else "") or variables.get("EDL_CHECKPOINT_DIR") or ".")
+    return Path((own if own != "auto" else "") or variables.get("EDL_CHECKPOINT_DIR") or Path.cwd())
 
 
 def _read(files: RunFiles, enough: int) -> RunView:

@@ -40,7 +40,7 @@ _raw_option = click.option("--raw", is_flag=True, help="Keep control characters 
     type=click.IntRange(0, MOST_LINES),
     default=20,
     metavar="N",
-    help=f"Most lines of each worker to begin with, up to {MOST_LINES}. Default: 20.",
+    help=f"Number of earlier lines of each worker to show, up to {MOST_LINES}. Default: 20.",
 )
 @_raw_option
 def logs(

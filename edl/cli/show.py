@@ -48,7 +48,8 @@ def show_status(
     )
     console.print(one_line(status.reason), style="italic", markup=False, soft_wrap=True)
     access = [f"Access: {door}"] if door else []
-    for line in [*access, *_lines(status), *([f"HTTP: {http}/v1/jobs/{status.job}"] if http else [])]:
+    served = [f"Dashboard: {http}/ (edl token prints a token for it)", f"HTTP: {http}/v1/jobs/{status.job}"]
+    for line in [*access, *_lines(status), *(served if http else [])]:
         console.print(one_line(line), markup=False, highlight=False, soft_wrap=True)
     listed = status.nodes if everything or len(status.nodes) <= SCREEN else _unusual(status)
     if len(listed) < len(status.nodes):
@@ -126,10 +127,9 @@ def hang_lines(status: JobStatus) -> list[str]:
     learning = [node for node in nodes if not node.hang_limit_s]
     if learning:
         slowest = min(learning, key=lambda node: node.hang_pauses)
-        seen = f" of {slowest.hang_needed}" if slowest.hang_needed else ""
-        return [
-            f"Hang detection: off until a limit is learnt ({slowest.hang_pauses}{seen} pauses seen on {slowest.node})"
-        ]
+        seen = f"{slowest.hang_pauses} of {slowest.hang_needed} pauses seen on {slowest.node}; "
+        known = seen if slowest.hang_needed else ""  # a launcher reports its pauses from the fifth one on
+        return [f"Hang detection: off until a limit is learnt ({known}--hang-timeout=SECONDS sets one)"]
     limits = sorted(node.hang_limit_s for node in nodes)
     span = f"{limits[0]:.0f} s" if limits[0] == limits[-1] else f"{limits[0]:.0f} to {limits[-1]:.0f} s"
     return [f"Hang detection: after {span} without progress, as learnt from this job (--hang-timeout=auto)"]

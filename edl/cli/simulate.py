@@ -45,18 +45,21 @@ DURATION = _Duration()
 
 @click.command()
 @click.option("--nodes", default=128, show_default=True, help="Nodes of the largest world.")
-@click.option("--min-nodes", default=0, help="Nodes of the smallest world. Default: as --nodes.")
+@click.option("--min-nodes", default=0, help="Nodes of the smallest world. Default: the same as --nodes.")
 @click.option("--spares", default=0, show_default=True, help="Nodes beyond --nodes.")
 @click.option("--slots", default=8, show_default=True, help="Slots of each node.")
 @click.option("--node-unit", default=1, show_default=True, help="Worlds have a multiple of this many nodes.")
 @click.option("--replica-nodes", default=1, show_default=True, help="Nodes that hold one replica of the model.")
 @click.option(
-    "--state-nodes", default=1, show_default=True, help="Nodes that hold one state together: 1 DDP, 0 all (FSDP)."
+    "--state-nodes",
+    default=1,
+    show_default=True,
+    help="Nodes that hold one state together: 1 with DDP, 0 for all nodes (FSDP).",
 )
 @click.option("--rack-nodes", default=0, help="Nodes in each rack. Default: no racks.")
 @click.option("--switch-nodes", default=0, help="Nodes behind each switch. Default: no switches.")
 @click.option("--no-memory", is_flag=True, help="Commits are not kept in memory: each fault needs a checkpoint.")
-@click.option("--restart", is_flag=True, help="All workers start again after each fault.")
+@click.option("--restart", is_flag=True, help="All workers restart after each fault.")
 @click.option("--for", "horizon", default="30d", type=DURATION, show_default=True, help="Time to simulate.")
 @click.option("--seed", default=0, show_default=True, help="Seed of the faults.")
 @click.option(
@@ -64,27 +67,29 @@ DURATION = _Duration()
     "faults",
     multiple=True,
     metavar="KIND:every=T[,…]",
-    help="Faults by chance: worker, node, rack, switch, drain, master, store, straggler, slow-storage. every: mean "
-    "time between those of one unit; shape: Weibull's, 1 is exponential; lasts: T, or ~T for a mean; factor: times "
-    f"slower. Repeat it. Default: {' '.join(DEFAULT_FAULTS)}",
+    help="Random faults: worker, node, rack, switch, drain, master, store, straggler, slow-storage. every: mean time "
+    "between faults of one unit; shape: of the Weibull distribution, 1 is exponential; lasts: T, or ~T for a mean; "
+    f"factor: slowdown. May be given several times. Default: {' '.join(DEFAULT_FAULTS)}",
 )
 @click.option("--trace", type=click.Path(path_type=Path), help="Recorded faults: CSV, or JSON lines.")
-@click.option("--time", "times", multiple=True, metavar="PHASE=T", help="Duration of a phase of recovery. Repeat it.")
+@click.option("--time", "times", multiple=True, metavar="PHASE=T", help="Duration of a recovery phase. Repeatable.")
 @click.option("--step", default="1s", type=DURATION, show_default=True, help="Duration of a step.")
 @click.option("--commit-every", default=1, show_default=True, help="Steps between commits in memory; 0: none.")
 @click.option("--commit-blocks", default="0s", type=DURATION, show_default=True, help="Time that a commit blocks.")
-@click.option("--checkpoint-every", default="30m", type=DURATION, show_default=True, help="0s: no checkpoints.")
-@click.option("--checkpoint-blocks", default="0s", type=DURATION, show_default=True, help="Time that one blocks.")
-@click.option("--checkpoint-write", default="60s", type=DURATION, show_default=True, help="Time until it is complete.")
-@click.option("--checkpoint-size", default="0", metavar="SIZE", help="Size of one, such as 500G.")
-@click.option("--price", default=0.0, help="Price of a slot for an hour.")
+@click.option(
+    "--checkpoint-every", default="30m", type=DURATION, show_default=True, help="Time between checkpoints; 0s: none."
+)
+@click.option("--checkpoint-blocks", default="0s", type=DURATION, show_default=True, help="Time that a save blocks.")
+@click.option("--checkpoint-write", default="60s", type=DURATION, show_default=True, help="Time to write a checkpoint.")
+@click.option("--checkpoint-size", default="0", metavar="SIZE", help="Size of a checkpoint, such as 500G.")
+@click.option("--price", default=0.0, help="Price of a slot per hour.")
 @click.option("--recommend", is_flag=True, help="Simulate other settings, and name the best ones.")
 @click.option("--plot", type=click.Path(path_type=Path), help="Draw loss against checkpoint interval as SVG.")
 @click.option("--preset", type=click.Choice(PRESETS), help="Simulate published figures instead.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def simulate(preset: str | None, recommend: bool, plot: Path | None, as_json: bool, **given: Any) -> None:
-    """Show what a job would lose on a cluster: the Master's own decisions on virtual time, under faults by chance or
-    from a file."""
+    """Estimate what a job would lose on a cluster: run the Master's own decisions in virtual time, under random faults
+    or faults from a file."""
     if preset:
         _published(preset, as_json)
         return

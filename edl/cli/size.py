@@ -119,7 +119,7 @@ def drain(
 @_device_option
 @click.argument("node", shell_complete=node_names)
 def cordon(node: str, device: str, reason: str, wait: bool, as_json: bool, **where: str) -> None:
-    """Exclude a node, or one slot of it, from training until it is uncordoned. Its launcher stays."""
+    """Exclude a node, or one slot of it, from training until it is uncordoned. Its launcher keeps running."""
     _run(_SizeCommand(where, as_json, wait).cordon(node, device, reason, wanted=True))
 
 
@@ -140,7 +140,7 @@ def uncordon(node: str, device: str, reason: str, wait: bool, as_json: bool, **w
 @reason_option
 @yes_option
 def suspend(reason: str, yes: bool, wait: bool, as_json: bool, **where: str) -> None:
-    """Commit, end the workers, and wait until the job is resumed. Launchers stay."""
+    """Commit, end the workers, and suspend the job until edl resume. The launchers keep running."""
     _run(_SizeCommand(where, as_json, wait, asks=must_ask(yes, as_json)).suspend(reason, wanted=True))
 
 

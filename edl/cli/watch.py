@@ -18,22 +18,35 @@ from edl.cli.options import job_options, where_of
     type=click.FloatRange(min=0),
     default=600.0,
     show_default=True,
-    help="Seconds without training or progress that are allowed.",
+    help="Seconds that the job may go without training or making progress.",
 )
 @click.option(
     "--grace",
     type=click.FloatRange(min=0),
     default=60.0,
     show_default=True,
-    help="Seconds without an answer that are allowed.",
+    help="Seconds that the job may go without answering.",
 )
 @click.option(
-    "--every", type=click.FloatRange(min=0.1), default=20.0, show_default=True, help="Seconds between two looks."
+    "--every", type=click.FloatRange(min=0.1), default=20.0, show_default=True, help="Seconds between two checks."
 )
-@click.option("--once", is_flag=True, help="Look for at most --grace seconds, until the job answers; then exit.")
-@click.option("--notify", "urls", multiple=True, envvar="EDL_NOTIFY", metavar="URL", help="As of edl-run; repeatable.")
-@click.option("--notify-file", default="", envvar="EDL_NOTIFY_FILE", metavar="FILE", help="File with one URL a line.")
-@click.option("--heartbeat", default="", metavar="URL", help="Call this URL after each look at which the job answered.")
+@click.option("--once", is_flag=True, help="Check once and exit. Waits up to --grace seconds for an answer.")
+@click.option(
+    "--notify",
+    "urls",
+    multiple=True,
+    envvar="EDL_NOTIFY",
+    metavar="URL",
+    help="Notify this channel, as with edl-run. May be given several times.",
+)
+@click.option(
+    "--notify-file",
+    default="",
+    envvar="EDL_NOTIFY_FILE",
+    metavar="FILE",
+    help="File with the URL of one channel per line, which only its owner may read.",
+)
+@click.option("--heartbeat", default="", metavar="URL", help="Call this URL after each check that the job answered.")
 def watch(
     as_json: bool,
     limit: float,
@@ -46,7 +59,7 @@ def watch(
     **where: str,
 ) -> None:
     """Watch a job until it has ended, and notify if it does not answer, does not train, or makes no progress. Exits
-    with the job's status; with --once with 1 if something is wrong."""
+    with the job's status; with --once, exits with 1 if something is wrong."""
     from edl.adapters.secret_file import private_bytes
     from edl.cli.outside import Outside, OutsideLimits
     from edl.notify.addresses import channels_of, heartbeat_of, urls_in

@@ -15,6 +15,7 @@ from edl.history.parts import FOLDER, HistoryPart, part_of
 from edl.wire.history_lines import HistoryLine, parse_line
 
 ADVICE = "Name the --history-dir of the job; by default it is .edl-history in the job's --checkpoint-dir"
+NONE_WRITTEN = f"{ADVICE}. A job without either has only events.jsonl in its log folder"
 SHOWN = 8
 """Number of jobs that an error lists."""
 
@@ -69,7 +70,7 @@ def find_runs(folders: Sequence[Path]) -> list[RunFiles]:
         except OSError as error:
             raise SettingError("DIR", folder, f"cannot be read: {error.strerror or error}", ADVICE) from None
     if not found:
-        raise SettingError("DIR", ", ".join(map(str, folders)), "holds no history of a job", ADVICE)
+        raise SettingError("DIR", ", ".join(map(str, folders)), "holds no history of a job", NONE_WRITTEN)
     return sorted(found.values(), key=lambda run: run.written_s)
 
 

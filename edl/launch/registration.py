@@ -256,7 +256,8 @@ class Registration:
         run = await self._stored(self._keys.run) if self._secret is not None else None
         if token is None or self._run_of(token, run) != self.run:
             await self._raise_if_ended()
-            raise JobConflict(f"job {self._spec.job} has ended while this node was isolated")
+            what = "has ended while this node was isolated, or its store has lost its data"
+            raise JobConflict(f"job {self._spec.job} {what}. Start this launcher again")
         self._token_revision = token.mod_revision
         return await self.join(info)
 

@@ -7,7 +7,7 @@ import contextlib
 import functools
 import shutil
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -190,10 +190,17 @@ async def _reach(
                 raise StoreUnavailable(f"gave up after {timeout_s:g} s{unknown}: {error}") from error
             if not said and clock.now_s() > deadline_s - timeout_s + 3:
                 said = True
-                log(f"waiting for the store at {', '.join(endpoints)}{unknown}")
+                log(f"waiting for the store at {', '.join(endpoints)}{unknown}{_needed(endpoints) if embedded else ''}")
         await asyncio.sleep(STORE_RETRY_S)
         if member is not None and not member.running:
             raise member.failure()
+
+
+def _needed(endpoints: Sequence[str]) -> str:
+    """What has to run for an embedded store to answer."""
+    if len(endpoints) == 1:
+        return ": a launcher must run there"
+    return f": launchers must run at {len(endpoints) // 2 + 1} of these {len(endpoints)} addresses"
 
 
 async def retried(action: Callable[[], Awaitable[T]], settings: LaunchSettings) -> T:

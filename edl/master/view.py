@@ -180,7 +180,9 @@ def _boundary(agreement: Agreement | None, world: World | None) -> str:
     if agreement is None:
         return ""
     asked = len(world.members) if world else 0
-    return f"{agreement.purpose.value}: {agreement.reason} ({len(agreement.answers)} of {asked} nodes have answered)"
+    # A job is suspended in the same way as it is ended, so "kill" would alarm its user.
+    purpose = "stop" if agreement.purpose is Purpose.KILL else agreement.purpose.value
+    return f"{purpose}: {agreement.reason} ({len(agreement.answers)} of {asked} nodes have answered)"
 
 
 def _place(saved: Version, history: Sequence[HistoryEntry]) -> str:

@@ -91,4 +91,5 @@ def _limit(one: Watchdog) -> str:
         return "off"
     if one.unit == "bytes":
         return amount(int(one.limit))
-    return f"{one.limit:g} {one.unit}" if one.limit else ""
+    unit = one.unit.removesuffix("s") if one.limit == 1 and one.unit != "s" else one.unit
+    return f"{one.limit:g} {unit}" if one.limit else ""

@@ -149,7 +149,7 @@ ROUTES: tuple[Route, ...] = (
     _change("resume", "Continue a suspended job.", body=AskBody),
     _change("stop", "Write a checkpoint at the next step boundary and end the job.", body=AskBody),
     _change("add_data", "Add files to a data set.", body=DataBody, path="data/{dataset}/files"),
-    _node_change("cordon", "Keep a node, or one slot of it, out of every world; its launcher stays."),
+    _node_change("cordon", "Keep a node, or one slot of it, out of every world; its launcher keeps running."),
     _node_change("uncordon", "Let a node, or one slot of it, take part again."),
     Route(
         "GET",

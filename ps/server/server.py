@@ -287,7 +287,7 @@ class ParameterServer:
         placement = orders.placement
         if before is None or before.epoch != orders.epoch or before.orders.placement.servers != placement.servers:
             log.info(
-                "Parameter server %s is number %d: orders %d, history %d, %d pservers, %d trainers, %d buckets here",
+                "Parameter server %s is number %d: placement %d, history %d; pservers %d, trainers %d, buckets here %d",
                 self._setup.name, orders.you, placement.version, placement.history, len(placement.servers),
                 len(orders.members), int((self.owned() != 0).sum()),
             )  # fmt: skip
@@ -307,7 +307,7 @@ class ParameterServer:
 
     def reset(self, number: int, history: int) -> None:
         """This pserver starts again without rows: it has a new number, or a new history has begun."""
-        log.info("Parameter server %s restarts without rows as number %d in history %d",
+        log.info("Parameter server %s begins without rows as number %d in history %d",
                  self._setup.name, number, history)  # fmt: skip
         self.checkpoint_task.reset()
         self.handlers.barrier.reset(history)

@@ -71,7 +71,7 @@ ALONE: tuple[Step, ...] = (
 IN_THE_JOB: tuple[Step, ...] = (
     # Looking.
     Step("edl status", r"digits +running(.|\n)*node-d +running"),
-    Step("edl status | grep HTTP", "http://"),
+    Step("edl status | grep Dashboard", "http://"),
     Step("edl status --rdzv-id=demo --rdzv-endpoint=alpha:2379", "running"),
     Step("edl status --rdzv-id=digits --rdzv-endpoint=alpha:2379", "running"),
     Step("edl status [--all] [--rdzv-id JOB] [--rdzv-endpoint HOST:PORT,…] [--json]", '"phase": *"running"'),

@@ -64,7 +64,7 @@ FAULTS = (
         "--stragglers",
         setting=Setting(StragglerRules, "mode"),
         help=(
-            "What happens about a rank that [the others wait for](stragglers.md): `off`, `report` (an alarm), "
+            "What to do about a rank that [the others wait for](stragglers.md): `off`, `report` (an alarm), "
             "`exclude` (also drop its slot, if the job can do without it)."
         ),
     ),

@@ -72,7 +72,7 @@ WATCHING = (
     Option(
         "--notify-on",
         setting=Setting(NotifySettings, "least"),
-        help="Least severity of events that notify: `info`, `warning` or `critical`.",
+        help="Lowest severity of events that are notified: `info`, `warning` or `critical`.",
     ),
     Option(
         "--otlp-endpoint",

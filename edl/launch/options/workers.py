@@ -199,7 +199,7 @@ OUTPUT = (
         metavar="DAYS",
         help=(
             "Age at which the log files of rounds and earlier launches of this job on this node are deleted, by the "
-            "time of the last line. 0: at no age."
+            "time of the last line. 0: never."
         ),
     ),
     Option(

@@ -288,6 +288,6 @@ def test_an_environment_that_says_nothing_or_nonsense() -> None:
 
 def test_in_words() -> None:
     held = settle(HyperPolicy(global_batch=64, local_batch=8, logical_ranks=4), NO_SETTINGS, 2, 0)
-    assert describe(held) == "global batch 64, local batch 8, 4 logical ranks, LR factor 1 (none)"
+    assert describe(held) == "global batch 64, local batch 8, 4 logical ranks, LR factor 1 (no rule)"
     ramp = settle(HyperPolicy(rule=LrRule.ADASCALE, scale=0.5, warmup=7), settings(), 2, 3, was=2)
     assert describe(ramp) == "LR factor 0.5 times the workers' own factor (adascale), from 1 until commit 10"

@@ -320,6 +320,13 @@ class TestStop:
             False, "the job has ended (stopped by x), but commit 6 could not be written: disk full"
         )
 
+    def test_names_the_checkpoint_of_a_job_that_was_suspended(self) -> None:
+        text = "the job has ended: stopped by x; the last checkpoint is commit 5"
+        for where, place in (("/ckpt/5", " in /ckpt/5"), ("", "")):  # the Master may not know the place any more
+            reader = StopReader((5, where))
+            assert reader.take(HistoryEntry(1, 0.0, "job-ended", "stopped by x")) is None
+            assert reader.history_ended("the Master is gone") == RequestOutcome(True, text + place, 5, where)
+
     def test_does_not_take_the_end_of_a_master_for_the_end_of_the_job(self) -> None:
         assert not StopReader().history_ended("the Master is gone").ok
 
@@ -411,7 +418,7 @@ class TestSet:
             outcome = await asking
             assert (switch.commit, switch.settings.global_batch, outcome.commit) == (7, 64, 7)
             assert outcome.text.startswith(
-                "settings 1 from commit 7: global batch 64, LR factor 0.5 (none) (edl test ("
+                "settings 1 from commit 7: global batch 64, LR factor 0.5 (no rule) (edl test ("
             )
             assert job.shell.status().settings == switch.settings
 
@@ -460,7 +467,7 @@ class TestSet:
 
 class TestCommandLine:
     def test_set(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-        changed = HistoryEntry(8, 0.0, "settings", "settings 2 from commit 9: global batch 64, LR factor 1 (none)")
+        changed = HistoryEntry(8, 0.0, "settings", "settings 2 from commit 9: global batch 64, LR factor 1 (no rule)")
         client = FakeClient(Answer("", ok=True), changed)
         assert call(monkeypatch, client, "set", "global-batch=64", "lr-scale=1") == 0
         assert capsys.readouterr().out == changed.text + "\n"

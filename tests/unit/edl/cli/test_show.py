@@ -8,7 +8,7 @@ import io
 import pytest
 from rich.console import Console
 
-from edl.cli.show import SCREEN, health_lines, show_status
+from edl.cli.show import SCREEN, hang_lines, health_lines, show_status
 from edl.wire.health import HealthView
 from edl.wire.status import JobStatus, NodeView
 
@@ -75,3 +75,23 @@ def test_a_check_of_all_nodes_is_one_line() -> None:
         "Health check of 300 nodes runs: n000, n001, n002, n003, n004 and 295 more",
     ]
     assert health_lines([good]) == []
+
+
+def test_how_much_of_the_limit_of_hangs_is_learnt() -> None:
+    off = "Hang detection: off until a limit is learnt"
+    for nodes, line in (
+        ([node(0), node(1)], f"{off} (--hang-timeout=SECONDS sets one)"),
+        (
+            [node(0, hang_pauses=15, hang_needed=20), node(1, hang_pauses=5, hang_needed=20)],
+            f"{off} (5 of 20 pauses seen on n0001; --hang-timeout=SECONDS sets one)",
+        ),
+    ):
+        assert hang_lines(dataclasses.replace(job(nodes), hang_timeout="auto")) == [line]
+
+
+def test_the_address_of_the_dashboard_is_shown() -> None:
+    text = io.StringIO()
+    show_status(Console(file=text, width=120), job([node(0)]), "http://10.0.0.1:8080")
+    lines = text.getvalue().splitlines()
+    at = lines.index("Dashboard: http://10.0.0.1:8080/ (edl token prints a token for it)")
+    assert lines[at + 1] == "HTTP: http://10.0.0.1:8080/v1/jobs/big"

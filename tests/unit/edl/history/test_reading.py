@@ -152,7 +152,7 @@ class TestFinding:
     def test_an_empty_or_missing_directory_is_an_error_that_helps(self, tmp_path: Path) -> None:
         (tmp_path / "job").mkdir()
         (tmp_path / "job" / "events.jsonl").write_text("{}\n")
-        with pytest.raises(SettingError, match=r"holds no history of a job.*--history-dir"):
+        with pytest.raises(SettingError, match=r"holds no history of a job.*--history-dir.*events\.jsonl"):
             find_runs([tmp_path])
         with pytest.raises(SettingError, match="cannot be read: No such file"):
             find_runs([tmp_path / "missing"])

@@ -116,16 +116,26 @@ def test_one_member_is_enough(known: set[str], folder: Path) -> None:
     assert len(started) == 1
 
 
-def test_what_is_waited_for_is_said(known: set[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("names", "needed"),
+    [
+        (["there"], "a launcher must run there"),
+        (["there", "third", "fourth"], "launchers must run at 2 of these 3 addresses"),
+    ],
+)
+def test_what_is_waited_for_is_said(
+    known: set[str], folder: Path, monkeypatch: pytest.MonkeyPatch, names: list[str], needed: str
+) -> None:
     now = iter(range(10_000))
     monkeypatch.setattr(SystemClock, "now_s", lambda _: float(next(now)))
-    log: list[str] = []
+    endpoints, unknown, log = [f"{name}:2379" for name in names], ", ".join(names), list[str]()
 
     async def serve() -> None: ...
 
-    with pytest.raises(StoreUnavailable, match=r"no address yet for there"):
-        reach(Store(10_000), read("--rdzv-endpoint=there:2379", "--recover-timeout=30", "train.py"), serve, log)
-    assert log == ["waiting for the store at there:2379 (no address yet for there)"]
+    settings = read(f"--rdzv-endpoint={','.join(endpoints)}", "--recover-timeout=30", "train.py")
+    with pytest.raises(StoreUnavailable, match=f"no address yet for {unknown}"):
+        reach(Store(10_000), settings, serve, log)
+    assert log == [f"waiting for the store at {', '.join(endpoints)} (no address yet for {unknown}): {needed}"]
 
 
 def test_an_answer_that_is_late_while_a_launcher_registers_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -292,6 +292,11 @@ class TestState:
         plain = job_status(dataclasses.replace(STATE, record=Record()), NodeId("a"), ())
         assert (plain.era, plain.restored, plain.boundary, plain.kill) == (0, Version(), "", "")
 
+    def test_a_job_that_is_suspended_is_not_called_killed(self) -> None:
+        suspending = Agreement(3, Purpose.KILL, "suspended by me", 9.0)
+        status = job_status(dataclasses.replace(IN_TRAINING, agreement=suspending), NodeId("a"), ())
+        assert status.boundary == "stop: suspended by me (0 of 2 nodes have answered)"
+
     def test_says_who_has_asked_the_job_to_stop(self) -> None:
         state = dataclasses.replace(STATE, record=dataclasses.replace(RUNNING, kill="me"))
         assert job_status(state, NodeId("a"), ()).kill == "me"

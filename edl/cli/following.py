@@ -1,0 +1,65 @@
+"""Follows a job's history from one Master to the next."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+import grpc.aio
+
+from edl.cli.find import NoAnswer, NoMaster
+from edl.errors import StoreError, UsageError
+from edl.wire.status import HistoryEntry, Kind
+
+PAUSE_S = 0.5
+"""Seconds between two attempts to find the next Master."""
+ATTEMPTS = 40
+"""Attempts in a row that find no Master, after which there is none to wait for."""
+
+
+class HistoryCalls(Protocol):
+    """The part of a Master's client that is followed."""
+
+    def events(self, after: int, follow: bool) -> AsyncIterator[HistoryEntry]:
+        """The history after a line number, and new entries."""
+        ...
+
+
+async def followed(
+    connect: Callable[[], AbstractAsyncContextManager[HistoryCalls]],
+    pause: Callable[[], Awaitable[None]],
+    after: int,
+    say: Callable[[str], None],
+) -> AsyncGenerator[HistoryEntry, None]:
+    """The history after a number, and new entries until the job has ended. ``pause``: sleeps between two attempts to
+    find the Master. ``say``: tells the user what is waited for, and how the job has ended if no entry does.
+
+    Raises ``EdlError`` if no Master answers at first, or if no other one is found later: the launchers may have been
+    killed.
+    """
+    found = ended = False
+    failed = 0
+    while not ended:
+        why = "it has ended the connection"
+        try:
+            async with connect() as client:
+                async for entry in client.events(after, follow=True):
+                    found, failed, after = True, 0, entry.number
+                    ended = ended or entry.kind == Kind.JOB_ENDED.value
+                    yield entry
+        except (UsageError, StoreError, grpc.aio.AioRpcError) as error:
+            if not found:
+                raise
+            if isinstance(error, NoMaster) and error.outcome is not None:
+                say(str(error))
+                return
+            why = str(error) or type(error).__name__
+        found = True
+        failed += 1
+        if failed == 1 and not ended:
+            say("the Master has gone: looking for the next one")
+        if failed > ATTEMPTS:
+            raise NoAnswer(f"no other Master has been found. The last attempt: {why}")
+        if not ended:
+            await pause()
