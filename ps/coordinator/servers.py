@@ -191,7 +191,8 @@ class PserverRegistry:
 
     def _load(self, server: Pserver, message: messages.PserverLoad) -> None:
         server.load = message
-        self._state.reach(message.top_step)
+        if message.history in (0, self._state.history):  # otherwise it was sent before a rollback
+            self._state.reach(message.top_step)
         for bucket, keys in message.hot:
             if 0 <= bucket < self._state.grid.buckets and len(self._heat) < MOST_HEAT:
                 self._heat[bucket] = self._heat.get(bucket, 0.0) + keys

@@ -311,6 +311,7 @@ class ParameterServer:
                  self._setup.name, number, history)  # fmt: skip
         self.checkpoint_task.reset()
         self.handlers.barrier.reset(history)
+        self.handlers.counts.begin_history(history)
         for peer in self.endpoint.peers:
             if peer.role == TRAINER:
                 peer.farewell = True  # its disconnecting does not mean that the trainer is lost
@@ -374,6 +375,8 @@ class ParameterServer:
         risen = heat - self._heat
         self._heat = heat
         top = np.argsort(risen)[::-1][:HOT]
+        with self.handlers.counts.lock:
+            history, top_step = self.handlers.counts.history, self.handlers.counts.top_step
         counts, size, most = self.handlers.counts, self.store.bytes(), self._setup.most_bytes
         return messages.PserverLoad(
             rows=sum(table.rows for table in self.store.tables.values()),
@@ -382,11 +385,12 @@ class ParameterServer:
             pulls=counts.pulls,
             pushes=counts.pushes,
             keys=counts.keys,
-            top_step=counts.top_step,
+            top_step=top_step,
             lag_s=max((stream.lag_s for stream in self.bucket_shell.streams()), default=0.0),
             hot=tuple((int(bucket), int(risen[bucket])) for bucket in top if risen[bucket]),
             damaged=counts.damaged,
             text=f"memory is {100 * size // most} % full" if most and size > 0.9 * most else "",
+            history=history,
         )
 
     def statistics(self) -> dict[str, Any]:

@@ -444,6 +444,19 @@ def test_numbers_of_pservers_begin_again_where_they_do_not_fit_any_more() -> Non
     assert not any(one.machine.state.grid.joining)
 
 
+@pytest.mark.parametrize(("history", "step"), [(1, 50), (2, 900), (0, 900)])
+def test_steps_before_a_rollback_do_not_count(history: int, step: int) -> None:
+    """Learning rates that are set, and new trainers, begin with the next step of the checkpoint."""
+    one = cluster("p", "q", "r", training=Training(servers=(1, 4), replication=Replication.NONE))
+    one.world("a")
+    one.trainer("a", "n")
+    one.found = FOUND
+    one.kill("p")
+    one.pass_time(5.0)
+    one.say("q", messages.PserverLoad(0, 0, 0, 0, 0, 0, 900, 0.0, history=history))
+    assert one.machine.state.top_step == step
+
+
 def test_a_learning_rate_set_by_hand_outlives_a_rollback() -> None:
     one = cluster("p", "q", "r", training=Training(servers=(1, 4), replication=Replication.NONE))
     one.world("a")
