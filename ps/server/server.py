@@ -9,6 +9,7 @@ pservers (``ps/server/replicate_in.py``). Orders are carried out on the bucket s
 from __future__ import annotations
 
 import logging
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -104,8 +105,7 @@ class ParameterServer:
             left=self._left,
             lost=self._lost,
             greeting={"name": setup.name},
-            tls=setup.tls.serving if setup.tls else None,
-            refresh=setup.tls.refresh if setup.tls else lambda: None,
+            tls=lambda: self._tls()[1],
             threads=threads,
             sockets=setup.sockets,
         )
@@ -238,6 +238,14 @@ class ParameterServer:
 
     # --- dependencies of the bucket shell and of checkpoints ----------------------------------------------------------
 
+    def _tls(self) -> tuple[ssl.SSLContext, ssl.SSLContext] | tuple[None, None]:
+        """Contexts for the calling and the serving side, of what the files contain now."""
+        files = self._setup.tls
+        if files is None:
+            return None, None
+        files.refresh()
+        return files.newest
+
     def connect(self, follower: int) -> FrameCaller:
         """Connect to another pserver, as ``BucketShellDeps`` requires."""
         orders = self.bucket_machine.orders
@@ -245,13 +253,9 @@ class ParameterServer:
         if place is None:
             raise PsError(f"pserver {follower} is not in the placement map")
         hello = CallerHello(SERVER, self.bucket_machine.number, self._setup.name)
-        tls = None
-        if self._setup.tls is not None:
-            self._setup.tls.refresh()
-            tls = self._setup.tls.calling
         return FrameCaller.connect(
-            place, hello, secret=self._setup.secret, deadline_s=CONNECT_S, tls=tls, threads=self._setup.threads,
-            sockets=self._setup.sockets,
+            place, hello, secret=self._setup.secret, deadline_s=CONNECT_S, tls=self._tls()[0],
+            threads=self._setup.threads, sockets=self._setup.sockets,
         )  # fmt: skip
 
     def say(self, message: Any) -> None:
