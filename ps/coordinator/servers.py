@@ -19,6 +19,7 @@ from ps.coordinator.state import (
     Pserver,
     label_of,
     listed,
+    unwritten,
 )
 from ps.protocol import messages
 from ps.protocol.messages import NO_PSERVER, RESTORE
@@ -96,6 +97,7 @@ class PserverRegistry:
         if server is None:
             return
         self._returning.pop(server.number, None)
+        server.saves = bool(found.get("saves", True))
         draining = bool(found.get("draining"))
         if described != (server.host, server.port, server.path, server.machine):
             server.host, server.port, server.path, server.machine = described
@@ -154,7 +156,10 @@ class PserverRegistry:
             value = self.keys[name]
             server = Pserver(self._state.new_number(), name, str(value["host"]), int(value["port"]))
             server.path, server.machine = str(value.get("path", "")), str(value.get("machine", ""))
-            server.draining = bool(value.get("draining"))
+            server.draining, server.saves = bool(value.get("draining")), bool(value.get("saves", True))
+            lost = unwritten(self._state.tables.values(), [server]) if self._state.opened else ""
+            if lost:
+                turn.note(lost)
             self._state.servers[server.number] = server
             turn.change(SERVERS)
         server.most_bytes = message.most_bytes
