@@ -477,9 +477,13 @@ class RowStore:
             shard_table.put(rows, self.mark)
 
     def begin_history(self) -> None:
-        """All rows have been dropped; those that come now may be older. Steps and seconds count from these on."""
+        """The previous history's rows are gone; some of this one may be here. Steps and seconds count from these on."""
         self.most_seen_step = 0
         self.clock.restart()
+        for table in self._tables.values():
+            for shard in range(SHARDS) if table.spec.eviction.unseen_s else ():
+                with self._locks[shard]:
+                    self.clock.at_least(table.youngest(shard))
 
     def drop(self, buckets: Iterable[int]) -> None:
         """Discard all content of these buckets."""
