@@ -170,7 +170,7 @@ class Eviction:
     """Evict rows not pulled or pushed for this many seconds of the job's clock (``ps/store/job_clock.py``), up to
     2**31; 0: never. Instead of ``unseen_steps``."""
     export: bool = False
-    """Write evicted rows to the checkpoint directory, below ``evicted/``."""
+    """Write evicted rows to the checkpoint directory, below ``evicted/``. Every launcher needs ``--checkpoint-dir``."""
 
     def __post_init__(self) -> None:
         _whole(self, "unseen_steps", "most_rows", "least_rows", "unseen_s")

@@ -88,7 +88,7 @@ class Pservers:
         return await HelperProcess.start(self.what, ("ps", "server", *options), {"secret": self._secret}, log_file)
 
     def key_content(self, process: HelperProcess, host: str) -> Mapping[str, Any]:
-        """A pserver's address, secret and memory limit in bytes."""
+        """A pserver's address, secret, memory limit in bytes, and whether it has a checkpoint directory."""
         return {
             "host": self._host or host,
             "port": process.ready["port"],
@@ -96,6 +96,7 @@ class Pservers:
             "machine": process.ready.get("machine", ""),
             "secret": self._secret,
             "most_bytes": self._memory_bytes,
+            "saves": bool(self._checkpoint_dir),
         }
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import os
 import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -16,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from edl.errors import PortInUse, SettingError
+from edl.file_backed import FileBacked
 from edl.metrics.facts import HistoryTotals, NodeFacts
 from edl.tasks import end
 from edl.watched_master import WatchedMaster
@@ -199,7 +199,7 @@ class Web:
         """Reread the files with tokens and certificates that have changed. Blocks on the file system."""
         self.tokens.refresh()
         if self.tls is not None:
-            self.tls.refresh()
+            self.tls.files.refresh()
 
     def use_master(self, authority: Authority | None) -> None:
         """Use this Master from now on; None: this launcher is not the Master."""
@@ -229,21 +229,16 @@ class Web:
 
 
 class Tls:
-    """Certificate, key and client CAs for new connections, reread when the files change. ``context`` is for the
-    listener, which never gets another one; each connection continues with the newest."""
+    """Certificate, key and client CAs for new connections. ``context`` is for the listener, which never gets another
+    one; each connection continues with the newest."""
 
     def __init__(self, settings: HttpSettings, log: Callable[[str], None]) -> None:
         self._settings = settings
-        self._log = log
         self.mutual = bool(settings.client_ca)
-        self.context = self._newest = self._load()
+        files = [one for one in (settings.cert, settings.key, settings.client_ca) if one]
+        self.files = FileBacked("the certificates", files, self._load, lambda text: log(f"HTTP: {text}"))
+        self.context = self.files.newest
         self.context.sni_callback = self._continue_with_newest
-        self._stamps: tuple[tuple[int, int], ...] = ()
-        self._problem = ""
-        """The last logged error."""
-        self.loads = 1
-        """How often the files have been read."""
-        self._stamps = self._stat()
 
     def _load(self) -> ssl.SSLContext:
         """A context with what the files contain now: a certificate authority cannot be removed from an old one. Raises
@@ -257,27 +252,7 @@ class Tls:
 
     def _continue_with_newest(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
         """Called at the beginning of each handshake, whether or not the client has named a host."""
-        connection.context = self._newest
-
-    def refresh(self) -> None:
-        """Reread the files if they have changed; new connections use their content. Blocks on the file system."""
-        try:
-            stamps = self._stat()
-            if stamps != self._stamps:
-                self._newest = self._load()
-                self._stamps, self._problem = stamps, ""
-                self.loads += 1
-                self._log("HTTP: the certificates have changed; new connections use them")
-        except (OSError, SettingError) as error:
-            if str(error) != self._problem:
-                self._problem = str(error)
-                self._log(f"HTTP: cannot read the certificates again: {error}. The previous ones stay in use")
-
-    def _stat(self) -> tuple[tuple[int, int], ...]:
-        """Modification time and inode of each file, to detect changes. Raises ``OSError``."""
-        files = (self._settings.cert, self._settings.key, self._settings.client_ca)
-        stats = [os.stat(one) for one in files if one]
-        return tuple((one.st_mtime_ns, one.st_ino) for one in stats)
+        connection.context = self.files.newest
 
 
 def load(context: ssl.SSLContext, settings: HttpSettings) -> None:

@@ -94,7 +94,7 @@ class HttpServer:
         """Open streams of the status."""
         self._pages = Pages()
         tls = front.tls
-        self._relay = Relay(deps.settings, self._limits, lambda: tls.loads if tls is not None else 0)
+        self._relay = Relay(deps.settings, self._limits, lambda: tls.files.loads if tls is not None else 0)
         self._feed = StatusFeed(self._status_here, self._limits.status_s)
         self._asking: set[asyncio.Future[Any]] = set()
         self._refreshed_s = deps.now_s()

@@ -307,7 +307,7 @@ class PsClient:
             return self._writer.push(values, RowOp.GRAD, records=records, back=[one for one in tables if one in values])
         self._geo.push(values)
         wanted = {table: as_keys(table, values[table][0]).reshape(-1) for table in tables if table in values}
-        return self._pull(wanted, {}, False) if wanted else {}
+        return self._pull(wanted, {}, not self._resting) if wanted else {}  # this trainer's own rows are updated
 
     def begin_push(
         self, values: Mapping[str, tuple[Any, Any]], tables: Sequence[str], *, records: Records | None = None

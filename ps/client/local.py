@@ -179,7 +179,7 @@ class LocalClient:
             raise SettingError("factor", f"{factor:g}", "must be 0 or more, and finite")
         if table:
             self._spec(table)
-        self._factors.append((as_step(step), table, factor))
+        self._factors.append((max(as_step(step), self.step), table, factor))
         self._factors.sort(key=lambda one: one[0])  # stable: of several calls for one step the last wins
 
     def save(self) -> str:

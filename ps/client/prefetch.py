@@ -73,6 +73,13 @@ class PrefetchedRows:
             return None
         return rows
 
+    def drop(self, table: str) -> None:
+        """Rows of the table have been set: drop those that may have been fetched before."""
+        with self._lock:
+            batch = self._batches.get(table)
+            if batch is not None and batch.job is not None:
+                del self._batches[table]
+
     def close(self) -> None:
         """Drop all prefetched rows and start no more fetches."""
         with self._lock:

@@ -20,7 +20,7 @@ from ps.client.dedup import DistinctKeys
 from ps.client.prefetch import PrefetchedRows
 from ps.client.requests import Pull, Scan, TablePull
 from ps.protocol.half_precision import wire_of
-from ps.rows import Rows
+from ps.rows import RowOp, Rows, TablePush
 from ps.spec import BUCKETS, TableSpec
 
 SCANNED = 64
@@ -93,11 +93,13 @@ class RowReader:
                 self._core.fan_out(request, sub_requests, route, PULL, f"the rows of table {table}", stands=False)
             yield from request.found
 
-    def written(self, table: str, keys: Keys) -> None:
-        """Drop cached rows that this trainer has pushed."""
-        cache = self._caches.get(table)
+    def written(self, part: TablePush) -> None:
+        """Drop cached rows that this trainer has pushed, and prefetched ones of a table in which it has set rows."""
+        cache = self._caches.get(part.table)
         if cache is not None:
-            cache.forget(keys)
+            cache.forget(part.keys)
+        if part.op != RowOp.GRAD:  # prefetched rows may lack the gradients of a step
+            self._ahead.drop(part.table)
 
     def stepped(self) -> None:
         """A step has ended: start the fetches that were waiting for it."""

@@ -112,8 +112,8 @@ class PushRequest:
     """Trainer and sequence number of the push that this one repeats."""
     back: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
     """Output, by table: the pushed rows after the update."""
-    row_dtype: str = "f4"
-    """Number format of the returned rows on the network."""
+    back_dtypes: Mapping[str, str] = field(default_factory=dict)
+    """Number format of these rows on the network, by table."""
     keys: Sequence[NDArray[np.int64]] = ()
     heads: list[Mapping[str, Any]] = field(default_factory=list)
     """Heads of the answers."""
@@ -136,13 +136,13 @@ class PushRequest:
         if self.redo is not None:
             head["redo"] = list(self.redo)
         if self.back:
-            head["back"] = [[name, self.row_dtype] for name in self.back]
+            head["back"] = [[name, self.back_dtypes[name]] for name in self.back]
         return PserverCall(FrameOp.PUSH, head, body)
 
     def landed(self, sub_request: SubRequest, head: Mapping[str, Any], body: memoryview) -> None:
         """Handle the answer to a sub-request."""
-        places = [(self.back[self.parts[part].table], where, self.row_dtype) for part, where in sub_request.items
-                  if self.parts[part].table in self.back]  # fmt: skip
+        pushed = [(self.parts[part].table, where) for part, where in sub_request.items]
+        places = [(self.back[name], where, self.back_dtypes[name]) for name, where in pushed if name in self.back]
         _unpack(body, places)
         self.heads.append(head)
 

@@ -24,14 +24,14 @@ from ps.protocol.messages import NO_PSERVER
 from ps.rows import RowOp, TablePush
 from ps.store import damage
 
-Wrote = Callable[[str, NDArray[np.int64]], None]
+Wrote = Callable[[TablePush], None]
 
 
 class RowWriter:
     """Pushes values to the pservers."""
 
     def __init__(self, core: Core, wrote: Wrote, stepped: Callable[[], None]) -> None:
-        """``wrote`` is called with the keys of each applied push, ``stepped`` after each step."""
+        """``wrote`` is called with each part of an applied push, ``stepped`` after each step."""
         self._core, self._wrote, self._stepped = core, wrote, stepped
         self._lock = threading.RLock()
         self._background = Background("ps-push")
@@ -65,7 +65,9 @@ class RowWriter:
                 united.append(one)
             ends = op == RowOp.GRAD and steps
             training = core.session.joined.training
-            wires = self._check(parts, op, damage.TOGETHER if ends and training.mode is Mode.SYNC else 1)
+            parts, wires, clipped = self._checked(
+                parts, op, damage.TOGETHER if ends and training.mode is Mode.SYNC else 1
+            )
             clocked = ends and (training.mode is Mode.SYNC or (training.mode is Mode.ASYNC and training.staleness > 0))
             _check_sizes(route, parts, united, wires)
             self._seq += 1
@@ -75,7 +77,8 @@ class RowWriter:
             }  # fmt: skip
             request = PushRequest(
                 parts, core.session.number, self._seq, core.step, core.session.joined.epoch, wires, 1.0, core.applied,
-                clocked, redo=records.redo if records is not None else None, back=rows, row_dtype=core.options.wire,
+                clocked, redo=records.redo if records is not None else None, back=rows,
+                back_dtypes={table: wire_of(core.spec(table), core.options.wire) for table in rows},
             )  # fmt: skip
             sub_requests = routing.first_split(route, united)
             intent = records.text if records is not None and records.redo is None else ""
@@ -87,9 +90,9 @@ class RowWriter:
                 core.fan_out(request, sub_requests, route, PUSH, what, stands=stands)
                 if clocked:  # a new trainer continues at the step of the others
                     core.step = max([core.step, *(int(head.get("step", 0)) for head in request.heads)])
-                core.tally.add(pushes=1, again=request.total("again"), damaged=request.total("damaged"))
+                core.tally.add(pushes=1, again=request.total("again"), damaged=request.total("damaged") + clipped)
                 for part in parts:
-                    self._wrote(part.table, part.keys)
+                    self._wrote(part)
 
             job: BackgroundJob | None = None
             if wait or training.mode is Mode.SYNC:
@@ -107,14 +110,18 @@ class RowWriter:
 
         return result
 
-    def _check(self, parts: Sequence[TablePush], op: str, trainers: int) -> list[str]:
-        """Check all parts, before anything is sent; return each one's number format on the network."""
-        wires = []
+    def _checked(self, parts: Sequence[TablePush], op: str, trainers: int) -> tuple[list[TablePush], list[str], int]:
+        """Check all parts, before anything is sent; return them with gradients that fit into their number formats on
+        the network, these formats, and how many values were clipped for that."""
+        found, wires, clipped = [], [], 0
         for part in parts:
             spec = self._core.spec(part.table)
             wires.append(wire_of(spec, self._core.options.wire) if op == RowOp.GRAD else "f4")
             damage.check(spec, part.keys, part.grads, op, wires[-1], trainers)
-        return wires
+            grads, count = damage.fitted(spec, part.grads, op, wires[-1])
+            found.append(TablePush(part.table, part.keys, grads, part.op))
+            clipped += count
+        return found, wires, clipped
 
     def end_step(self) -> None:
         """Count one more completed step."""

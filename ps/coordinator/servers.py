@@ -19,6 +19,7 @@ from ps.coordinator.state import (
     Pserver,
     label_of,
     listed,
+    unwritten,
 )
 from ps.protocol import messages
 from ps.protocol.messages import NO_PSERVER, RESTORE
@@ -96,6 +97,7 @@ class PserverRegistry:
         if server is None:
             return
         self._returning.pop(server.number, None)
+        server.saves = bool(found.get("saves", True))
         draining = bool(found.get("draining"))
         if described != (server.host, server.port, server.path, server.machine):
             server.host, server.port, server.path, server.machine = described
@@ -154,7 +156,10 @@ class PserverRegistry:
             value = self.keys[name]
             server = Pserver(self._state.new_number(), name, str(value["host"]), int(value["port"]))
             server.path, server.machine = str(value.get("path", "")), str(value.get("machine", ""))
-            server.draining = bool(value.get("draining"))
+            server.draining, server.saves = bool(value.get("draining")), bool(value.get("saves", True))
+            lost = unwritten(self._state.tables.values(), [server]) if self._state.opened else ""
+            if lost:
+                turn.note(lost)
             self._state.servers[server.number] = server
             turn.change(SERVERS)
         server.most_bytes = message.most_bytes
@@ -191,7 +196,8 @@ class PserverRegistry:
 
     def _load(self, server: Pserver, message: messages.PserverLoad) -> None:
         server.load = message
-        self._state.reach(message.top_step)
+        if message.history in (0, self._state.history):  # otherwise it was sent before a rollback
+            self._state.reach(message.top_step)
         for bucket, keys in message.hot:
             if 0 <= bucket < self._state.grid.buckets and len(self._heat) < MOST_HEAT:
                 self._heat[bucket] = self._heat.get(bucket, 0.0) + keys

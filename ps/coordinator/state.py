@@ -68,6 +68,8 @@ class Pserver:
     """It has carried out orders at least once, so from now on it is not empty."""
     greeted: bool = False
     """It is connected and has sent its Hello."""
+    saves: bool = True
+    """It has a checkpoint directory, as far as known."""
     load: messages.PserverLoad | None = None
     followed: int = 0
 
@@ -207,6 +209,20 @@ class PlacementState:
     def reach(self, step: int) -> None:
         """Note a reported step."""
         self.top_step = max(self.top_step, step)
+
+
+def unwritten(tables: Iterable[TableSpec], servers: Iterable[Pserver]) -> str:
+    """Why these pservers could not write what these tables evict, and what to do about it; empty if they can."""
+    exporting = [one.name for one in tables if one.eviction.export and one.eviction.any]
+    without = [one.label for one in servers if not one.saves]
+    if not exporting or not without:
+        return ""
+    what = f"table{'s' if len(exporting) > 1 else ''} {listed(exporting)}"
+    none = f"pserver{'s' if len(without) > 1 else ''} {listed(without)} {'have' if len(without) > 1 else 'has'} none"
+    return (
+        f"{what}: Eviction(export=True) writes evicted rows to the checkpoint directory, and {none}: they would be "
+        "lost. Start every launcher of the job with --checkpoint-dir, or define the table with export=False"
+    )
 
 
 def listed(names: Iterable[str]) -> str:

@@ -13,7 +13,7 @@ from edl.wire.records import Settings, World
 from ps.coordinator.checkpoints import CheckpointCoordinator
 from ps.coordinator.membership import TrainerEntry
 from ps.coordinator.report import waiting
-from ps.coordinator.state import LR, PEOPLE, PLACEMENT, TABLES, PlacementState, PlacementTurn
+from ps.coordinator.state import LR, PEOPLE, PLACEMENT, TABLES, PlacementState, PlacementTurn, unwritten
 from ps.protocol import messages
 from ps.protocol.deltas import counted
 from ps.spec import MOST_TABLES, TableSpec, differences
@@ -167,17 +167,21 @@ class TrainerRegistry:
         for caller, message in list(self._waiting.items()):
             wrong = differences(saved, message.tables)
             if wrong:
-                del self._waiting[caller]
-                one = state.people.at(caller)
-                self._lost(turn, state.people.lose([one.number] if one is not None else []))
-                turn.send(caller, messages.RequestRefused("table", f"{wrong}\n{ADVICE}"))
-                turn.note(f"trainer {caller.node}/{caller.slot} refused: {wrong}")
+                self._turn_away(turn, caller, wrong, f"\n{ADVICE}")
             else:
                 state.tables = {**{table.name: table for table in message.tables}, **state.tables}
                 self._take_lrs(turn, message)
 
+    def _turn_away(self, turn: PlacementTurn, caller: Caller, wrong: str, advice: str = "") -> None:
+        """Refuse the tables of a waiting trainer."""
+        del self._waiting[caller]
+        one = self._state.people.at(caller)
+        self._lost(turn, self._state.people.lose([one.number] if one is not None else []))
+        turn.send(caller, messages.RequestRefused("table", f"{wrong}{advice}"))
+        turn.note(f"trainer {caller.node}/{caller.slot} refused: {wrong}")
+
     def _define(self, turn: PlacementTurn, caller: Caller, message: messages.Join) -> str:
-        """Add new table definitions; return the differences from existing ones, as text."""
+        """Add new table definitions; return why they are refused, such as a difference from existing ones."""
         tables = self._state.tables
         lines = []
         for table in message.tables:
@@ -192,6 +196,8 @@ class TrainerRegistry:
             lines += [wrong, ADVICE] if wrong else []
         if len(tables) + len(new) > MOST_TABLES:
             lines.append(f"{len(tables) + len(new)} tables exceed the limit of {MOST_TABLES}")
+        lost = unwritten(new, self._state.servers.values())
+        lines += [lost] if lost else []
         if lines:
             return "\n".join(lines)
         for table in new:
@@ -272,6 +278,11 @@ class TrainerRegistry:
                 if number in state.people.trainers:
                     self._begin(turn, state.people.trainers[number])
         whole = state.whole and (state.opened or bool(state.found) or not any(state.grid.joining))
+        if whole and not state.opened and not state.reason:  # these tables were defined before the pservers were known
+            for caller, message in list(self._waiting.items()):
+                lost = unwritten(message.tables, state.servers.values())
+                if lost:
+                    self._turn_away(turn, caller, lost)
         if self._waiting and whole:
             for caller in self._waiting:
                 trainer = state.people.at(caller)

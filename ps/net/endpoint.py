@@ -156,7 +156,7 @@ class FrameEndpoint:
     The body of a request is only valid until the handler returns. If the handler raises ``EdlError``, the peer gets
     REFUSED with kind ``error`` and the text; any other exception is logged and answered with kind ``internal``.
 
-    ``refresh`` is called before each handshake, and may bring ``tls`` up to date. ``met`` may refuse a peer by
+    ``tls`` is called before each handshake for its context; None: no TLS. ``met`` may refuse a peer by
     returning ``(kind, text)``. ``greeted`` is called once an accepted peer has its answer and may be sent more.
     ``left`` is called when the connection of an accepted peer ends; ``lost`` after that, if it ended without a
     farewell. All are called on the peer's own thread.
@@ -173,13 +173,12 @@ class FrameEndpoint:
         lost: Callable[[EndpointPeer], None] = lambda peer: None,
         greeting: dict[str, Any] | None = None,
         limits: EndpointLimits | None = None,
-        tls: ssl.SSLContext | None = None,
-        refresh: Callable[[], None] = lambda: None,
+        tls: Callable[[], ssl.SSLContext | None] = lambda: None,
         threads: Threads = SYSTEM_THREADS,
         sockets: Sockets = SYSTEM_SOCKETS,
     ) -> None:
         self._threads, self._now_s, self._sockets = threads, threads.now_s, sockets
-        self._handler, self._secret, self._tls, self._refresh = handler, secret, tls, refresh
+        self._handler, self._secret, self._tls = handler, secret, tls
         self._met, self._greeted, self._left, self._lost = met, greeted, left, lost
         self._greeting = pack_head(greeting or {})
         self._limits = limits or EndpointLimits()
@@ -302,8 +301,7 @@ class FrameEndpoint:
     def _greet(self, plain: Wire, until_s: float) -> tuple[FrameConnection, EndpointPeer]:
         """Authenticate a connection. Raises ``ProtocolError`` or ``Unreachable``; a refused peer has been sent the
         reason."""
-        self._refresh()
-        connection = FrameConnection(called_over(plain, self._tls, until_s), check=False, threads=self._threads)
+        connection = FrameConnection(called_over(plain, self._tls(), until_s), check=False, threads=self._threads)
         called = Called(self._secret, connection.read(OPENING_BYTES, until_s))
         connection.write_bytes(called.answer, until_s)
         if not called.accepts(connection.read(PROOF_BYTES, until_s)):

@@ -7,16 +7,19 @@ and one thread may read while another writes, which a socket of the ``ssl`` modu
 from __future__ import annotations
 
 import logging
-import os
 import ssl
 import threading
 from collections.abc import Sequence
 
 from edl.errors import SettingError
+from edl.file_backed import FileBacked
 from ps.errors import DamagedFrame, HungUp
 from ps.net.connection import Wire
 
 log = logging.getLogger(__name__)
+
+TlsFiles = FileBacked[tuple[ssl.SSLContext, ssl.SSLContext]]
+"""Contexts for the calling and the serving side."""
 
 _RECORDS_BYTES = 256 * 1024
 
@@ -30,63 +33,23 @@ def contexts(certificate: str, key: str, authority: str) -> tuple[ssl.SSLContext
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.check_hostname = False
         context.verify_mode = ssl.CERT_REQUIRED
-        _load(context, certificate, key, authority)
+        try:
+            context.load_cert_chain(certificate, key)
+            context.load_verify_locations(authority)
+        except (OSError, ssl.SSLError) as error:
+            files = f"{certificate}, {key}, {authority}"
+            raise SettingError("TLS files", files, f"cannot be used: {error}") from None
         made.append(context)
     return made[0], made[1]
 
 
-def _load(context: ssl.SSLContext, certificate: str, key: str, authority: str) -> None:
-    try:
-        context.load_cert_chain(certificate, key)
-        context.load_verify_locations(authority)
-    except (OSError, ssl.SSLError) as error:
-        files = f"{certificate}, {key}, {authority}"
-        raise SettingError("TLS files", files, f"cannot be used: {error}") from None
-
-
-class TlsFiles:
-    """The contexts of both sides, from PEM files that are read again when they have changed. Thread-safe."""
-
-    def __init__(self, certificate: str, key: str, authority: str) -> None:
-        """Raises ``SettingError``."""
-        self._files = (certificate, key, authority)
-        self._stamps = self._stat()
-        self.calling, self.serving = contexts(*self._files)
-        self._problem = ""
-        """The last logged error."""
-        self._lock = threading.Lock()
-
-    def refresh(self) -> None:
-        """Read the files again if they have changed; new connections use them. Files that cannot be used are logged
-        once, and the previous ones stay in use."""
-        if not self._lock.acquire(blocking=False):
-            return  # another thread does it; a file system that hangs must not hold up all connections
-        try:
-            stamps = self._stat()
-            if stamps != self._stamps:
-                contexts(*self._files)  # for trial: a load that fails leaves its context without a key
-                for context in (self.calling, self.serving):
-                    _load(context, *self._files)
-                self._stamps, self._problem = stamps, ""
-                log.info("Parameter server: the TLS files have changed; new connections use them")
-        except SettingError as error:
-            if str(error) != self._problem:
-                self._problem = str(error)
-                log.warning("Parameter server: %s. The previous ones stay in use", error)
-        finally:
-            self._lock.release()
-
-    def _stat(self) -> tuple[tuple[int, int], ...]:
-        """Modification time and inode of each file; zeros for one that is not there."""
-        return tuple(_stamp(file) for file in self._files)
-
-
-def _stamp(file: str) -> tuple[int, int]:
-    try:
-        found = os.stat(file)
-    except OSError:
-        return 0, 0
-    return found.st_mtime_ns, found.st_ino
+def watched(certificate: str, key: str, authority: str) -> TlsFiles:
+    """The contexts of both sides, made anew when the PEM files change: the ones before would go on to trust an
+    authority that has been removed. Raises ``SettingError``."""
+    files = (certificate, key, authority)
+    return FileBacked(
+        "the TLS files", files, lambda: contexts(*files), lambda text: log.warning("Parameter server: %s", text)
+    )
 
 
 def calling_over(plain: Wire, context: ssl.SSLContext | None, until_s: float) -> Wire:

@@ -306,7 +306,7 @@ class PserverLoad:
     pushes: int
     keys: int
     top_step: int
-    """The highest step of any push."""
+    """The highest step of any push in this history."""
     lag_s: float
     """The largest lag of a replica, in seconds."""
     hot: tuple[tuple[int, int], ...] = ()
@@ -315,6 +315,8 @@ class PserverLoad:
     """Gradients skipped or clipped because of NaN or an infinity."""
     text: str = ""
     """A warning for people, for example that memory is nearly full."""
+    history: int = 0
+    """The history of ``top_step``; 0: the sender's version does not say."""
 
 
 # --- trainer to Master, over the worker server ------------------------------------------------------------------------

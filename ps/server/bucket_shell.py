@@ -449,6 +449,7 @@ class BucketShell:
             self.served[some] = 0
             self.stops[some] += np.uint32(1)
             self._store.drop(some[self._taken[some] < self._turns])
+        self._store.begin_history()
         self.serving = ServedBuckets(history)
         self._deps.reset(number, history)
 

@@ -87,7 +87,9 @@ class Counts:
     pulls: int = 0
     pushes: int = 0
     keys: int = 0
+    history: int = 0
     top_step: int = 0
+    """The highest step of any push in this history."""
     damaged: int = 0
     applied: int = 0
     own: dict[int, deque[int]] = field(default_factory=dict)
@@ -108,6 +110,11 @@ class Counts:
             self.pushes += 1
             self.applied += 1
             self.own.setdefault(trainer, deque(maxlen=64)).append(self.applied)
+
+    def begin_history(self, history: int) -> None:
+        """Steps of earlier histories do not count any more."""
+        with self.lock:
+            self.history, self.top_step = history, 0
 
     def forget(self, trainer: int) -> None:
         """Drop the records of a trainer that will not push any more."""
@@ -219,6 +226,9 @@ class RequestHandlers:
         if view is None:
             raise Waited(FrameOp.BUSY, after_s=0.2, text="this pserver has received no orders yet")
         until_s = self._now_s() + WAIT_SHARE * (frame.wait_s or WAIT_S)
+        clock = head.get("clock", 0)
+        if type(clock) is not int or not 0 <= clock < 1 << 32:
+            raise InvalidRequest("word", f"clock {clock!r} must be an integer from 0 to {(1 << 32) - 1}")
         trainer = peer.number if peer.role == TRAINER else 0
         if frame.op is FrameOp.PUSH and head.get("trainer", trainer) != trainer and peer.role == TRAINER:
             raise InvalidRequest("word", f"trainer {trainer} must not push as {head.get('trainer')!r}")
@@ -233,13 +243,10 @@ class RequestHandlers:
                         FrameOp.WAIT, text="the pserver's orders are older than the trainer's", **{"for": "release"}
                     )
                 self._bucket_shell.changed.wait(until_s - self._now_s())
-        self._check_history(history)
+            self._check_history(history)
+            self._store.clock.at_least(clock)  # not later: another history may begin, with an earlier second
         if trainer in view.revoked:
             raise Revoked
-        clock = head.get("clock", 0)
-        if type(clock) is not int or not 0 <= clock < 1 << 32:
-            raise InvalidRequest("word", f"clock {clock!r} must be an integer from 0 to {(1 << 32) - 1}")
-        self._store.clock.at_least(clock)
         return _Asked(head, view, serving, trainer, until_s)
 
     def _check_history(self, history: int) -> None:
@@ -411,7 +418,8 @@ class RequestHandlers:
         with counts.lock:
             counts.keys += pushed.fresh
             counts.damaged += pushed.damaged
-            counts.top_step = max(counts.top_step, step)
+            if counts.history == asked.serving.history:
+                counts.top_step = max(counts.top_step, step)
         return _Done(pushed, sent)
 
     def _await_room(self, buckets: NDArray[np.uint16], until_s: float) -> None:

@@ -29,7 +29,7 @@ from ps.net.caller import EndpointPeer
 from ps.net.connection import now_s
 from ps.net.endpoint import EndpointLimits
 from ps.net.stdio import ParentLauncher
-from ps.net.tls import TlsFiles
+from ps.net.tls import TlsFiles, watched
 from ps.protocol.handshake import MASTER
 from ps.server.server import ParameterServer, Setup
 
@@ -147,4 +147,4 @@ def _tls_files(certificate: str, key: str, authority: str) -> TlsFiles | None:
         return None
     if len(given) != 3:
         raise UsageError("--tls-cert, --tls-key and --tls-ca must be given together, or none of them")
-    return TlsFiles(certificate, key, authority)
+    return watched(certificate, key, authority)

@@ -9,6 +9,7 @@ pservers (``ps/server/replicate_in.py``). Orders are carried out on the bucket s
 from __future__ import annotations
 
 import logging
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -104,8 +105,7 @@ class ParameterServer:
             left=self._left,
             lost=self._lost,
             greeting={"name": setup.name},
-            tls=setup.tls.serving if setup.tls else None,
-            refresh=setup.tls.refresh if setup.tls else lambda: None,
+            tls=lambda: self._tls()[1],
             threads=threads,
             sockets=setup.sockets,
         )
@@ -238,6 +238,14 @@ class ParameterServer:
 
     # --- dependencies of the bucket shell and of checkpoints ----------------------------------------------------------
 
+    def _tls(self) -> tuple[ssl.SSLContext, ssl.SSLContext] | tuple[None, None]:
+        """Contexts for the calling and the serving side, of what the files contain now."""
+        files = self._setup.tls
+        if files is None:
+            return None, None
+        files.refresh()
+        return files.newest
+
     def connect(self, follower: int) -> FrameCaller:
         """Connect to another pserver, as ``BucketShellDeps`` requires."""
         orders = self.bucket_machine.orders
@@ -245,13 +253,9 @@ class ParameterServer:
         if place is None:
             raise PsError(f"pserver {follower} is not in the placement map")
         hello = CallerHello(SERVER, self.bucket_machine.number, self._setup.name)
-        tls = None
-        if self._setup.tls is not None:
-            self._setup.tls.refresh()
-            tls = self._setup.tls.calling
         return FrameCaller.connect(
-            place, hello, secret=self._setup.secret, deadline_s=CONNECT_S, tls=tls, threads=self._setup.threads,
-            sockets=self._setup.sockets,
+            place, hello, secret=self._setup.secret, deadline_s=CONNECT_S, tls=self._tls()[0],
+            threads=self._setup.threads, sockets=self._setup.sockets,
         )  # fmt: skip
 
     def say(self, message: Any) -> None:
@@ -311,6 +315,7 @@ class ParameterServer:
                  self._setup.name, number, history)  # fmt: skip
         self.checkpoint_task.reset()
         self.handlers.barrier.reset(history)
+        self.handlers.counts.begin_history(history)
         for peer in self.endpoint.peers:
             if peer.role == TRAINER:
                 peer.farewell = True  # its disconnecting does not mean that the trainer is lost
@@ -374,6 +379,8 @@ class ParameterServer:
         risen = heat - self._heat
         self._heat = heat
         top = np.argsort(risen)[::-1][:HOT]
+        with self.handlers.counts.lock:
+            history, top_step = self.handlers.counts.history, self.handlers.counts.top_step
         counts, size, most = self.handlers.counts, self.store.bytes(), self._setup.most_bytes
         return messages.PserverLoad(
             rows=sum(table.rows for table in self.store.tables.values()),
@@ -382,11 +389,12 @@ class ParameterServer:
             pulls=counts.pulls,
             pushes=counts.pushes,
             keys=counts.keys,
-            top_step=counts.top_step,
+            top_step=top_step,
             lag_s=max((stream.lag_s for stream in self.bucket_shell.streams()), default=0.0),
             hot=tuple((int(bucket), int(risen[bucket])) for bucket in top if risen[bucket]),
             damaged=counts.damaged,
             text=f"memory is {100 * size // most} % full" if most and size > 0.9 * most else "",
+            history=history,
         )
 
     def statistics(self) -> dict[str, Any]:

@@ -58,6 +58,15 @@ def check(
         _refuse(spec, keys, values, _WIRE[wire], f"what was pushed with wire='{wire}'")
 
 
+def fitted(spec: TableSpec, values: Floats, op: str, wire: str) -> tuple[Floats, int]:
+    """For tables that clip: gradients with the largest value of a number format instead of larger ones, and how many
+    were replaced. In the format they would be infinite, and so become the largest float32."""
+    if op != RowOp.GRAD or spec.damaged is not Damaged.CLIP or wire == "f4":
+        return values, 0
+    large = int(np.count_nonzero(np.abs(values) > _WIRE[wire]))
+    return (np.clip(values, -_WIRE[wire], _WIRE[wire]), large) if large else (values, 0)
+
+
 def _most(values: Floats) -> float:
     """The largest absolute value; NaN if there is one, 0 if empty."""
     return float(np.maximum(values.max(), -values.min())) if values.size else 0.0

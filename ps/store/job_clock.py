@@ -2,8 +2,8 @@
 
 It is not the time of day. A pserver counts its own seconds, and is never behind a second that it has seen: in rows that
 were restored, moved or replicated, and in trainers' requests, which carry the largest that they were answered with. So
-pservers agree within the time between two steps, whatever their hosts' clocks show. After a restore the clock goes on
-from the youngest row: while the job was down no row got older.
+pservers agree within the time between two steps, whatever their hosts' clocks show. After a restore, also a rollback,
+the clock goes on from the youngest row: while the job was down no row got older.
 """
 
 from __future__ import annotations
@@ -27,6 +27,11 @@ class JobClock:
     def now(self) -> int:
         """The current second, from 0."""
         return min(int(self._now_s() - self._zero_s), MOST)
+
+    def restart(self) -> None:
+        """Count from 0 again."""
+        with self._lock:
+            self._zero_s = self._now_s()
 
     def at_least(self, second: int) -> None:
         """Advance to this second if it is later."""

@@ -3,7 +3,7 @@ touches."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -148,3 +148,12 @@ def groups(starts: Sequence[NDArray[np.int64]]) -> list[tuple[int, int]]:
                 found.append((first, shard + 1))
             first = shard + 1
     return found
+
+
+def missing(split: Split, first: int, last: int) -> Iterator[tuple[int, NDArray[np.intp]]]:
+    """Indices of the keys without a slot, by shard. ``split``: with a range for each shard."""
+    for shard in range(first, last):
+        low, high = split.starts[shard], split.starts[shard + 1]
+        places = np.flatnonzero(split.slots[low:high] < 0)
+        if len(places):
+            yield shard, places + low

@@ -71,6 +71,7 @@ class RowStore:
         self.clock = JobClock(threads.now_s, threads.lock())
         self.mark = 0
         self.most_seen_step = 0
+        """The highest step of a pull or push in this history. Changes under the lock of a shard that it used."""
         self.heat = np.zeros(BUCKETS, np.uint32)
         """Keys served by bucket; counted without locks, so approximate."""
         self.whole_since = np.full(BUCKETS, -1, np.int64)
@@ -197,8 +198,6 @@ class RowStore:
         if served is not None and (refused := _refused(split, served, 0, SHARDS)):
             return refused
         self.heat += split.counts
-        if insert:
-            self.most_seen_step = max(self.most_seen_step, step)
         seen = self._seen(found, step)
         shards = SHARDS // parts
         for first, last in self._in_turn([(first, first + shards) for first in range(0, SHARDS, shards)]):
@@ -206,6 +205,8 @@ class RowStore:
             with self._held(first, last):
                 if served is not None and (refused := _refused(split, served, first, last)):
                     return refused  # a bucket has left meanwhile, and its rows may be gone
+                if insert:
+                    self.most_seen_step = max(self.most_seen_step, step)
                 missing = self._kernels.pull(found.shard_tables, split, part, out, seen if insert else -1, times)
                 if missing and insert:  # they were answered with initial weights, which their rows will have
                     self._invite(found, split, part, seen, times)
@@ -269,7 +270,6 @@ class RowStore:
         works, touched = push_plan.works(self._tables, self._kernels, pushes, lr, scale)
         served = _served(allowed)
         result = Pushed()
-        self.most_seen_step = max(self.most_seen_step, step)
         for work in works:
             self.heat += work.split.counts
         with self.budget.promise(self, works):
@@ -294,6 +294,8 @@ class RowStore:
             if push.trainer:
                 late[number] = taken[number] & (self._seq(push.trainer)[mine] >= push.seq)
         result.refused += refused
+        if taken.any():
+            self.most_seen_step = max(self.most_seen_step, step)
         if refused or late.any():
             works = self._left(works, first, last, touched[:, mine] & ~taken, late, result)
             taken = taken & ~late
@@ -339,7 +341,7 @@ class RowStore:
         low, high = split.starts[first], split.starts[last]
         result.fresh += int(high - low)
         there = split.slots[low:high] >= 0 if work.op == RowOp.FIRST else None
-        for shard, places in _missing(split, first, last) if missing else ():
+        for shard, places in push_plan.missing(split, first, last) if missing else ():
             if work.op in (RowOp.ASSIGN, RowOp.FIRST) or table.open:
                 keys = split.keys[places]
                 split.slots[places] = self._add(table, shard, keys, step, split.of(shard), promised=True)
@@ -392,7 +394,7 @@ class RowStore:
         for first, last in push_plan.groups([split.starts]):
             with self._held(first, last):
                 self._kernels.find(work.table.shard_tables, split, first, last)
-                for shard, places in _missing(split, first, last):
+                for shard, places in push_plan.missing(split, first, last):
                     found.append((work.table.shard_tables[shard], len(np.unique(split.keys[places]))))
         return found
 
@@ -473,6 +475,15 @@ class RowStore:
             self.clock.at_least(int(rows.seen.max()))
         with self.budget.adding(shard_table, 0):
             shard_table.put(rows, self.mark)
+
+    def begin_history(self) -> None:
+        """The previous history's rows are gone; some of this one may be here. Steps and seconds count from these on."""
+        self.most_seen_step = 0
+        self.clock.restart()
+        for table in self._tables.values():
+            for shard in range(SHARDS) if table.spec.eviction.unseen_s else ():
+                with self._locks[shard]:
+                    self.clock.at_least(table.youngest(shard))
 
     def drop(self, buckets: Iterable[int]) -> None:
         """Discard all content of these buckets."""
@@ -587,12 +598,3 @@ def _mask(buckets: Sequence[int]) -> NDArray[np.bool_]:
     mask = np.zeros(BUCKETS, np.bool_)
     mask[buckets] = True
     return mask
-
-
-def _missing(split: Split, first: int, last: int) -> Iterator[tuple[int, NDArray[np.intp]]]:
-    """Indices of the keys without a slot, by shard."""
-    for shard in range(first, last):
-        low, high = split.starts[shard], split.starts[shard + 1]
-        places = np.flatnonzero(split.slots[low:high] < 0)
-        if len(places):
-            yield shard, places + low

@@ -73,6 +73,11 @@ class Table:
         """Empty ``Rows`` of this table."""
         return no_rows(self.layout.dim, self.layout.slots)
 
+    def youngest(self, shard: int) -> int:
+        """What the row that was used last has in ``SEEN``; 0 without rows."""
+        shard_table = self.shard_tables[shard]
+        return int(shard_table.meta[shard_table.live(), SEEN].max()) if shard_table.rows else 0
+
     # --- new rows ----------------------------------------------------------------------------------------------------
 
     def invited(self, shard: int, keys: Keys, times: NDArray[np.uint32] | None) -> NDArray[np.bool_]:

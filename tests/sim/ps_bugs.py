@@ -28,11 +28,6 @@ def fences_nobody(patch: Patch) -> None:
     patch.setattr(BucketMachine, "refuses", lambda self, sender, version, buckets: [])
 
 
-def serves_at_once(patch: Patch) -> None:
-    """A new owner does not wait for the release."""
-    patch.setattr(BucketMachine, "_waits", lambda self, todo, bucket: self._take(todo, [bucket]))
-
-
 def acknowledges_alone(patch: Patch) -> None:
     """Copies that are in step are not waited for."""
     plan = BucketMachine._plan

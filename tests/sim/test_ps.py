@@ -7,9 +7,9 @@ import pytest
 from tests.sim import ps_bugs
 from tests.sim.ps_world import PsSim
 
-MEETING = (2, 3, 8, 9, 11, 12, 13, *range(15, 19), 21, *range(25, 29), 30, 31, 32, 34, 37, 41, 43, 56, 64, 114)
+MEETING = (2, 3, 6, 8, 9, 11, 12, 13, *range(15, 19), 21, *range(25, 29), 30, 31, 32, 34, 36, 37, 41, 43, 56, 64, 114)
 """Histories in which everything is met."""
-LOSING = 16
+LOSING = 25
 """A history in which, with async copies, an owner dies with pushes that its copy has not."""
 KNOWN = [
     173,  # the check's own: a trainer that the Master had given up had a push applied that it did not hear of
@@ -90,26 +90,26 @@ def found(first: int) -> int:
 @pytest.mark.parametrize(
     ("bug", "first"),
     [
-        (ps_bugs.fences_nobody, 80),
-        (ps_bugs.serves_at_once, 681),
+        (ps_bugs.fences_nobody, 1),
         (ps_bugs.acknowledges_alone, 0),
         (ps_bugs.believes_broken_copies, 4),
-        (ps_bugs.tells_nobody, 0),
-        (ps_bugs.goes_on_with_old_copies, 68),
-        (ps_bugs.drops_what_came_early, 93),
+        (ps_bugs.tells_nobody, 2),
+        (ps_bugs.goes_on_with_old_copies, 64),
+        (ps_bugs.drops_what_came_early, 62),
         (ps_bugs.forgets_early_releases, 0),
-        (ps_bugs.believes_old_words, 12),
-        (ps_bugs.promotes_any_copy, 78),
+        (ps_bugs.believes_old_words, 127),
+        (ps_bugs.promotes_any_copy, 35),
         (ps_bugs.waits_for_the_dead, 1),
         (ps_bugs.moves_while_it_marks, 46),
         (ps_bugs.marks_without_trainers, 2),
-        (ps_bugs.copies_rows_only, 16),
-        # No history of some hundreds shows a lagging backup that a plan makes the owner, or a pserver that gets its old
-        # number back; test_placement.py and test_silence.py do.
+        (ps_bugs.copies_rows_only, 17),
+        # No history of some hundreds shows an owner that does not wait for the release of a bucket, a lagging backup
+        # that a plan makes the owner, or a pserver that gets its old number back; test_bucket_machine.py,
+        # test_placement.py and test_silence.py do.
         # In the shells:
         (ps_bugs.acknowledges_early, 0),
-        (ps_bugs.dies_unheard, 0),
-        (ps_bugs.retries_at_once, 72),
+        (ps_bugs.dies_unheard, 1),
+        (ps_bugs.retries_at_once, 15),
     ],
 )
 def test_planted_bug_is_found(bug: ps_bugs.Bug, first: int, monkeypatch: pytest.MonkeyPatch) -> None:

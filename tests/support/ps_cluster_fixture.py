@@ -48,6 +48,8 @@ class Cluster:
         self.wake_s = 0.0
         self.checkpoints = True
         """Pservers do what a checkpoint asks for."""
+        self.key_content: dict[str, object] = {}
+        """Further content of the pservers' keys."""
         self._events: deque[sv.Event] = deque()
         self._busy = False
         self.machine = self.new_machine()
@@ -66,7 +68,7 @@ class Cluster:
     # --- pservers ----------------------------------------------------------------------------------------------------
 
     def _value(self, name: str, **more: object) -> bytes:
-        return json.dumps({"host": self.machines[name], "port": 1, "secret": "s", **more}).encode()
+        return json.dumps({"host": self.machines[name], "port": 1, "secret": "s", **self.key_content, **more}).encode()
 
     def add(self, name: str, machine: str = "") -> BucketMachine:
         """A pserver registers, its line stands, it says hello."""

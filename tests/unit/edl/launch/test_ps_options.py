@@ -307,6 +307,7 @@ async def test_each_has_a_key(bench: Bench) -> None:
     assert bench.keys() == {
         f"a-{n}": {
             "host": "10.0.0.1", "port": 5000 + n, "path": f"p{n}", "machine": "m", "secret": "s", "most_bytes": 77,
+            "saves": False,
         }
         for n in (1, 2)
     }  # fmt: skip

@@ -104,6 +104,18 @@ def test_rows_fetched_ahead_that_are_too_old_or_others(bench: Bench) -> None:
     assert client.statistics["prefetched"] == 0
 
 
+@pytest.mark.parametrize("mode", [Mode.ASYNC, Mode.SYNC])
+@pytest.mark.parametrize(("op", "expected"), [("assign", 5), ("add", 5), ("first", 0)])
+def test_rows_fetched_ahead_before_their_values_were_set(bench: Bench, mode: Mode, op: str, expected: int) -> None:
+    client = bench.start(1).client(training=Training(mode))
+    fetched = threading.Event()
+    bench.pservers[1].after.append(lambda frame, head: fetched.set() if frame.op is FrameOp.PULL else None)
+    client.prefetch("plain", KEYS)
+    assert fetched.wait(WAIT_S)
+    client.push({"plain": (KEYS, 5 * ones(KEYS))}, op=op)
+    assert (client.pull("plain", KEYS) == expected).all()
+
+
 def test_rows_fetched_ahead_in_another_shape(bench: Bench) -> None:
     """Layers that are looked up together pull flat keys, whatever the shape of the batch."""
     client = bench.start(1).client()

@@ -6,6 +6,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,8 @@ from ps.errors import RolledBack
 from ps.net.caller import FrameEndpoint, FrameReply
 from ps.protocol import messages
 from ps.protocol.frames import Frame, FrameOp
-from ps.spec import BUCKETS
-from tests.support.ps_fixture import WAIT_S, Bench, Master
+from ps.spec import BUCKETS, Damaged
+from tests.support.ps_fixture import PLAIN, WAIT_S, Bench, Master
 
 KEYS = np.arange(2000)
 
@@ -117,6 +118,20 @@ def test_half_of_the_bytes(bench: Bench, wire: str, error: float) -> None:
     client.push({"wide": (KEYS, grads)})
     assert np.allclose(exact.read("wide", KEYS), rows - grads, atol=error)
     assert bench.pservers[1].seen(FrameOp.PUSH)[0]["parts"][0][3] == wire
+
+
+@pytest.mark.parametrize(("wire", "most"), [("f2", 65504.0), ("bf16", 3.3895313892515355e38)])
+def test_a_gradient_that_is_clipped_is_clipped_to_what_its_number_format_holds(wire: str, most: float) -> None:
+    """In the format it would be infinite, and be clipped to the largest float32."""
+    spec, large = replace(PLAIN, name="clipped", damaged=Damaged.CLIP), np.float32(3.4e38 if wire == "bf16" else 70000)
+    bench = Bench((spec,)).start(1)
+    try:
+        client = bench.client(wire=wire)
+        client.push({"clipped": ([1, 2, 3], np.outer([large, -large, 1], [1, 1, 1, 1]).astype(np.float32))})
+        rows = bench.client(number=2).read("clipped", [1, 2, 3])
+        assert rows[:, 0].tolist() == [-most, most, -1] and client.statistics["damaged"] == 8
+    finally:
+        bench.stop()
 
 
 def test_values_outside_of_steps(bench: Bench) -> None:

@@ -65,5 +65,7 @@ def test_counts_stay_exact_on_the_network(wire: str) -> None:
         assert (found["counts"] == many).all()
         initial = bench.client().pull("wide", keys + 100)
         assert not np.array_equal(client.pull("wide", keys + 100), initial), "others are rounded"
+        other = {"counts": (keys + 9, grads["counts"][1]), "wide": grads["wide"]}
+        assert (client.push_and_pull(other, ["wide", "counts"])["counts"] == many).all()
     finally:
         bench.stop()

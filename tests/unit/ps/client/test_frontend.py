@@ -348,6 +348,8 @@ def test_lr_by_table_and_step() -> None:
     local.set_lr(0.5, "t", 2)
     local.set_lr(0.25)
     assert [pushed("t"), pushed("t"), pushed("t"), pushed("u")] == [0.25, 0.25, 0.5, 0.25]
+    local.set_lr(0.125)  # at once: what was set for an earlier step does not apply any more
+    assert [pushed("t"), pushed("u")] == [0.125, 0.125]
     with pytest.raises(SettingError):
         local.set_lr(float("nan"))
     with pytest.raises(PsError, match="there is no table x; the defined tables are: t, u"):

@@ -15,7 +15,7 @@ from edl.wire.records import Settings
 from ps.protocol import messages
 from ps.protocol.messages import MOST_NUMBER
 from ps.server.bucket_machine import SERVED, BucketMachine
-from ps.spec import TableSpec
+from ps.spec import Eviction, TableSpec
 from tests.support.ps_cluster_fixture import TABLE, Cluster
 
 FOUND = messages.FoundCheckpoints(
@@ -238,6 +238,38 @@ def test_a_trainer_whose_connections_broke_is_gone() -> None:
     assert one.machine.state.members() == ()
 
 
+EXPORTING = TableSpec("words", 8, eviction=Eviction(most_rows=9, export=True))
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_rows_that_are_to_be_exported_need_a_checkpoint_directory(early: bool) -> None:
+    """Also if the table is defined before the pservers are known."""
+    one = Cluster()
+    one.key_content = {"saves": False}
+    if not early:
+        one.started("p", "q")
+    one.world("a", "b")
+    one.tell("a", messages.Join("a", (TABLE, EXPORTING)))
+    if early:
+        one.started("p", "q")
+    (refused,) = one.heard("a", messages.RequestRefused)
+    assert refused.kind == "table" and "table words: Eviction(export=True)" in refused.text
+    assert "pservers p and q have none: they would be lost" in refused.text and "--checkpoint-dir" in refused.text
+    assert not one.heard("a", messages.Joined)
+    assert one.trainer("b", "b", (TABLE, TableSpec("never", 8, eviction=Eviction(export=True))))
+
+
+def test_a_pserver_that_cannot_export_rows_and_comes_later_is_reported() -> None:
+    one = cluster("p", "q")
+    one.world("a")
+    one.trainer("a", tables=(EXPORTING,))
+    one.key_content = {"saves": False}
+    one.add("r")
+    assert [note for note in one.notes if "pserver r has none: they would be lost" in note]
+    one.tell("a", messages.Join("a", (EXPORTING,)))
+    assert not one.heard("a", messages.RequestRefused), "the job goes on"
+
+
 def test_the_first_definition_of_a_table_counts() -> None:
     one = cluster()
     one.world("a", "b")
@@ -442,6 +474,19 @@ def test_numbers_of_pservers_begin_again_where_they_do_not_fit_any_more() -> Non
     assert set(one.machine.state.servers) == {1, 2, MOST_NUMBER, 3}
     assert set(one.machine.state.grid.owner) == {1, 2, MOST_NUMBER, 3}
     assert not any(one.machine.state.grid.joining)
+
+
+@pytest.mark.parametrize(("history", "step"), [(1, 50), (2, 900), (0, 900)])
+def test_steps_before_a_rollback_do_not_count(history: int, step: int) -> None:
+    """Learning rates that are set, and new trainers, begin with the next step of the checkpoint."""
+    one = cluster("p", "q", "r", training=Training(servers=(1, 4), replication=Replication.NONE))
+    one.world("a")
+    one.trainer("a", "n")
+    one.found = FOUND
+    one.kill("p")
+    one.pass_time(5.0)
+    one.say("q", messages.PserverLoad(0, 0, 0, 0, 0, 0, 900, 0.0, history=history))
+    assert one.machine.state.top_step == step
 
 
 def test_a_learning_rate_set_by_hand_outlives_a_rollback() -> None:

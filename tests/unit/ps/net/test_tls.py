@@ -23,7 +23,7 @@ from ps.errors import HungUp, TimedOut, Unreachable
 from ps.net.caller import FrameCaller, FrameEndpoint, FrameReply
 from ps.net.connection import PlainSocket, now_s
 from ps.net.master_connections import MasterConnectionsDeps, PserverConnections
-from ps.net.tls import TlsFiles, TlsSocket, contexts
+from ps.net.tls import TlsSocket, contexts, watched
 from ps.protocol.frames import FrameOp
 from ps.protocol.handshake import TRAINER, CallerHello
 from ps.protocol.messages import PserverAddress
@@ -52,7 +52,7 @@ def of(folder: Path, name: str) -> tuple[ssl.SSLContext, ssl.SSLContext]:
 @contextlib.contextmanager
 def serving(tls: ssl.SSLContext | None) -> Iterator[FrameEndpoint]:
     endpoint = FrameEndpoint(
-        lambda peer, frame: FrameReply(FrameOp.OK, frame.head, [bytes(frame.body)]), secret="s", tls=tls
+        lambda peer, frame: FrameReply(FrameOp.OK, frame.head, [bytes(frame.body)]), secret="s", tls=lambda: tls
     )
     endpoint.start(HOST)
     try:
@@ -186,7 +186,7 @@ def test_files_that_change_are_used_by_new_connections(
 
     put("job")
     paths = [str(tmp_path / f"used.{end}") for end in ("pem", "key", "pem")]
-    one = ParameterServer(Setup("a", "job", "s", kernels="numpy", tls=TlsFiles(*paths)))
+    one = ParameterServer(Setup("a", "job", "s", kernels="numpy", tls=watched(*paths)))
     one.start(HOST)
     try:
         first = call(one.endpoint, of(made, "job")[0])
@@ -200,6 +200,25 @@ def test_files_that_change_are_used_by_new_connections(
             call(one.endpoint, of(made, "job")[0])
         assert first.request(FrameOp.PING, deadline_s=LONG_S).op is FrameOp.OK, "open connections stay"
         first.close()
+    finally:
+        one.stop()
+
+
+def test_an_authority_that_is_removed_is_not_trusted_any_more(made: Path, tmp_path: Path) -> None:
+    trusted, new = tmp_path / "trusted.pem", tmp_path / "new.pem"
+    pems = {name: (made / f"{name}.pem").read_bytes() for name in ("job", "other")}
+    trusted.write_bytes(pems["job"] + pems["other"])
+    files = watched(str(made / "other.pem"), str(made / "other.key"), str(trusted))
+    one = ParameterServer(Setup("a", "job", "s", kernels="numpy", tls=files))
+    one.start(HOST)
+    caller = contexts(str(made / "job.pem"), str(made / "job.key"), str(made / "other.pem"))[0]
+    try:
+        call(one.endpoint, caller).close()
+        new.write_bytes(pems["other"])
+        new.replace(trusted)
+        with pytest.raises(Unreachable):
+            call(one.endpoint, caller)
+        call(one.endpoint, of(made, "other")[0]).close()
     finally:
         one.stop()
 

@@ -19,7 +19,7 @@ from ps.protocol.half_precision import decode_half
 from ps.protocol.requests import Wanted, pull
 from ps.rows import decode
 from ps.server.server import ParameterServer
-from ps.spec import BUCKETS, Damaged, Eviction, Initial, InitMethod, Optimizer, TableSpec
+from ps.spec import BUCKETS, Damaged, Eviction, Initial, InitMethod, Optimizer, TableSpec, UpdateRule
 from tests.support.ps_servers import ALL, COUNTS, SGD, At, Boss, Plan, Trainer, place, server, tidy, until
 
 Made = Callable[..., tuple[ParameterServer, Boss, Plan]]
@@ -414,6 +414,28 @@ def test_a_trainer_of_an_earlier_history(made: Made) -> None:
     assert trainer.pull(COUNTS, [1], history=2)[0, 0] == 0
 
 
+def test_steps_and_seconds_of_an_earlier_history_do_not_count(made: Made) -> None:
+    """Rows of a checkpoint would count as unseen since then, and go."""
+    steps, seconds = (
+        TableSpec(name, 2, Optimizer(UpdateRule.ADD), Initial(InitMethod.ZEROS), eviction=eviction)
+        for name, eviction in (("steps", Eviction(unseen_steps=100)), ("seconds", Eviction(unseen_s=100)))
+    )
+    one, boss, plan = made({"tables": (steps, seconds)})
+    trainer = Trainer(place(one))
+    for table, seq in ((steps, 5000), (seconds, 5001)):
+        assert trainer.push(seq, table, [1], history=1, clock=9000).op is FrameOp.OK
+    trainer.pull(steps, [2], step=6000, history=1)
+    assert (one.load().top_step, one.load().history) == (5001, 1)
+    boss.say(plan.next(history=2, changed=ALL).orders(1))
+    assert trainer.push(7000, steps, [1], history=1, clock=9000).op is FrameOp.ROLLED_BACK
+    assert (one.load().top_step, one.load().history, one.store.clock.now() < 9000) == (0, 2, True)
+    for table, seq in ((steps, 8), (seconds, 9)):
+        assert trainer.push(seq, table, [1], history=2, clock=30).op is FrameOp.OK
+        assert one.eviction_task.sweep(table.name) == 0
+        assert trainer.pull(table, [1], history=2)[0, 0] == 1
+    assert one.load().top_step == 9
+
+
 def test_a_push_that_waited_through_the_end_of_its_history_is_not_applied(monkeypatch: pytest.MonkeyPatch) -> None:
     one = server()
     plan = Plan({1: place(one), 2: At("b", "127.0.0.1", 1)}, {1: ALL}, giver={2: ALL})
@@ -436,6 +458,7 @@ def test_a_push_that_waited_through_the_end_of_its_history_is_not_applied(monkey
     pushed.join(30)
     assert results[0].op is FrameOp.ROLLED_BACK
     assert results[0].head["history"] == 2
+    assert one.load().top_step == one.store.most_seen_step == 0
     assert trainer.pull(COUNTS, [1], history=2)[0, 0] == 0
 
 

@@ -104,6 +104,22 @@ def test_a_bucket_that_moves_keeps_its_age_wherever_clocks_stand(kernels: str) -
     assert behind.clock.now() == 10_000
 
 
+@pytest.mark.parametrize(("came_early", "second"), [(False, 0), (True, 9000)])
+def test_a_new_history_begins_with_the_second_of_its_own_rows(came_early: bool, second: int) -> None:
+    """An image of it may be accepted while the rows of the previous history are being dropped."""
+    host, other = Host(), Host()
+    store, owner = timed("numpy", host), timed("numpy", other)
+    other.now_s += 9000
+    push(owner, [7], 1.0)
+    host.now_s += 20_000
+    push(store, KEYS, 1.0)
+    store.drop(range(BUCKETS))
+    if came_early:
+        store.take_image(owner.image(bucket_of(7)))
+    store.begin_history()
+    assert store.clock.now() == second
+
+
 @both_kernels
 def test_while_a_job_is_down_nothing_gets_old(kernels: str, tmp_path: Path) -> None:
     host, later = Host(), Host(10**6)
