@@ -58,15 +58,30 @@ def test_an_iteration_of_another_round_is_not_continued() -> None:
         next(loader)
 
 
-def test_a_sampler_outside_of_the_state_begins_its_epoch_again(capfd: pytest.CaptureFixture[str]) -> None:
-    sampler = Sampler(40, 0, 2)
-    sampler.at = WorldPlace(0, 2, round=3)
-    worker = Worker(sampler, batch_size=4, whole=False, blocks=False, ahead=0)
-    next(worker.iterate(whole_steps=False))
-    sampler.at = WorldPlace(0, 1, round=4)
-    worker.iterate(whole_steps=False)
-    assert sampler.position == 0
-    assert "is not part of the State, so its position 8 was not kept" in capfd.readouterr().err
+@pytest.mark.parametrize("call", ["none", "set_epoch", "advance"])
+@pytest.mark.parametrize("epochs", [0, 2])
+def test_a_sampler_outside_of_the_state_begins_anew_as_in_a_new_worker(
+    capfd: pytest.CaptureFixture[str], epochs: int, call: str
+) -> None:
+    """Else survivors and new workers iterate over different samples, and different numbers of them."""
+
+    def begun(worker: Worker) -> tuple[int, int]:
+        sampler = worker.sampler
+        if call == "set_epoch":
+            sampler.set_epoch(epochs)
+        elif call == "advance":
+            sampler.advance(12)
+        worker.iterate(whole_steps=False)
+        return sampler.epoch, sampler.position
+
+    survivor, new = (Worker(Sampler(40, 0, 2), batch_size=4, whole=False, blocks=False, ahead=0) for _ in range(2))
+    survivor.sampler.at = WorldPlace(0, 2, round=3)
+    for _ in range(epochs):
+        assert list(survivor.iterate(whole_steps=False))
+    next(survivor.iterate(whole_steps=False))
+    survivor.sampler.at = new.sampler.at = WorldPlace(0, 1, round=4)
+    assert begun(survivor) == begun(new)
+    assert f"not part of the State, so its position 8 in epoch {epochs} was not kept" in capfd.readouterr().err
 
 
 # --- epochs ----------------------------------------------------------------------------------------------------------
