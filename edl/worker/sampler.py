@@ -9,6 +9,7 @@ from array import array
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any, Protocol
 
 from edl.arithmetic.permutation import Permutation, key
@@ -358,6 +359,18 @@ def check_tail(tail: str) -> None:
         raise StateError(f"tail={tail!r}: it must be one of {', '.join(TAILS)}")
 
 
+def check_repeatable(what: str, source: Any) -> None:
+    """Raise ``StateError`` for something that can be iterated over only once, such as a generator or an open file. Each
+    epoch, and each world, begins to iterate anew. A class may have an ``__iter__`` that does so and returns itself."""
+    own = isinstance(getattr(type(source), "__iter__", None), FunctionType)
+    if isinstance(source, Iterator) and not own:
+        raise StateError(
+            f"{what}: a {type(source).__name__} can be iterated over only once, so that what was read before would be "
+            "missing in the next epoch and in the next world; give an object whose __iter__() begins anew, such as one "
+            "that opens its file there"
+        )
+
+
 # --- the sampler -----------------------------------------------------------------------------------------------------
 
 
@@ -376,6 +389,7 @@ class CoreSampler(Position):
             raise StateError(f"order={order!r}: it must be one of {', '.join(_ORDERS)}")
         if base is not None and order != "framework":
             raise StateError(f"order={order!r} with base=…: the base sampler defines the order")
+        check_repeatable("base=…", base)
         self.dataset = dataset
         self.shuffle = shuffle
         self.seed = int(seed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -10,7 +11,7 @@ import pytest
 from edl.errors import DataError, StateError
 from edl.wire.records import Settings
 from edl.worker import feeding
-from edl.worker.feeding import Batches
+from edl.worker.feeding import Batches, CoreStream
 from edl.worker.sampler import WorldPlace
 from tests.sampler_histories import Base, History, Sampler, Worker
 
@@ -224,11 +225,44 @@ def test_a_base_sampler_that_is_not_a_matter_of_seed_and_epoch_is_found_out() ->
         ({"tail": "wrap"}, "tail='wrap': it must be one of pad, drop, exact"),
         ({"order": "random"}, "order='random': it must be one of framework, computed"),
         ({"order": "computed", "base": Base(3, False)}, "order='computed' with base"),
+        (
+            {"base": iter([2, 1])},
+            "base=…: a list_iterator can be iterated over only once",
+        ),
     ],
 )
 def test_options_that_are_not_possible(options: dict[str, Any], text: str) -> None:
     with pytest.raises(StateError, match=text):
         Sampler(10, 0, 1, **options)
+
+
+class Lines:
+    """Its iterations are itself, and begin anew."""
+
+    def __iter__(self) -> Lines:
+        self._left = ["a", "b"]
+        return self
+
+    def __next__(self) -> str:
+        if not self._left:
+            raise StopIteration
+        return self._left.pop()
+
+
+def test_a_stream_that_can_be_read_only_once_is_refused(tmp_path: Path) -> None:
+    """In the next world a survivor would skip as many items again as it has consumed, and a new worker would not."""
+
+    def stream(dataset: Any) -> CoreStream:
+        return CoreStream(dataset, 1, 0, tail="pad", transform=None)
+
+    file = tmp_path / "lines"
+    file.write_text("a")
+    with file.open() as opened:
+        for once in ((line for line in "ab"), iter(["a"]), map(str, [1]), opened):
+            with pytest.raises(StateError, match=rf"a {type(once).__name__} can be iterated over only once"):
+                stream(once)
+    for again in (["a", "b"], Lines()):
+        assert [sorted(stream(again).items(0, 1)) for _ in range(2)] == [["a", "b"]] * 2
 
 
 def test_a_batch_size_that_is_not_possible() -> None:
