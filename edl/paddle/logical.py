@@ -32,8 +32,13 @@ class LogicalModel:
         self._layer = layer
         self._random = RandomState()
         self.workers = group.size()
-        self._parameters = [one for one in layer.parameters() if not one.stop_gradient]
+        self._parameters: list[Any] = []
         self._kinds: dict[str, list[int]] = {}
+        self._note_trained()
+
+    def _note_trained(self) -> None:
+        self._parameters = [one for one in self._layer.parameters() if not one.stop_gradient]
+        self._kinds = {}
         for number, parameter in enumerate(self._parameters):
             name = "float32" if kind(parameter) in _SMALL else kind(parameter)
             self._kinds.setdefault(name, []).append(number)
@@ -53,6 +58,12 @@ class LogicalModel:
         reseed(key)
 
     # --- gradients ---------------------------------------------------------------------------------------------------
+
+    def begin_step(self) -> None:
+        """Clear the gradients. The script may have frozen or unfrozen parameters since the last step."""
+        self._note_trained()
+        for parameter in self._parameters:
+            parameter.clear_gradient(False)
 
     def take(self) -> tuple[bytes, list[Any]]:
         """Take the gradients, one array per type. Unused parameters count as 0."""

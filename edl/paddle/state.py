@@ -19,6 +19,7 @@ from edl.worker import state as core
 from edl.worker import tree
 from edl.worker.local_steps import OuterSteps
 from edl.worker.loop import make_run
+from edl.worker.modes import TRAINING, Mode
 
 run = make_run(FRAMEWORK)
 _REFUSED = frozenset({
@@ -58,13 +59,13 @@ class State(core.BaseState):
             return frozenset(f"{name}.{path}" for path, one in obj.named_parameters() if id(one) not in own)
         return frozenset({name}) if isinstance(obj, (paddle.optimizer.Optimizer, OuterSteps)) else frozenset()
 
-    def _modes(self) -> Iterator[tuple[str, Any, str]]:
+    def _modes(self) -> Iterator[Mode]:
         for name, layer in self._layers().items():
             if isinstance(layer, Parallel):
-                yield name, layer, "training"
+                yield name, layer, TRAINING
                 layer = layer.layer  # which is not among the wrapper's sublayers
             parts = layer.named_sublayers(include_self=True)
-            yield from ((f"{name}.{path}", part, "training") for path, part in parts)
+            yield from ((f"{name}.{path}", part, TRAINING) for path, part in parts)
             yield from ((f"{name}.{path}", part, "stop_gradient") for path, part in layer.named_parameters())
 
     def _capture_object(self, name: str, obj: Any) -> Any:

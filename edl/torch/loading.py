@@ -122,6 +122,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, plain: Mapping[str, Any], o
     if not _keeps_as_torch(optimizer):
         optimizer.load_state_dict(formatted(owned(plain), optimizer))  # the meaning of its keys is unknown
         return
+    check_groups(len(plain["param_groups"]), len(optimizer.param_groups))
     groups = [placed(part, live) for part, live in _pairs(plain["param_groups"], optimizer.param_groups, owned)]
     parameters = dict(
         zip(
@@ -140,6 +141,15 @@ def load_optimizer(optimizer: torch.optim.Optimizer, plain: Mapping[str, Any], o
     state = {number: filling.given(part, parameters.get(number)) for number, part in plain["state"].items()}
     rest = owned({key: part for key, part in plain.items() if key not in ("state", "param_groups")})
     give_optimizer(optimizer, {**rest, "state": state, "param_groups": groups})
+
+
+def check_groups(saved: int, own: int) -> None:
+    """Raise ``ValueError`` if an optimizer has another number of groups of parameters than was saved."""
+    if saved != own:
+        raise ValueError(
+            f"it has {own} groups of parameters, {saved} were kept: give an optimizer all of its groups when it is "
+            "created, those of frozen parameters too; a new process has none that add_param_group() adds later"
+        )
 
 
 def give_optimizer(optimizer: torch.optim.Optimizer, kept: Mapping[str, Any]) -> None:

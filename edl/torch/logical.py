@@ -22,8 +22,13 @@ class LogicalModel:
         self._model = model
         self._random = RandomState()
         self.workers = dist.get_world_size() if dist.is_initialized() else 1
-        self._parameters = [one for one in model.parameters() if one.requires_grad]
+        self._parameters: list[torch.nn.Parameter] = []
         self._kinds: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+        self._note_trained()
+
+    def _note_trained(self) -> None:
+        self._parameters = [one for one in self._model.parameters() if one.requires_grad]
+        self._kinds = {}
         for number, parameter in enumerate(self._parameters):
             dtype = torch.float32 if parameter.dtype in _SMALL else parameter.dtype
             self._kinds.setdefault((parameter.device, dtype), []).append(number)
@@ -43,6 +48,12 @@ class LogicalModel:
         reseed(key)
 
     # --- gradients ---------------------------------------------------------------------------------------------------
+
+    def begin_step(self) -> None:
+        """Clear the gradients. The script may have frozen or unfrozen parameters since the last step."""
+        self._note_trained()
+        for parameter in self._parameters:
+            parameter.grad = None
 
     def take(self) -> tuple[bytes, list[torch.Tensor]]:
         """Take the gradients, one array per device and type. Unused parameters count as 0."""

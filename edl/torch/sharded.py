@@ -196,6 +196,8 @@ def load_local_parts(name: str, obj: Any, plain: Any, owned: Callable[[Any], Any
     elif isinstance(obj, torch.optim.Optimizer):
         kept = loading.formatted(owned(plain), obj)
         kept.pop(NAMES, None)
+        own = obj.param_groups
+        loading.check_groups(len(kept.get("param_groups", own)), len(own))
         parameters = _parameters(obj)
         for number, of_one in kept.get("state", {}).items():
             for key, part in of_one.items() if isinstance(of_one, dict) else ():
@@ -470,8 +472,7 @@ class _Restore:
     def _optimizer(self, name: str, optimizer: torch.optim.Optimizer, objects: Mapping[str, Any]) -> None:
         stored = self.stored.object(name, self.shards[:1], union=False)
         groups, own = stored["param_groups"], optimizer.state_dict()["param_groups"]
-        if len(groups) != len(own):
-            raise self._misfit(name, f"it has {len(own)} groups of parameters, {len(groups)} were kept")
+        loading.check_groups(len(groups), len(own))
         state: dict[Any, Any] = {}
         by_name = self._by_name(name)
         names = _parameter_names(name, optimizer, objects)

@@ -26,7 +26,7 @@ from edl.worker.contents import is_own
 from edl.worker.link import Link
 from edl.worker.local_steps import OuterSteps
 from edl.worker.loop import make_run
-from edl.worker.numbers import SEED
+from edl.worker.modes import TRAINING, Mode
 
 run = make_run(current())
 Build = Callable[[DeviceMesh], Mapping[str, Any]]
@@ -112,10 +112,10 @@ class State(core.BaseState):
                 kept.update(map(id, model.parameters()))
         return all(id(one) in kept for one in parameters)
 
-    def _modes(self) -> Iterator[tuple[str, Any, str]]:
+    def _modes(self) -> Iterator[Mode]:
         for name, obj in self._objects.items():
             if isinstance(model := unwrapped(obj), torch.nn.Module):
-                yield from ((f"{name}.{path}", part, "training") for path, part in model.named_modules())
+                yield from ((f"{name}.{path}", part, TRAINING) for path, part in model.named_modules())
                 yield from ((f"{name}.{path}", part, "requires_grad") for path, part in model.named_parameters())
 
     def _check_equal(self, event: str) -> None:
@@ -142,7 +142,7 @@ class State(core.BaseState):
 
         def compare(meta: Meta, kept: set[str], values: set[str]) -> None:
             contents._compare(meta, kept, values, objects, self._values)
-            unknown = sorted(values - self._values.keys() - {SEED})
+            unknown = sorted(values - self._values.keys() - contents.HIDDEN)
             if unknown:
                 self._note(f"ignoring values in {parts.what} that this script's state lacks: {', '.join(unknown)}")
 

@@ -114,6 +114,10 @@ class LogicalRankModel(Protocol):
         """Seed all generators from 64 bytes."""
         ...
 
+    def begin_step(self) -> None:
+        """Remove all gradients, and note which parameters are trained in this step."""
+        ...
+
     def take(self) -> tuple[bytes, list[Any]]:
         """Remove the gradients from the parameters: flags for those that have one, and the values as a few flat
         arrays."""
@@ -415,7 +419,7 @@ class Logical:
             self._forget()
             self._streams.begin()
             self._buffers = self._model.copy_buffers()
-            self._logical_model.take()
+            self._logical_model.begin_step()
         if share.logical != self._rank:
             self._finish_rank()
             self._rank = share.logical

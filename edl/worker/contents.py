@@ -15,6 +15,7 @@ from edl.wire.local import OWN, STATE
 from edl.wire.snapshot import Layout, Leaf, Meta, SnapshotHeader, SnapshotPlan
 from edl.worker import alike, tree
 from edl.worker.framework import ArrayInfo, Framework
+from edl.worker.modes import CHANGED, Mode, Modes
 from edl.worker.numbers import SEED, RandomNumbers, is_generators
 from edl.worker.session import note
 from edl.worker.verify import Held
@@ -25,6 +26,8 @@ NUMPY_KINDS = {
     "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8",
 }  # fmt: skip
 """Kinds of arrays that plain NumPy supports; others become the framework's tensors."""
+HIDDEN = frozenset({SEED, CHANGED})
+"""Values that scripts do not see."""
 _LOADERS = ("load_state_dict", "set_state_dict")
 """Method names for loading state; the second is Paddle's."""
 
@@ -42,8 +45,7 @@ class Contents:
         self._numbers = RandomNumbers()
         self._layouts: dict[str, tuple[tuple[list[str], list[ArrayInfo]], Layout]] = {}
         self._noted: set[str] = set()
-        self._set_up: dict[tuple[str, str], bool] = {}
-        """The modes of the models when ``run`` was called."""
+        self._model_modes = Modes()
         for name, value in values.items():
             self._add(name, value)
 
@@ -107,9 +109,8 @@ class Contents:
         """Paths below ``name`` that must be equal on all ranks at every step; ``{name}`` means all of them."""
         return frozenset()
 
-    def _modes(self) -> Iterator[tuple[str, Any, str]]:
-        """The parts of models that have a mode which the script may change, such as ``training``: name, part, and the
-        name of its attribute."""
+    def _modes(self) -> Iterator[Mode]:
+        """The parts of models that have a mode which the script may change."""
         return iter(())
 
     def _is_part(self, path: str) -> bool:
@@ -122,17 +123,20 @@ class Contents:
 
     # --- modes -------------------------------------------------------------------------------------------------------
 
-    def _note_modes(self) -> None:
-        """``run`` is called: note how the script has set up its models."""
-        self._set_up = {(name, mode): bool(getattr(part, mode)) for name, part, mode in self._modes()}
+    def _begin_modes(self) -> None:
+        """All objects of this world exist, and nothing has been restored yet."""
+        self._model_modes.built(self._modes())
+        self._values[CHANGED] = {}
 
-    def _set_modes_back(self) -> None:
-        """A world begins: set up the models as for the first one. A process that was interrupted in an evaluation, or
-        with a part of a model frozen, would else train in another way than new workers."""
-        for name, part, mode in self._modes():
-            noted = self._set_up.get((name, mode))
-            if noted is not None and bool(getattr(part, mode)) is not noted:
-                setattr(part, mode, noted)
+    def _restore_modes(self) -> None:
+        """The values of this world's commit have been restored."""
+        self._model_modes.restore(self._values[CHANGED])
+
+    def _keep_modes(self) -> None:
+        """A commit is about to be made: put the changed modes beside the values."""
+        self._values.pop(CHANGED, None)
+        if changed := self._model_modes.changed():
+            self._values[CHANGED] = changed
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
@@ -223,7 +227,7 @@ class Contents:
             with self._loading(name, found.meta):
                 plain = tree.unflatten(values[name], array)
                 self._values[name] = self._load_value(name, self._values[name], plain)
-        unknown = sorted(values.keys() - self._values.keys() - {SEED})
+        unknown = sorted(values.keys() - self._values.keys() - HIDDEN)
         if unknown:
             self._note(f"ignoring values in the snapshot that this script's state lacks: {', '.join(unknown)}")
 
@@ -327,7 +331,7 @@ class Contents:
         return ", ".join(self._all_names()) or "nothing"
 
     def _all_names(self) -> list[str]:
-        return [*self._objects, *self._numbers.generators, *(name for name in self._values if name != SEED)]
+        return [*self._objects, *self._numbers.generators, *(name for name in self._values if name not in HIDDEN)]
 
     def _note(self, text: str, *, again: bool = False) -> None:
         if again or text not in self._noted:

@@ -16,7 +16,16 @@ from edl.wire.records import Settings
 from edl.worker import hyper
 from edl.worker import session as sessions
 from edl.worker.numbers import key
-from edl.worker.sampler import CoreSampler, EpochOrder, Position, Walk, WorldPlace, check_tail, fetches_ahead
+from edl.worker.sampler import (
+    CoreSampler,
+    EpochOrder,
+    Position,
+    Walk,
+    WorldPlace,
+    check_repeatable,
+    check_tail,
+    fetches_ahead,
+)
 from edl.worker.steps import Share
 
 Open = Callable[[], Iterator[Any]]
@@ -282,6 +291,8 @@ class CoreStream(Position):
                  tail: str, transform: Callable[[Any], Any] | None, model_parallel: int = 1) -> None:  # fmt: skip
         super().__init__(num_replicas, rank, model_parallel=model_parallel)
         check_tail(tail)
+        if not hasattr(dataset, "iter_from"):
+            check_repeatable("shard_iterable(dataset)", dataset)
         self.dataset = dataset
         self.tail = tail
         self.transform = transform

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 
 from edl.wire import snapshot
@@ -14,3 +15,15 @@ class FirstState:
         assert memory is not None, "room() was called"  # noqa: S101
         self.view = memoryview(memory)
         self.parsed = snapshot.parse(self.view)
+
+
+def free_memory() -> float:
+    """Bytes that can be allocated without swapping."""
+    try:
+        with open("/proc/meminfo") as file:
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    return float(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return math.inf

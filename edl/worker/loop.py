@@ -67,7 +67,7 @@ def _drive(session: Session, framework: Framework, state: BaseState, train: Call
     _check(session, state)
     session.state, session.expected_bytes = state, state._expected_bytes
     session.enter(framework, state._why_restarted)
-    state._note_modes()
+    state._model_modes.run(state._modes())
     while True:
         session.place()
         returned = False

@@ -9,6 +9,7 @@ from array import array
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any, Protocol
 
 from edl.arithmetic.permutation import Permutation, key
@@ -98,8 +99,6 @@ class Position:
         self._position = 0
         self._restored: tuple[int, int] | None = None
         """Loaded epoch and position, as long as nothing has been delivered since."""
-        self._placed = False
-        """The position was set on purpose since the last iteration began."""
         self._walk: Walk | None = None
         self._counts = counts
         self._model_parallel = model_parallel
@@ -130,17 +129,18 @@ class Position:
         delivered again."""
         if epoch < 0:
             raise StateError(f"epoch={epoch}: it must be at least 0")
+        self._forget_other_round()
         if epoch != self._epoch:
             self._go(int(epoch))
             self._walk = None
-        self._placed = True
 
     def advance(self, samples: int) -> None:
         """Count manually: all workers together have consumed this many more samples. From then on only this counts. For
         prefetching loaders unknown to edl."""
-        end = self._length()
         if samples < 0:
             raise StateError(f"advance({samples}): it must be at least 0")
+        self._forget_other_round()
+        end = self._length()
         if self._counts and self._walk is not None:
             if self._walk.ended:
                 raise StateError(
@@ -172,17 +172,24 @@ class Position:
 
     def begin(self) -> Walk:
         """Begin an iteration at the position; it replaces an earlier one."""
-        place, before = self.place(), self._walk
-        moved = before is not None and not before.ended and before.place.round != place.round
-        if moved and not self._placed and self._position:
-            note(
-                f"a {type(self).__name__} restarts its epoch {self._epoch} in round {place.round}: it is not part "
-                f"of the State, so its position {self._position} was not kept"
-            )
-            self._position = 0
-        self._placed = False
+        place = self.place()
+        self._forget_other_round()
         self._walk = Walk(place, self._position)
         return self._walk
+
+    def _forget_other_round(self) -> None:
+        """Begin anew if the last iteration was one of another round, and no state has been restored since. A new worker
+        knows nothing of that round, and all workers have to iterate over the same order from the same position."""
+        walk = self._walk
+        if walk is None or walk.place.round == (number := self.place().round):
+            return
+        if self._position:
+            note(
+                f"a {type(self).__name__} begins anew in round {number}: it is not part of the State, so its position "
+                f"{self.position} in epoch {self._epoch} was not kept"
+            )
+        self._epoch = self._position = 0
+        self._walk = self._restored = None
 
     def check(self, walk: Walk) -> None:
         """Raise ``StateError`` when this iteration is no longer valid."""
@@ -236,7 +243,7 @@ class Position:
 
     def _restore(self, epoch: int, position: int) -> None:
         self._restored = self._epoch, self._position = epoch, position
-        self._walk, self._placed = None, True
+        self._walk = None
 
     def _move(self, position: int) -> None:
         self._position = position
@@ -352,6 +359,18 @@ def check_tail(tail: str) -> None:
         raise StateError(f"tail={tail!r}: it must be one of {', '.join(TAILS)}")
 
 
+def check_repeatable(what: str, source: Any) -> None:
+    """Raise ``StateError`` for something that can be iterated over only once, such as a generator or an open file. Each
+    epoch, and each world, begins to iterate anew. A class may have an ``__iter__`` that does so and returns itself."""
+    own = isinstance(getattr(type(source), "__iter__", None), FunctionType)
+    if isinstance(source, Iterator) and not own:
+        raise StateError(
+            f"{what}: a {type(source).__name__} can be iterated over only once, so that what was read before would be "
+            "missing in the next epoch and in the next world; give an object whose __iter__() begins anew, such as one "
+            "that opens its file there"
+        )
+
+
 # --- the sampler -----------------------------------------------------------------------------------------------------
 
 
@@ -370,6 +389,7 @@ class CoreSampler(Position):
             raise StateError(f"order={order!r}: it must be one of {', '.join(_ORDERS)}")
         if base is not None and order != "framework":
             raise StateError(f"order={order!r} with base=…: the base sampler defines the order")
+        check_repeatable("base=…", base)
         self.dataset = dataset
         self.shuffle = shuffle
         self.seed = int(seed)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-import math
 import mmap
 import os
 import threading
@@ -23,7 +22,7 @@ from edl.worker.accumulate import check_finished
 from edl.worker.boundary import BoundaryAction, RoundOver
 from edl.worker.building import Builder
 from edl.worker.contents import Contents, NoRoom, is_own
-from edl.worker.first_state import FirstState
+from edl.worker.first_state import FirstState, free_memory
 from edl.worker.framework import Framework
 from edl.worker.link import Link
 from edl.worker.local_steps import OuterSteps
@@ -234,6 +233,7 @@ class BaseState(Contents):
         commit = self._commits + 1
         turn = session.arrive(commit)
         self._commits = commit
+        self._keep_modes()
         save = save or turn in _SAVING
         compared = turn is not BoundaryAction.STOP and not last and self._compare(session, commit, save, turn)
         if turn in _LEAVING and self._unkept and seat.checkpoint_dir:
@@ -430,7 +430,7 @@ class BaseState(Contents):
         """Restore the state from which this world begins. Raises ``RoundOver``, ``CheckpointError``, ``StateError``."""
         self._session = session
         self._part = None
-        self._set_modes_back()
+        self._model_modes.set_back(self._modes())
         from_nothing = seat.restore_commit == 0
         for outer in self._outer():
             if self._sharded:
@@ -438,6 +438,7 @@ class BaseState(Contents):
             outer.before_restore(self._objects, from_nothing)
         if self._builder is not None:
             self._builder.rebuild(self)
+        self._begin_modes()
         if self._numbers.generators:
             self._values[SEED] = ""  # as in the snapshot, the same on all ranks
         if from_nothing:
@@ -447,6 +448,7 @@ class BaseState(Contents):
         self._agreement = StateComparison(session, self)
         if seat.restore_commit > 0:
             self._restore(session, seat)
+            self._restore_modes()
             self._agreement.restored(seat.restore_commit)
         elif not self._sharded and seat.world_size > 1:
             models = {name: self._structure(obj) for name, obj in self._objects.items() if not is_own(obj)}
@@ -511,7 +513,7 @@ class BaseState(Contents):
         def room(size: int) -> memoryview:
             nonlocal memory
             planned(size)
-            if size * seat.local_world_size > _free_memory() / _SHARE_OF_MEMORY:
+            if size * seat.local_world_size > free_memory() / _SHARE_OF_MEMORY:
                 raise CheckpointError("too large")
             memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             with contextlib.suppress(OSError):  # a kernel without huge pages
@@ -586,15 +588,3 @@ def _closed_after_collecting(memory: MappedMemory) -> bool:
     exceptions."""
     gc.collect()
     return memory.close()
-
-
-def _free_memory() -> float:
-    """Bytes that can be allocated without swapping."""
-    try:
-        with open("/proc/meminfo") as file:
-            for line in file:
-                if line.startswith("MemAvailable:"):
-                    return float(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return math.inf

@@ -303,11 +303,11 @@ def test_an_interrupted_evaluation_does_not_reach_the_next_world() -> None:
     model[2].weight.stop_gradient = True
     frozen = ["1._mean", "1._variance", "2.weight"]
     state = State(model=model)
-    state._note_modes()
+    state._model_modes.run(state._modes())
     model.eval()
     for parameter in model.parameters():
         parameter.stop_gradient = True
-    state._set_modes_back()
+    state._model_modes.set_back(state._modes())
     assert [part.training for part in model.sublayers(include_self=True)] == [True, True, False, True]
     assert [name for name, one in model.named_parameters() if one.stop_gradient] == frozen
 
@@ -316,9 +316,9 @@ def test_an_interrupted_evaluation_of_a_wrapped_layer_does_not_either() -> None:
     layer = nn.Sequential(nn.Linear(3, 4), nn.Dropout())
     model = edl.paddle.parallel(layer)
     state = State(model=model)
-    state._note_modes()
+    state._model_modes.run(state._modes())
     model.eval()
-    state._set_modes_back()
+    state._model_modes.set_back(state._modes())
     assert [part.training for part in (model, layer, *layer.sublayers())] == [True] * 4
 
 

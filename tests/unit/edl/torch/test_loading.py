@@ -131,9 +131,29 @@ def test_a_changed_optimizer_is_refused_in_torchs_words() -> None:
     memory = Memory(State(optimizer=torch.optim.Adam(model.parameters())))
     with pytest.raises(CheckpointError, match=r"state\.optimizer does not fit .* ValueError: .*different number|size"):
         memory.restore(State(optimizer=torch.optim.Adam([model.weight])))
-    groups = [{"params": [model.weight]}, {"params": [model.bias]}]
-    with pytest.raises(CheckpointError, match="different number of parameter groups"):
-        memory.restore(State(optimizer=torch.optim.Adam(groups)))
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_groups_that_are_added_later_are_refused_with_advice(sharded: bool) -> None:
+    """What the script finds there is what works: an optimizer leaves frozen parameters as they are."""
+
+    def made(*groups: list[Any]) -> tuple[Any, Any]:
+        return model, torch.optim.AdamW([{"params": group} for group in groups], lr=0.1, weight_decay=0.5)
+
+    model = torch.nn.Linear(2, 2)
+    model.weight.requires_grad_(False)
+    _, late = made([model.bias])
+    late.add_param_group({"params": [model.weight]})
+    memory = Memory(State(sharded=sharded, model=model, optimizer=late))
+    said = r"has 1 groups of parameters, 2 were kept: .* all of its groups when it is created.*add_param_group\(\)"
+    with pytest.raises(CheckpointError, match=said):
+        memory.restore(State(sharded=sharded, model=model, optimizer=made([model.bias])[1]))
+    optimizer = made([model.bias], [model.weight])[1]
+    memory.restore(State(sharded=sharded, model=model, optimizer=optimizer))
+    before = model.weight.detach().clone()
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    assert torch.equal(model.weight, before)
 
 
 def test_a_changed_model_is_refused_in_torchs_words() -> None:

@@ -45,3 +45,20 @@ def test_the_square_of_a_complex_gradient_is_that_of_its_parts() -> None:
     assert TorchModel(model).square() == 25
     logical = LogicalModel(model)
     assert logical.squared(logical.take()[1]) == 25
+
+
+def test_parameters_that_are_unfrozen_are_added_up_from_the_next_step_on() -> None:
+    """Else each worker would train them on its own part of the batch."""
+    model = torch.nn.Linear(2, 1, bias=False)
+    model.weight.requires_grad_(False)
+    logical = LogicalModel(model)
+    logical.begin_step()
+    assert logical.take() == (b"", [])
+    model.weight.requires_grad_(True)
+    model.weight.grad = torch.ones(1, 2)
+    logical.begin_step()
+    model(torch.ones(1, 2)).sum().backward()
+    used, arrays = logical.take()
+    assert (used, [one.tolist() for one in arrays], logical.sizes()) == (b"\1", [[1.0, 1.0]], [2])
+    logical.give(used, [2 * one for one in arrays])
+    assert model.weight.grad.tolist() == [[2.0, 2.0]]

@@ -173,14 +173,14 @@ def test_an_interrupted_evaluation_does_not_reach_the_next_world() -> None:
     model[1].eval()  # as the script has set it up
     model[2].weight.requires_grad_(False)
     state = State(model=model)
-    state._note_modes()
+    state._model_modes.run(state._modes())
     model.eval().requires_grad_(False)
-    state._set_modes_back()
+    state._model_modes.set_back(state._modes())
     assert [part.training for part in model.modules()] == [True, True, False, True]
     assert [name for name, one in model.named_parameters() if not one.requires_grad] == ["2.weight"]
     model.eval()
-    state._note_modes()  # the script calls another function that trains
-    state._set_modes_back()
+    state._model_modes.run(state._modes())  # the script calls another function that trains
+    state._model_modes.set_back(state._modes())
     assert not any(part.training for part in model.modules())
 
 

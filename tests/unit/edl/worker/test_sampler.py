@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -10,7 +11,7 @@ import pytest
 from edl.errors import DataError, StateError
 from edl.wire.records import Settings
 from edl.worker import feeding
-from edl.worker.feeding import Batches
+from edl.worker.feeding import Batches, CoreStream
 from edl.worker.sampler import WorldPlace
 from tests.sampler_histories import Base, History, Sampler, Worker
 
@@ -59,15 +60,30 @@ def test_an_iteration_of_another_round_is_not_continued() -> None:
         next(loader)
 
 
-def test_a_sampler_outside_of_the_state_begins_its_epoch_again(capfd: pytest.CaptureFixture[str]) -> None:
-    sampler = Sampler(40, 0, 2)
-    sampler.at = WorldPlace(0, 2, round=3)
-    worker = Worker(sampler, batch_size=4, whole=False, blocks=False, ahead=0)
-    next(worker.iterate(whole_steps=False))
-    sampler.at = WorldPlace(0, 1, round=4)
-    worker.iterate(whole_steps=False)
-    assert sampler.position == 0
-    assert "is not part of the State, so its position 8 was not kept" in capfd.readouterr().err
+@pytest.mark.parametrize("call", ["none", "set_epoch", "advance"])
+@pytest.mark.parametrize("epochs", [0, 2])
+def test_a_sampler_outside_of_the_state_begins_anew_as_in_a_new_worker(
+    capfd: pytest.CaptureFixture[str], epochs: int, call: str
+) -> None:
+    """Else survivors and new workers iterate over different samples, and different numbers of them."""
+
+    def begun(worker: Worker) -> tuple[int, int]:
+        sampler = worker.sampler
+        if call == "set_epoch":
+            sampler.set_epoch(epochs)
+        elif call == "advance":
+            sampler.advance(12)
+        worker.iterate(whole_steps=False)
+        return sampler.epoch, sampler.position
+
+    survivor, new = (Worker(Sampler(40, 0, 2), batch_size=4, whole=False, blocks=False, ahead=0) for _ in range(2))
+    survivor.sampler.at = WorldPlace(0, 2, round=3)
+    for _ in range(epochs):
+        assert list(survivor.iterate(whole_steps=False))
+    next(survivor.iterate(whole_steps=False))
+    survivor.sampler.at = new.sampler.at = WorldPlace(0, 1, round=4)
+    assert begun(survivor) == begun(new)
+    assert f"not part of the State, so its position 8 in epoch {epochs} was not kept" in capfd.readouterr().err
 
 
 # --- epochs ----------------------------------------------------------------------------------------------------------
@@ -210,11 +226,44 @@ def test_a_base_sampler_that_is_not_a_matter_of_seed_and_epoch_is_found_out() ->
         ({"tail": "wrap"}, "tail='wrap': it must be one of pad, drop, exact"),
         ({"order": "random"}, "order='random': it must be one of framework, computed"),
         ({"order": "computed", "base": Base(3, False)}, "order='computed' with base"),
+        (
+            {"base": iter([2, 1])},
+            "base=…: a list_iterator can be iterated over only once",
+        ),
     ],
 )
 def test_options_that_are_not_possible(options: dict[str, Any], text: str) -> None:
     with pytest.raises(StateError, match=text):
         Sampler(10, 0, 1, **options)
+
+
+class Lines:
+    """Its iterations are itself, and begin anew."""
+
+    def __iter__(self) -> Lines:
+        self._left = ["a", "b"]
+        return self
+
+    def __next__(self) -> str:
+        if not self._left:
+            raise StopIteration
+        return self._left.pop()
+
+
+def test_a_stream_that_can_be_read_only_once_is_refused(tmp_path: Path) -> None:
+    """In the next world a survivor would skip as many items again as it has consumed, and a new worker would not."""
+
+    def stream(dataset: Any) -> CoreStream:
+        return CoreStream(dataset, 1, 0, tail="pad", transform=None)
+
+    file = tmp_path / "lines"
+    file.write_text("a")
+    with file.open() as opened:
+        for once in ((line for line in "ab"), iter(["a"]), map(str, [1]), opened):
+            with pytest.raises(StateError, match=rf"a {type(once).__name__} can be iterated over only once"):
+                stream(once)
+    for again in (["a", "b"], Lines()):
+        assert [sorted(stream(again).items(0, 1)) for _ in range(2)] == [["a", "b"]] * 2
 
 
 def test_a_batch_size_that_is_not_possible() -> None:

@@ -386,7 +386,7 @@ def test_a_vote_against_the_first_commit_keeps_the_seed(worker: Worker) -> None:
 
 
 def test_a_large_first_state_is_not_copied(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edl.worker.state._free_memory", lambda: 1000.0)
+    monkeypatch.setattr("edl.worker.state.free_memory", lambda: 1000.0)
     state = made(table=Tensor(np.zeros(1000)))
     begin(worker, state)
     with pytest.raises(StateError, match="begins from nothing"):

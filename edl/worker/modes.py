@@ -1,0 +1,74 @@
+"""Modes of a script's models that it may change while it trains: whether a module trains, and whether a parameter is
+trained or frozen.
+
+Modules begin each world as the script had set them up when it called ``run``: an interrupted evaluation must not last.
+Parameters begin it as in the commit: those that are unfrozen late stay so. A commit holds only what the script has
+changed since ``run``, so a script that is set up in another way begins in that way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+TRAINING = "training"
+"""The mode of modules; any other one is of parameters."""
+CHANGED = "_changed_modes"
+"""The name under which a ``State`` keeps the changes, if there are any. Scripts cannot use it."""
+Mode = tuple[str, Any, str]
+"""Name of a part of a model, the part, and the name of its attribute."""
+
+
+class Modes:
+    """The modes of the models in one ``State``."""
+
+    def __init__(self) -> None:
+        self._set_up: dict[tuple[str, str], bool] = {}
+        self._parameters: list[tuple[str, Any, str, bool]] = []
+        """With the mode of each before this world's commit was restored."""
+        self._runs = 0
+        self._kept: dict[str, Any] = {}
+        """The changes of the restored commit, until the next commit."""
+
+    def run(self, modes: Iterable[Mode]) -> None:
+        """``run`` is called: note how the script has set up its models."""
+        found = list(modes)
+        self._runs += 1
+        self._set_up = {(name, mode): bool(getattr(part, mode)) for name, part, mode in found}
+        self.built(found)
+        self._apply()
+
+    def set_back(self, modes: Iterable[Mode]) -> None:
+        """A world begins: set up the models as at ``run``. A process that was interrupted in an evaluation, or while
+        parameters were frozen for a moment, would else train in another way than new workers."""
+        self._parameters, self._kept = [], {}  # no part of an earlier world is to take memory
+        for name, part, mode in modes:
+            noted = self._set_up.get((name, mode))
+            if noted is not None and bool(getattr(part, mode)) is not noted:
+                setattr(part, mode, noted)
+
+    def built(self, modes: Iterable[Mode]) -> None:
+        """All models of this world exist, and nothing has been restored yet."""
+        self._parameters = [
+            (name, part, mode, bool(getattr(part, mode))) for name, part, mode in modes if mode != TRAINING
+        ]
+
+    def changed(self) -> dict[str, Any]:
+        """What a commit keeps; empty if the script has changed nothing."""
+        self._kept = {}
+        changed = {
+            name: now for name, part, mode, before in self._parameters if (now := bool(getattr(part, mode))) != before
+        }
+        return {"run": self._runs, "parameters": changed} if changed else {}
+
+    def restore(self, kept: dict[str, Any]) -> None:
+        """Change the parameters as in the commit. If it was made in a later call of ``run``, this process first has to
+        get there: the script may change them in between."""
+        self._kept = kept
+        self._apply()
+
+    def _apply(self) -> None:
+        changed = self._kept["parameters"] if self._kept.get("run") == self._runs else {}
+        for name, part, mode, _ in self._parameters:
+            if name in changed:
+                setattr(part, mode, changed[name])
