@@ -65,9 +65,7 @@ class RowWriter:
                 united.append(one)
             ends = op == RowOp.GRAD and steps
             training = core.session.joined.training
-            parts, wires, clipped = self._checked(
-                parts, op, damage.TOGETHER if ends and training.mode is Mode.SYNC else 1
-            )
+            parts, wires, clipped = self._checked(parts, op, together=ends and training.mode is Mode.SYNC)
             clocked = ends and (training.mode is Mode.SYNC or (training.mode is Mode.ASYNC and training.staleness > 0))
             _check_sizes(route, parts, united, wires)
             self._seq += 1
@@ -110,10 +108,14 @@ class RowWriter:
 
         return result
 
-    def _checked(self, parts: Sequence[TablePush], op: str, trainers: int) -> tuple[list[TablePush], list[str], int]:
+    def _checked(
+        self, parts: Sequence[TablePush], op: str, *, together: bool
+    ) -> tuple[list[TablePush], list[str], int]:
         """Check all parts, before anything is sent; return them with gradients that fit into their number formats on
-        the network, these formats, and how many values were clipped for that."""
+        the network, these formats, and how many values were clipped for that. ``together``: the gradients of all
+        trainers are summed."""
         found, wires, clipped = [], [], 0
+        trainers = damage.TOGETHER if together else 1
         for part in parts:
             spec = self._core.spec(part.table)
             wires.append(wire_of(spec, self._core.options.wire) if op == RowOp.GRAD else "f4")
