@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from edl.adapters.leftovers import here
 from tests.process.harness import WORKERS, Job, OutsideEtcd, alive, until
 from tests.process.test_rejoin import redone
 
@@ -121,13 +122,13 @@ def test_a_launcher_that_cannot_start_is_told_of_and_holds_nothing_up(etcd: Outs
         running.wait_world(1)
         # Nobody may write there any more: the next launcher cannot be started.
         folder = next(running.temporary.glob("edl-*"))
-        (folder / f"{running.name}.nodes").write_text("in the way")
+        (folder / f"{running.name}@{here()}.nodes").write_text("in the way")
         scale(running, 2)
         status = running.wait_status(lambda status: "cannot start" in status["scale"]["waiting"], "an explanation")
         assert status["phase"] == "running"
         running.wait_steps(20)
         assert first.text.count("cannot start a launcher") == 1, "said once"
-        (folder / f"{running.name}.nodes").unlink()
+        (folder / f"{running.name}@{here()}.nodes").unlink()
         running.wait_world(2)
         running.end_soon()
         assert first.exit_code() == 0
