@@ -44,6 +44,7 @@ def job(tmp_path: Path) -> Iterator[Job]:
         yield job
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "texts"),
     [
@@ -128,6 +129,7 @@ def test_an_endpoint_of_an_unknown_host(job: Job) -> None:
     refused(job, ExitCode.STORE_UNREACHABLE, "no-such-host.invalid:2379", "--rdzv-endpoint")
 
 
+@pytest.mark.slow
 def test_a_port_that_another_program_has(job: Job) -> None:
     job.endpoints = free_endpoints(1)
     host, port = job.endpoints[0].split(":")
@@ -191,6 +193,7 @@ def test_a_node_rank_that_another_node_has(tmp_path: Path, etcd: OutsideEtcd) ->
         assert job.wait_steps(3) == before
 
 
+@pytest.mark.slow
 def test_a_framework_that_is_not_installed(job: Job, tmp_path: Path) -> None:
     bare = interpreter_without(tmp_path, "torch")
     (tmp_path / "train.py").write_text("import torch\nprint(torch.__version__)\n")
@@ -239,6 +242,7 @@ def test_a_log_folder_that_cannot_be_made(tmp_path: Path, etcd: OutsideEtcd) -> 
         assert "Traceback" not in node.text
 
 
+@pytest.mark.slow
 def test_both_ends_of_a_pipe_that_nobody_reads(tmp_path: Path, etcd: OutsideEtcd) -> None:
     """``edl-run … | head``: the console goes away, the training does not."""
     with Job(tmp_path, [etcd.endpoint], arguments=("--steps=10",)) as job:

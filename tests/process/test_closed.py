@@ -32,6 +32,7 @@ while not (folder / "last-step").exists():
 """
 
 
+@pytest.mark.slow
 def test_a_job_on_one_machine_has_a_store_that_only_its_user_reaches(tmp_path: Path) -> None:
     """etcd listens on no port, `edl status` finds it all the same, and workers do not get the store's password."""
     script = tmp_path / "script.py"

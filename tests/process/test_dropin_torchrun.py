@@ -93,6 +93,7 @@ def test_workers_find_what_torchrun_would_tell_them(tmp_path: Path) -> None:
         assert ours["arguments"] == [f"--rank={rank}", "--nnodes", "$", "${other}"]
 
 
+@pytest.mark.slow
 def test_signals_for_workers_are_passed_on_and_those_to_handle_end_the_node(tmp_path: Path) -> None:
     """SIGUSR1 to the worker that handles it, and not to the one that would die; then SIGUSR2 to both."""
     log = tmp_path / "console"

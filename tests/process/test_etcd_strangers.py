@@ -15,6 +15,7 @@ from tests.process.etcd_fixture import kill, run
 from tests.process.harness import lone_member
 
 
+@pytest.mark.slow
 def test_an_etcd_of_others_that_has_taken_the_port_of_a_member_is_not_believed(tmp_path: Path) -> None:
     """It knows no key and no lease of this job, which therefore is neither over nor lost."""
 

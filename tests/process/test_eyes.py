@@ -16,6 +16,7 @@ from edl.exit_codes import ExitCode
 from tests.process.harness import Job, OutsideEtcd
 
 
+@pytest.mark.slow
 def test_status_for_people_and_for_tools(tmp_path: Path, etcd: OutsideEtcd) -> None:
     arguments = ("--fail=1:3:3", f"--say={'[x]' * 3}")
     with Job(tmp_path, [etcd.endpoint], arguments=arguments) as job:
@@ -52,6 +53,7 @@ def test_status_for_people_and_for_tools(tmp_path: Path, etcd: OutsideEtcd) -> N
         assert job.name in bare.stdout
 
 
+@pytest.mark.slow
 def test_events_are_told_as_they_happen(tmp_path: Path, etcd: OutsideEtcd) -> None:
     with Job(tmp_path, [etcd.endpoint], nnodes="2") as job, contextlib.ExitStack() as stack:
         job.start("a", "b")

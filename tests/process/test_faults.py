@@ -164,6 +164,7 @@ def test_nodes_may_have_different_numbers_of_workers(job: Job) -> None:
     assert after.nodes == {0: "a", 1: "c", 2: "c", 3: "c"}
 
 
+@pytest.mark.slow
 def test_a_world_is_a_multiple_of_the_node_unit(job: Job) -> None:
     job.options = ("--node-unit=2",)
     job.nnodes = "2:4"
@@ -211,6 +212,7 @@ def test_recover_gives_up_when_no_replacement_comes(job: Job) -> None:
     assert job.seen() == before
 
 
+@pytest.mark.slow
 def test_shrink_goes_on_with_fewer_and_never_grows(job: Job) -> None:
     job.options = ("--fault-tolerance=shrink", "--join-grace=60")
     job.nnodes = "1:3"  # so that the first world has all three, however slow the machine is
@@ -346,6 +348,7 @@ def fork_server_of(job: Job, node: str) -> int:
     return next(child.pid for child in launcher.children() if "edl.worker.fork_server" in child.cmdline())
 
 
+@pytest.mark.slow
 def test_a_frozen_fork_server_is_replaced_and_no_restart_is_charged(job: Job) -> None:
     job.options = ("--spawn-timeout=3",)
     job.start("a", "b")
@@ -406,6 +409,7 @@ def test_the_second_sigint_is_immediate(job: Job) -> None:
     until(lambda: not any(alive(pid) for pid in seen.pids_of("a")), "the end of a's workers")
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_deaf_to_sigterm_is_killed_after_the_grace(job: Job) -> None:
     job.arguments = ("--on-sigterm=ignore",)
     job.options = ("--shutdown-timeout=1",)

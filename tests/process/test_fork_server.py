@@ -72,6 +72,7 @@ def test_a_script_cannot_tell_a_worker_from_the_interpreter(tmp_path: Path, stan
     assert (outcome.code, outcome.err) == (0, plain.err)
 
 
+@pytest.mark.slow
 @EVERY
 def test_a_module_is_run_as_by_dash_m(tmp_path: Path, standby: Standby) -> None:
     script(tmp_path, "", "kit/__init__.py")
@@ -233,6 +234,7 @@ def test_children_draw_different_random_numbers_and_keep_the_seed_they_set(tmp_p
     assert seeded == again
 
 
+@pytest.mark.slow
 @EVERY
 def test_multiprocessing_forks_and_spawns(tmp_path: Path, standby: Standby) -> None:
     text = """
@@ -384,6 +386,7 @@ def test_an_import_does_not_survive_the_agent(tmp_path: Path) -> None:
     wait_gone([forked])
 
 
+@pytest.mark.slow
 @EVERY
 def test_a_fork_server_that_is_killed_takes_its_workers_and_is_replaced(tmp_path: Path, standby: Standby) -> None:
     bench = script_bench(tmp_path, standby, FAMILY)
@@ -420,6 +423,7 @@ def test_signals_meant_for_the_agent_do_not_end_the_fork_server(tmp_path: Path) 
     run(main())
 
 
+@pytest.mark.slow
 def test_many_at_once_and_each_spawned_standby_is_used_once(tmp_path: Path) -> None:
     bench = script_bench(tmp_path, Standby.SPAWN, "import os; print(os.getpid())", slots=2)
 
@@ -464,6 +468,7 @@ TREE = """
 """
 
 
+@pytest.mark.slow
 @EVERY
 def test_a_silent_agents_workers_are_killed_with_all_that_they_have_started(tmp_path: Path, standby: Standby) -> None:
     async def main() -> None:

@@ -165,6 +165,7 @@ def test_paddles_wait_for_the_store_ends(tmp_path: Path) -> None:
         assert wait_until_open(("127.0.0.1", port), longest_s=60.0)
 
 
+@pytest.mark.slow
 @needs("paddle")
 @pytest.mark.paddle
 def test_paddle_gets_the_flags_of_its_worker(tmp_path: Path) -> None:

@@ -130,6 +130,7 @@ def test_history_goes_also_where_no_leader_lives_for_five_minutes(
     asyncio.run(body())
 
 
+@pytest.mark.slow
 def test_a_job_trains_on_beside_a_full_store_and_goes_on_when_there_is_room(tmp_path: Path) -> None:
     with OutsideEtcd(tmp_path / "etcd", QUOTA_BYTES) as etcd, Job(tmp_path, [etcd.endpoint]) as job:
         nodes = job.start("a"), job.start("b")

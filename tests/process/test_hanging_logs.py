@@ -7,10 +7,13 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
+
 from edl.exit_codes import ExitCode
 from tests.process.harness import Job, OutsideEtcd, until
 
 
+@pytest.mark.slow
 def test_a_log_folder_that_hangs_costs_lines_and_no_node(tmp_path: Path, etcd: OutsideEtcd) -> None:
     with Job(tmp_path, [etcd.endpoint], options=("--redirects=3", "--lease-ttl=2")) as job:
         nodes = job.start("a"), job.start("b")

@@ -78,6 +78,7 @@ def test_the_story_is_told_in_order_with_each_event_once(shared: bool, tmp_path:
     assert [f"node {name} lost" in row for name, row in zip((victim, master), rows, strict=True)] == [True, True], text
 
 
+@pytest.mark.slow
 def test_a_disk_that_vanishes_costs_lines_and_nothing_else(tmp_path: Path, etcd: OutsideEtcd) -> None:
     folder = tmp_path / "history"
     with Job(tmp_path, [etcd.endpoint], options=("--slot-strikes=0", f"--history-dir={folder}")) as job:

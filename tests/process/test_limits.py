@@ -43,6 +43,7 @@ def test_too_few_for_the_largest_world_are_said_at_the_start(tmp_path: Path, etc
         job.wait_world(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most", [40, 100])
 def test_too_few_to_begin_with_are_refused(tmp_path: Path, most: int) -> None:
     with Job(tmp_path, [], "etcd-embedded", nnodes="1") as job:

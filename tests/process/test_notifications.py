@@ -101,6 +101,7 @@ def _wait_for_all(documents: list[dict[str, Any]], messages: list[Any], program:
     until(lambda: len(messages) == len(program.documents) == len(documents), "the other channels")
 
 
+@pytest.mark.slow
 def test_a_job_is_watched_from_outside(tmp_path: Path, etcd: OutsideEtcd) -> None:
     with webhook_sink() as web, Job(tmp_path / "job", [etcd.endpoint], nnodes="1") as job:
         watch = ["watch", "--limit=3600", "--grace=2", f"--notify={web.url}/alarms"]

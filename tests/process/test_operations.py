@@ -122,6 +122,7 @@ def test_top_watches_a_job_whose_master_goes(committing: Job) -> None:
         assert screen.end() == 0
 
 
+@pytest.mark.slow
 def test_errors_after_failed_workers(tmp_path: Path, etcd: OutsideEtcd) -> None:
     arguments = ("--fail=1:5:raise", "--fail-rounds=2")
     with Job(tmp_path, [etcd.endpoint], options=("--slot-strikes=0",), arguments=arguments) as job:

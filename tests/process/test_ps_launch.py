@@ -95,6 +95,7 @@ def test_nodes_come_and_go_around_those_that_train(tmp_path: Path, etcd: Outside
         assert job.nodes["a"].exit_code() == ExitCode.OK
 
 
+@pytest.mark.slow
 def test_a_trainer_outlives_masters_and_those_that_end_before_it(tmp_path: Path, etcd: OutsideEtcd) -> None:
     with job_of(tmp_path, etcd) as job:
         job.start("a")
@@ -110,6 +111,7 @@ def test_a_trainer_outlives_masters_and_those_that_end_before_it(tmp_path: Path,
         assert job.nodes["b"].exit_code() == ExitCode.OK
 
 
+@pytest.mark.slow
 def test_the_job_ends_when_all_have_ended_in_whichever_world(tmp_path: Path, etcd: OutsideEtcd) -> None:
     with job_of(tmp_path, etcd, arguments=("--early",)) as job:
         job.start("a", nproc=2)

@@ -184,6 +184,7 @@ def checkpoint(
     return plan, done
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_two_restored_on_one(start: Any, tmp_path: Path) -> None:
     option = f"--checkpoint-dir={tmp_path}"
     processes = {number: start(name, option) for number, name in ((1, "a"), (2, "b"))}

@@ -136,6 +136,7 @@ def test_readers_are_known_while_they_live(tmp_path: Path, etcd: OutsideEtcd) ->
         assert job.nodes["a"].exit_code() == ExitCode.OK
 
 
+@pytest.mark.slow
 def test_a_launcher_that_is_killed_takes_its_readers_along(tmp_path: Path, etcd: OutsideEtcd) -> None:
     with job_of(tmp_path, etcd) as job:
         keys = Keys(etcd.endpoint, job.name)
@@ -313,6 +314,7 @@ def _busy(pool: Pool) -> int:
     return int(name[1:])
 
 
+@pytest.mark.slow
 def test_a_reader_that_freezes_in_the_middle_is_given_up(shard: ShardRef) -> None:
     with processes(2) as (pool, readers):
         trainer = RemoteReader(pool, "set", "ipc", policy="only", timeout_s=4)
@@ -325,6 +327,7 @@ def test_a_reader_that_freezes_in_the_middle_is_given_up(shard: ShardRef) -> Non
         assert trainer.counts.takeovers >= 1, "more if the other one is slow to begin on a busy machine"
 
 
+@pytest.mark.slow
 def test_a_reader_that_has_left_the_list_is_waited_for_less(shard: ShardRef) -> None:
     with processes(2) as (pool, readers):
         trainer = RemoteReader(pool, "set", "ipc", policy="only", timeout_s=60)
@@ -357,6 +360,7 @@ def test_a_reader_frozen_from_the_start_is_given_up_and_its_trainer_can_end(shar
             assert (done.returncode, done.stdout.strip(), done.stderr) == (0, str(RECORDS), "")
 
 
+@pytest.mark.slow
 def test_a_slow_trainer_does_not_make_a_reader_grow(tmp_path: Path) -> None:
     """What is on its way is bounded, however much is asked for: 600 MB, of which nothing is taken for a while."""
     path, count = tmp_path / "large.ipc", 600

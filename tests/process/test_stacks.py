@@ -197,6 +197,7 @@ BUSY = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["sleep", "compute", "child", "read"])
 def test_signs_of_life(tmp_path: Path, mode: str) -> None:
     bench = script_bench(tmp_path, Standby.FORK, BUSY, mode)

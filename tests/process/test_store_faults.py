@@ -74,6 +74,7 @@ def test_a_node_that_dies_while_the_store_is_away_is_counted_out_when_it_is_back
         assert job.status()["restarts_used"] == 0
 
 
+@pytest.mark.slow
 def test_a_job_ends_well_although_the_store_dies_just_before(tmp_path: Path, own_etcd: OutsideEtcd) -> None:
     with Job(tmp_path, [own_etcd.endpoint], arguments=("--steps=60",)) as job:
         job.start("a", "b")
@@ -104,6 +105,7 @@ def test_three_members_survive_the_loss_of_any_launcher_and_take_it_back(tmp_pat
         assert job.status()["restarts_used"] == 0
 
 
+@pytest.mark.slow
 def test_one_member_is_brought_back_with_its_data_by_a_launcher_started_again(tmp_path: Path) -> None:
     with Job(tmp_path, free_endpoints(1), "etcd-embedded", options=("--lease-ttl=2",)) as job:
         job.start("a")
@@ -121,6 +123,7 @@ def test_one_member_is_brought_back_with_its_data_by_a_launcher_started_again(tm
         assert job.status()["restarts_used"] == 0
 
 
+@pytest.mark.slow
 def test_every_launcher_ends_with_0_and_no_data_stays(tmp_path: Path) -> None:
     with Job(tmp_path, free_endpoints(3), "etcd-embedded", arguments=("--steps=10",)) as job:
         job.start("a", "b", "c")
@@ -177,6 +180,7 @@ def leftovers(job: Job) -> list[str]:
     return [str(path) for path in job.temporary.glob("*/**/*")]
 
 
+@pytest.mark.slow
 def test_each_of_three_phases_under_one_name_runs(tmp_path: Path, etcd: OutsideEtcd) -> None:
     """One node is always quicker: its next launcher finds the other one still at the end of the phase before."""
     with Job(tmp_path, [etcd.endpoint], nnodes="2") as job:
@@ -257,6 +261,7 @@ def test_a_launcher_whose_store_member_dies_starts_it_again(tmp_path: Path) -> N
         assert job.exit_codes() == {"a": 0, "b": 0}
 
 
+@pytest.mark.slow
 def test_three_members_end_together_on_sigterm(tmp_path: Path) -> None:
     free = ("--free",)  # or a worker may tell of its peer's end
     with Job(tmp_path, free_endpoints(3), "etcd-embedded", arguments=free) as job:

@@ -263,6 +263,7 @@ def test_what_a_paddle_without_gpus_passes_over_is_passed_over(lines: Lines, wor
     assert [path.name for path in lines.out.iterdir()] == ["0"]
 
 
+@pytest.mark.slow
 def test_one_word_changed_is_enough_where_no_option_is_only_paddles(lines: Lines) -> None:
     done = lines.run("--nproc_per_node=2", *ranked(lines), module="edl.launch.paddle")
     assert done.returncode == 0, done.stderr

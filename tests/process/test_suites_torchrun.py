@@ -265,6 +265,7 @@ def test_scripts_form_a_group_and_know_that_a_launcher_has_started_them(lines: L
 # --- launch_test.py --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_elder_launcher_gives_each_script_its_local_rank(lines: Lines) -> None:
     script = lines.out.parent / "last.py"
     script.write_text(
@@ -278,6 +279,7 @@ def test_the_elder_launcher_gives_each_script_its_local_rank(lines: Lines) -> No
     assert (done.returncode, lines.ranks()) == (0, {0, 1}), done.stderr
 
 
+@pytest.mark.slow
 def test_with_use_env_it_does_not(lines: Lines) -> None:
     done = lines.run("--nproc-per-node=2", "--use-env", *USUAL, PYTHON, str(lines.out), module="edl.launch.torch")
     assert (done.returncode, lines.ranks()) == (0, {0, 1}), done.stderr
@@ -328,6 +330,7 @@ def test_scripts_run_from_python_one_call_after_another_on_one_store(
             path.unlink()
 
 
+@pytest.mark.slow
 def test_a_function_returns_by_rank(etcd: OutsideEtcd, quiet: Path) -> None:
     found = elastic_launch(theirs(etcd.endpoint, (1, 1), 4), suite_functions.ten_and_rank)()
     assert found == {0: 10, 1: 11, 2: 12, 3: 13}

@@ -41,6 +41,7 @@ def received(collector: WebhookSink) -> dict[str, dict[str, float]]:
     return found
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_a_trace_with_its_parts(tmp_path: Path, etcd: OutsideEtcd) -> None:
     with webhook_sink() as collector:
         options = (f"--otlp-endpoint={collector.url}",)

@@ -75,6 +75,7 @@ def test_nodes_that_restore_different_numbers_are_found(etcd: OutsideEtcd, tmp_p
         assert "after the restore of commit" in said and "state.model.0.weight" in said
 
 
+@pytest.mark.slow
 @pytest.mark.soak_but("paddle")
 def test_after_a_restore_all_ranks_hold_the_same_values(etcd: OutsideEtcd, tmp_path: Path, framework: str) -> None:
     """Those that rank 0 has restored: of its own node's commit, or of another's if only that one has the newest."""

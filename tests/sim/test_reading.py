@@ -14,6 +14,7 @@ MOST = 40
 """Schedules that a planted bug gets, after the one that is known to find it."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "batch", [pytest.param(n, marks=() if n < BATCHES else pytest.mark.soak) for n in range(BATCHES_OF_SOAK)]
 )

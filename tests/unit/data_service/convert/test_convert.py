@@ -98,6 +98,7 @@ def test_chosen_columns_and_compression(tmp_path: Path) -> None:
         assert found.column("C2").to_pylist() == [2 * i for i in range(3 * ROWS)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_records_are_shuffled_within_a_file_by_the_seed(tmp_path: Path, workers: int) -> None:
     source = inputs(tmp_path / "in")

@@ -360,6 +360,7 @@ class TestRefusals:
         rule.get(messages.FilesRegistered, 0, RegisterFiles, small().encode(), PLAIN)
         assert rule.get(DataRefused, 0, Lease, 0, 1).kind == "unopened"
 
+    @pytest.mark.slow
     @given(
         st.text(max_size=40)
         | st.recursive(

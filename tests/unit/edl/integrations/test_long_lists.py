@@ -17,6 +17,7 @@ values: Any = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(values)
 def test_nothing_is_changed_on_the_way_there_and_back(value: Any) -> None:
     assert unpack(pack(value)) == value

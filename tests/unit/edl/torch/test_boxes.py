@@ -45,6 +45,7 @@ def check(tensor: Any, whole: Any) -> int:
     return int(box.volume)
 
 
+@pytest.mark.slow
 @since("2.6", "FSDP2 works on GPUs alone")
 @pytest.mark.parametrize(("dp", "tp"), [(1, 2), (2, 2), (3, 2), (2, 4), (3, 3)])
 @pytest.mark.parametrize("rows", [1, 2, 3, 7, 8, 13, 24])

@@ -86,6 +86,7 @@ def laid_out(draw: random.Random) -> tuple[bytearray, list[tuple[int, Any]], byt
     return memory, places, wanted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("locked", [True, False])
 def test_every_byte_arrives_and_what_the_host_has_written_stays(locked: bool) -> None:
     for seed in range(60):

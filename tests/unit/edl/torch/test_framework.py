@@ -97,6 +97,7 @@ def test_errors_about_other_things(error: Exception) -> None:
     assert not TorchFramework().lost_peers(error)
 
 
+@pytest.mark.slow
 def test_the_launchers_part_comes_without_torch_and_the_rest_starts_no_thread() -> None:
     program = (
         "import sys, threading, edl.torch.startup; assert 'torch' not in sys.modules\n"

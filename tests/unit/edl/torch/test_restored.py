@@ -271,6 +271,7 @@ def deterministic() -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps_before", [0, 2], ids=["new process", "survivor"])
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_optimizers_are_restored_as_load_state_dict_does(kind: str, steps_before: int) -> None:

@@ -101,6 +101,7 @@ class Course:
         return worlds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(300))
 def test_random_courses_follow_the_rules(seed: int) -> None:
     course = Course(random.Random(seed))

@@ -349,6 +349,7 @@ class Simulation:
             assert len(set(held)) == 1, f"workers go on from boundary {number} under settings {held}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", range(4))
 def test_random_interleavings(block: int) -> None:
     for seed in range(block * 600, block * 600 + 600):

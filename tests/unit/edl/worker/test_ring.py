@@ -88,6 +88,7 @@ COMBINE: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("count", [0, 1, 2, 1000, 100_003])
 @pytest.mark.parametrize(

@@ -84,6 +84,7 @@ def plain(tmp_path: Path) -> Files:
 # --- whole checkpoints ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file_bytes", [1, 20_000, 1 << 30])
 def test_two_write_and_three_and_one_read(files: Files, file_bytes: int) -> None:
     rows = some()

@@ -174,6 +174,7 @@ def test_evicted_rows_do_not_come_back(tmp_path: Path) -> None:
     assert all_rows([after]) == all_rows(several) and 0 < after.store.rows("short") < 450
 
 
+@pytest.mark.slow
 def test_what_is_written_is_what_was_there_at_the_mark(tmp_path: Path) -> None:
     several = servers(1, tmp_path)
     for number in range(1, 4):

@@ -140,6 +140,7 @@ def notify(one: ParameterServer) -> None:
         one.bucket_shell.changed.notify_all()
 
 
+@pytest.mark.slow
 def test_hand_over_under_load() -> None:
     pair = Pair(members=(1, 2))
     pair.in_step()

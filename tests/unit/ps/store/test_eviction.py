@@ -151,6 +151,7 @@ def test_an_heir_tells_its_own_copies_of_no_eviction_that_it_heard_of_as_a_copy(
     assert (pull(copy, KEYS, insert=False) == pull(heir, KEYS, insert=False)).all()
 
 
+@pytest.mark.slow
 @both_kernels
 def test_a_copy_remembers_no_keys_of_evicted_rows_for_others(kernels: str) -> None:
     """It may never push to these shards itself, which would discard them."""

@@ -61,6 +61,7 @@ def test_rounding_at_random_gives_a_neighbour_and_is_right_on_average(form: int)
     assert np.array_equal(widen(narrow(exact, form, random), form), exact), "what fits is not changed"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", FORMATS)
 @pytest.mark.parametrize("rule", [rule for rule in UpdateRule if rule is not UpdateRule.ADD])
 @pytest.mark.parametrize("dim", [3, 16])
@@ -82,6 +83,7 @@ def test_both_kernels_keep_the_same_rows(weights: WeightFormat, rule: UpdateRule
     np.testing.assert_allclose(one, other, rtol=2.0**-7, atol=2.0**-12)
 
 
+@pytest.mark.slow
 @both_kernels
 @pytest.mark.parametrize("weights", FORMATS)
 def test_small_updates_add_up(kernels: str, weights: WeightFormat) -> None:

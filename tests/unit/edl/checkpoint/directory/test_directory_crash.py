@@ -220,6 +220,7 @@ def test_error_at_every_operation(scenario: Scenario, bench: Bench) -> None:
         bench.check(acknowledged)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scenario", SCENARIOS)
 @pytest.mark.parametrize("halfway", [False, True])
 def test_crash_at_every_operation_on_a_store(scenario: Scenario, halfway: bool, tmp_path: Path) -> None:
