@@ -78,7 +78,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _is_other_variant(item: pytest.Item) -> bool:
-    """Where both frameworks tell the same long story, one of them tells it each time."""
+    """Where several variants of a test, such as both frameworks, tell the same long story, one tells it each time."""
     marker = item.get_closest_marker("soak_but")
     return marker is not None and marker.args[0] not in item.name.partition("[")[2]
 

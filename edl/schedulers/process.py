@@ -21,6 +21,7 @@ from pathlib import Path
 
 from edl.errors import SchedulerError
 from edl.job_records import SchedulerChoice
+from edl.programs import ending
 from edl.schedulers.deps import SchedulerDeps, with_options
 from edl.schedulers.port import Observation, SchedulerSize, Sized
 
@@ -214,7 +215,7 @@ class ProcessScheduler:
     def _reap(self, process: subprocess.Popen[bytes], node: str, log: Path) -> None:
         begun_s = self._deps.clock.now_s()
         code = process.wait()
-        how = f"{node} exited with status {code}" if code >= 0 else f"{node} was killed by signal {-code}"
+        how = f"{node} {ending(code)}"
         self._deps.log(f"the launcher of {how}")
         if code and self._deps.clock.now_s() - begun_s < EARLY_S:
             self._failed = f"{how} soon after its start: see {log}"
