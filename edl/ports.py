@@ -105,7 +105,8 @@ class Store(Protocol):
     """The only shared memory of a job: etcd v3, or the memory store in tests.
 
     Every call raises ``StoreUnavailable`` when no endpoint answers within the store's own time limit, and
-    ``StoreRefused`` when the store rejects the call (credentials). Writes are never retried automatically.
+    ``StoreRefused`` when the store rejects the call (credentials). Writes are never retried automatically. A write that
+    got no answer may take effect later, even after newer writes, unless a condition prevents that.
     """
 
     async def read(self, prefix: str) -> PrefixSnapshot:

@@ -119,7 +119,7 @@ class MasterShell:
         """``before``: the previous Master's node, as far as this launcher knows."""
         self._deps, self.token = deps, token
         self._guard = Guard(deps.keys.master, token)
-        self._store = GuardedStore(deps.store, self._guard, deps.clock, deps.log)
+        self._store = GuardedStore(deps.store, self._guard, deps.keys.last_write, deps.clock, deps.log)
         self._events: asyncio.Queue[_Incoming] = asyncio.Queue()
         self._held: _Incoming | None = None
         """Taken from the queue already, to be processed after the current events."""
@@ -322,7 +322,7 @@ class MasterShell:
 
     async def _serve(self) -> None:
         """Carry out what the services want, also what they want because of that. Raises ``FencedOut``."""
-        while self._hosting.pending:
+        while self._hosting.pending and not self.concluded.is_set():  # an ended job's keys are gone
             await self._serve_gathered(self._hosting.gathered())
         self._services_timer.set(self._hosting.due_s)
 
@@ -330,6 +330,8 @@ class MasterShell:
         """Write what the services keep, then send their messages. Raises ``FencedOut``."""
         for flaw in gathered.flaws:
             await self._step(ev.Flawed(flaw.name, flaw.text))
+        if self.concluded.is_set():
+            return
         assert self._stored is not None  # noqa: S101 - as above
         wall_s, number = self._deps.wall_clock_s(), self._stored.round
         notes = [ev.HistoryNote(ev.Kind.SERVICE, note.text) for note in gathered.notes]
@@ -482,9 +484,7 @@ class MasterShell:
 
     async def keep(self, name: str, value: str) -> None:
         """Store a companion's value under the fencing token; see ``WatchedMaster``."""
-        operation = Put(self._deps.keys.companion(name), value.encode())
-        if await self._deps.store.write([operation], [self._guard.condition()]) is None:
-            raise FencedOut(OVER)
+        await self._store.write_once([Put(self._deps.keys.companion(name), value.encode())])
         self._companions.values[name] = value
 
     def answer_with(self, name: str, answer: Callable[[Asked], Awaitable[Answer]]) -> None:

@@ -105,6 +105,6 @@ def whole_job(keys: JobKeys) -> list[Operation]:
 def left_by_masters(keys: JobKeys) -> list[Operation]:
     """The operations that delete what Masters keep for the next Master of the same run. Another run of the job must not
     find it."""
-    single = keys.record, keys.world, keys.scale, keys.goodput, keys.over
+    single = keys.record, keys.world, keys.scale, keys.goodput, keys.over, keys.last_write
     below = keys.history, keys.services, keys.companions
     return [*(Delete(key) for key in single), *(Delete(key, prefix=True) for key in below)]

@@ -44,6 +44,11 @@ class JobKeys:
         return f"{self.prefix}master"
 
     @property
+    def last_write(self) -> str:
+        """Which write of which Master was the last; every write of a Master changes it."""
+        return f"{self.prefix}last-write"
+
+    @property
     def record(self) -> str:
         """The ``Record`` from which the next Master continues, without its world."""
         return f"{self.prefix}record"

@@ -26,7 +26,10 @@ from edl.adapters.etcd_plan import plan_members
 from edl.adapters.etcd_server import EtcdMember, find_binary, version_of
 from edl.adapters.runtime_folder import runtime_folder, socket_folder
 from edl.errors import PortInUse, SettingError, StoreError, StoreUnavailable
-from edl.ports import Put
+from edl.master.guarded import GuardedStore
+from edl.ports import Guard, Put
+from edl.testing.clock import FakeClock
+from edl.types import FencingToken
 from tests.process.etcd_fixture import ROOT, keys_seen, kill, patient_store, persistently, run, start, three_members
 from tests.process.free_ports import free_endpoints
 from tests.process.harness import lone_member
@@ -88,6 +91,36 @@ def test_a_member_that_hangs_is_left_by_calls_and_watches(tmp_path: Path) -> Non
                 kill(members[0], signal.SIGCONT)
             await watcher.close()
             await writer.close()
+
+    run(body())
+
+
+@pytest.mark.slow
+def test_a_write_that_a_frozen_member_carries_out_late_overwrites_nothing(tmp_path: Path) -> None:
+    """The request waits in the socket of the member, which knows nothing of the client's time limit. With the election
+    key as its only condition, it overwrote the newer value in 2 of 8 tries."""
+
+    async def body() -> None:
+        async with three_members(tmp_path) as (endpoints, members):
+            store = EtcdStore(endpoints, request_timeout_s=0.5)
+            token = FencingToken(await persistently(lambda: store.write([Put("/j/master", b"")])) or 0)
+            master = GuardedStore(store, Guard("/j/master", token), "/j/last", FakeClock(), lambda text: None)
+            for number in range(10):
+                await master.write([Put("/j/value", b"%d old" % number)])
+                asked = store._connections._endpoints[store._connections._current].address
+                frozen = members[endpoints.index(asked)]
+                kill(frozen, signal.SIGSTOP)
+                try:
+                    await master.write([Put("/j/value", b"%d new" % number)])
+                    await master.write([Put("/j/value", b"%d newest" % number)])
+                finally:
+                    kill(frozen, signal.SIGCONT)
+                own = EtcdStore([asked], request_timeout_s=1.0)
+                await persistently(functools.partial(own.read, "/j/"))  # by then the member has done what it was asked
+                await own.close()
+                [entry] = (await persistently(lambda: store.read("/j/value"))).entries
+                assert entry.value == b"%d newest" % number
+            await store.close()
 
     run(body())
 

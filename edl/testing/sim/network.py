@@ -14,6 +14,8 @@ STORE = "store"
 """Host name of the store."""
 
 Pair = tuple[str, str]
+LATE_SHARE = 0.5
+"""Share of the lost writes that reach the store late, as those in the socket of a member that was frozen."""
 
 
 class Process(Protocol):
@@ -48,6 +50,12 @@ class Network:
         self.biases = USUAL
         self.changed: list[Callable[[], None]] = []
         self._blocked: Counter[Pair] = Counter()
+        self._late_rng = random.Random()  # noqa: S311 - its draws do not change the rest of a schedule
+        self._late_rng.setstate(rng.getstate())
+
+    def late_s(self) -> float | None:
+        """Seconds after which a write that got no answer arrives after all; None: it is lost."""
+        return self._late_rng.uniform(0.2, 6.0) if self._late_rng.random() < LATE_SHARE else None
 
     def delay_s(self) -> float:
         """Delay of one message, in seconds."""

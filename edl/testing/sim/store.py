@@ -4,6 +4,7 @@ answers."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -114,7 +115,7 @@ class StoreUser(Protocol):
 
 
 class StoreClient:
-    """``Store`` for one process. A write without an answer may have taken effect."""
+    """``Store`` for one process. A write without an answer may have taken effect, or may do so later."""
 
     def __init__(
         self,
@@ -131,15 +132,19 @@ class StoreClient:
         self.renewed_s = caller.loop.time()
         """When the last granted renewal was requested, by the process's clock."""
 
-    async def _ask(self, call: Callable[[MemoryStore], T]) -> T:
+    async def _ask(self, call: Callable[[MemoryStore], T], *, late: bool = False) -> T:
+        """``late``: the call may take effect after its process has given up on it."""
         self._caller.asks()
         answer: asyncio.Future[T] = self._caller.loop.create_future()
-        self._store.timeline.after(self._network.delay_s(), self._arrives, call, answer)
+        self._store.timeline.after(self._network.delay_s(), self._arrives, call, answer, late)
         return await answer
 
-    def _arrives(self, call: Callable[[MemoryStore], T], answer: asyncio.Future[T]) -> None:
+    def _arrives(self, call: Callable[[MemoryStore], T], answer: asyncio.Future[T], late: bool) -> None:
         if self._store.away or not self._network.open(self._caller.host, STORE):
             self._no_answer(answer)
+            late_s = self._network.late_s() if late else None
+            if late_s is not None:
+                self._store.timeline.after(late_s, self._arrives_late, call)
             return
         try:
             result = self._store.do(call)
@@ -147,6 +152,12 @@ class StoreClient:
             self._store.timeline.after(self._network.delay_s(), self._returns, answer, None, error)
         else:
             self._store.timeline.after(self._network.delay_s(), self._returns, answer, result, None)
+
+    def _arrives_late(self, call: Callable[[MemoryStore], Any]) -> None:
+        """Runs a call on which its process has given up. A member without a leader refuses it."""
+        if not self._store.away:
+            with contextlib.suppress(StoreError):
+                self._store.do(call)
 
     def _returns(self, answer: asyncio.Future[Any], result: Any, error: StoreError | None) -> None:
         if not self._network.open(STORE, self._caller.host):
@@ -181,7 +192,7 @@ class StoreClient:
                 self._wrote(operations, conditions)
             return revision
 
-        return await self._ask(write)
+        return await self._ask(write, late=True)
 
     async def watch(self, prefix: str, after_revision: int) -> AsyncIterator[Change]:
         """Changes under a prefix after a revision, in order."""
