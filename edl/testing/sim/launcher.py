@@ -23,7 +23,7 @@ from edl.master.candidate import Candidate
 from edl.master.election import MasterInfo
 from edl.master.goodput.stored import StoredSlotTimes
 from edl.master.shell import MasterDeps, MasterShell
-from edl.master.state import MasterState
+from edl.master.state import MasterState, Record
 from edl.master.stored import record_in
 from edl.ports import Condition, Operation
 from edl.testing.sim.alarming import SimWatchdogs
@@ -265,7 +265,7 @@ class SimLauncher(SimProcess):
         if record is None:
             return  # the job's keys are cleared
         if record != decision.state.record:
-            deps.checks.fail(f"{self.node} decides {decision.state.record}, and the store holds {record}")
+            deps.checks.fail(f"{self.node} decides, and the store holds: {_differences(decision.state.record, record)}")
         changed = deps.checks.record != record
         elected = deps.store.created(keys.master)
         revision = deps.store.modified(keys.scale)
@@ -445,3 +445,10 @@ class _NoGuard:
 
     def end(self) -> None:
         """Does nothing, because no thread was started."""
+
+
+def _differences(decided: Record, stored: Record) -> str:
+    """The fields in which two records differ, with both values."""
+    names = [field.name for field in dataclasses.fields(Record)]
+    both = [(name, getattr(decided, name), getattr(stored, name)) for name in names]
+    return "; ".join(f"{name} {one}, {other}" for name, one, other in both if one != other)
