@@ -144,6 +144,23 @@ def is_local_part(path: str) -> bool:
     return path.endswith(f".{LOCAL}")
 
 
+def by_name(kept: Mapping[str, Any]) -> dict[str, Any]:
+    """What ``capture`` returns of an optimizer, as ranks compare it: by the names of the parameters, and groups by that
+    of their first one. Stages of a pipeline give the same numbers to parameters of their own."""
+    names = dict(enumerate(kept[NAMES]))
+    found = {key: part for key, part in kept.items() if key != NAMES}
+    if isinstance(state := kept.get("state"), dict):
+        found["state"] = {names.get(key, key): part for key, part in state.items()}
+    if isinstance(groups := kept.get("param_groups"), list) and all(isinstance(group, dict) for group in groups):
+        found["param_groups"] = {
+            next((names.get(one, "") for one in group.get("params", ())), ""): {
+                key: part for key, part in group.items() if key not in ("params", "param_names")
+            }
+            for group in groups
+        }
+    return found
+
+
 def without_parts(structure: Any) -> Any:
     """A flattened structure with the whole tensor's shape in place of each part, which is the same on all workers."""
     if isinstance(structure, dict):

@@ -76,6 +76,11 @@ class State(core.BaseState):
             return _shards().capture(name, obj, self._shared())
         return loading.capture_module(obj) if isinstance(obj, torch.nn.Module) else obj.state_dict()
 
+    def _comparable(self, name: str, obj: Any) -> Any:
+        kept = self._capture_object(name, obj)
+        of_optimizer = self._sharded and isinstance(unwrapped(obj), torch.optim.Optimizer)
+        return _shards().by_name(kept) if of_optimizer else kept
+
     def _load_object(self, name: str, obj: Any, plain: Any) -> None:
         obj = unwrapped(obj)
         if self._sharded:

@@ -19,6 +19,7 @@ from edl.errors import CheckpointError, StateError  # noqa: E402
 from edl.torch.checkpoint import load_checkpoint  # noqa: E402
 from edl.torch.sharded import DTensor, Folder, capture, load_local_parts, load_sharded  # noqa: E402
 from edl.torch.state import State  # noqa: E402
+from edl.worker.verify import Difference, Held  # noqa: E402
 from tests.support.sharded_tools import (  # noqa: E402
     ARRAYS,
     Model,
@@ -36,6 +37,7 @@ from tests.support.sharded_tools import (  # noqa: E402
     two_dimensions,
     write,
 )
+from tests.support.verifying import together  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -210,6 +212,26 @@ def test_stages_of_the_same_names_are_never_taken_for_one_another(tmp_path: Path
         model = stage(0, True, 0.0)
         load_sharded({"model": model}, Folder(str(again)))
         assert_same(model["layer"].weight.detach(), torch.full((2, 2), 3.0))
+
+
+def test_stages_of_a_pipeline_are_not_taken_for_copies_that_differ() -> None:
+    """Else the job would end at the first change of its world."""
+
+    def held(rank: int, value: float) -> Held:
+        with playing(rank, 4):
+            model = stage(rank // 2, False, value)
+            optimizer = torch.optim.SGD(
+                [{"params": [one], "lr": 0.1 * (rank // 2 + 1)} for one in model.parameters()], momentum=0.5
+            )
+            for parameter in model.parameters():
+                optimizer.state[parameter] = {"momentum_buffer": torch.full_like(parameter, value)}
+            return State(sharded=True, model=model, optimizer=optimizer, epoch=0)._held()
+
+    alike = [held(0, 1.0), held(1, 1.0), held(2, 2.0), held(3, 2.0)]
+    assert together(ARRAYS.digest, *alike) == [[]] * 4
+    differing = together(ARRAYS.digest, *alike[:3], held(3, 3.0))
+    paths = ["model.layer1.weight", "optimizer.state.model.layer1.weight.momentum_buffer"]
+    assert differing == [[Difference(path, (2, 3), strict=True) for path in paths]] * 4
 
 
 @pytest.mark.parametrize("world", [4, 2])
