@@ -172,16 +172,27 @@ def without_parts(structure: Any) -> Any:
 
 def _parameter_names(name: str, optimizer: torch.optim.Optimizer, objects: Mapping[str, Any]) -> list[str]:
     """By number, the names by which another world size or another split into stages finds the parameters."""
-    names = {
-        id(parameter): f"{other}.{path}"
+    parameters = _parameters(optimizer)
+    names = _names_of_parameters(objects)
+    if any(id(parameter) not in names for parameter in parameters):
+        # After an evaluation FSDP2's model still has its parameters whole; this makes it take the sharded ones.
+        for obj in objects.values():
+            if isinstance(obj, torch.nn.Module):
+                obj.state_dict()
+        names = _names_of_parameters(objects)
+    if any(id(parameter) not in names for parameter in parameters):
+        raise StateError(f"state.{name}: a sharded optimizer needs its model in the same State")
+    return [names[id(parameter)] for parameter in parameters]
+
+
+def _names_of_parameters(objects: Mapping[str, Any]) -> dict[int, str]:
+    """By the ``id`` of each parameter."""
+    return {
+        id(parameter): f"{other}.{loading.key_of(path)}"
         for other, obj in objects.items()
         if isinstance(obj, torch.nn.Module)
         for path, parameter in obj.named_parameters()
     }
-    parameters = _parameters(optimizer)
-    if any(id(parameter) not in names for parameter in parameters):
-        raise StateError(f"state.{name}: a sharded optimizer needs its model in the same State")
-    return [names[id(parameter)] for parameter in parameters]
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[Any]:
@@ -294,8 +305,14 @@ def _piece(part: Any, live: Any, where: str) -> Any:
 
 
 def _like(tensor: Any, local: torch.Tensor) -> Any:
+    local = local.to(_local(tensor).device)
+    if local.device.type != tensor.device_mesh.device_type:
+        # The model is offloaded to the host: from_local would move the part to the device, which has no room for all.
+        made: Any = torch.empty_like(tensor, dtype=local.dtype, requires_grad=False)
+        made._local_tensor = local
+        return made
     return DTensor.from_local(
-        local.to(_local(tensor).device),
+        local,
         tensor.device_mesh,
         tensor.placements,
         run_check=False,
@@ -445,7 +462,7 @@ class _Restore:
     def _module(self, name: str, module: torch.nn.Module) -> None:
         stored = self.stored.object(name, self.shards, union=True)
         own = module.state_dict()
-        buffers = {path for path, _ in module.named_buffers()}
+        buffers = {loading.key_of(path) for path, _ in module.named_buffers(remove_duplicate=False)}
         lacking = sorted(own.keys() - stored.keys())
         kept_by = {frozenset(part.objects[name]) for part in self.stored.parts(self.shards)}
         # Workers that have saved different layers are stages of a pipeline, and none has all layers.
@@ -528,7 +545,8 @@ class _Restore:
         found: dict[str, list[Any]] = {}
         for part in self.stored.parts(self.shards):
             kept = part.objects.get(name) or {}
-            for index, path in enumerate(kept.get(NAMES, ())):
+            # An older edl kept names that changed with activation checkpointing.
+            for index, path in enumerate(map(loading.key_of, kept.get(NAMES, ()))):
                 found.setdefault(path, [])
                 if index in kept["state"]:
                     found[path].append(kept["state"][index])

@@ -106,7 +106,8 @@ class State(core.BaseState):
     def _strict(self, name: str, obj: Any) -> frozenset[str]:
         obj = unwrapped(obj)
         if isinstance(obj, torch.nn.Module):
-            return frozenset(f"{name}.{path}" for path, _ in obj.named_parameters(remove_duplicate=False))
+            parameters = obj.named_parameters(remove_duplicate=False)
+            return frozenset(f"{name}.{loading.key_of(path)}" for path, _ in parameters)
         return frozenset({name}) if isinstance(obj, (torch.optim.Optimizer, OuterSteps)) else frozenset()
 
     def _keeps(self, parameters: Iterable[torch.nn.Parameter]) -> bool:

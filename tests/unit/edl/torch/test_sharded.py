@@ -13,7 +13,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper  # noqa: E402
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh  # noqa: E402
 
 from edl.errors import CheckpointError, StateError  # noqa: E402
 from edl.torch.checkpoint import load_checkpoint  # noqa: E402
@@ -24,6 +25,7 @@ from tests.support.sharded_tools import (  # noqa: E402
     ARRAYS,
     Model,
     Partial,
+    Shard,
     Spreading,
     assert_same,
     filled,
@@ -38,6 +40,7 @@ from tests.support.sharded_tools import (  # noqa: E402
     write,
 )
 from tests.support.verifying import together  # noqa: E402
+from tests.torch_release import since  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -269,6 +272,70 @@ def test_what_is_no_box_is_refused_at_the_first_commit() -> None:
         lone = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
         with pytest.raises(StateError, match="needs its model in the same State"):
             capture("optimizer", lone, {})
+
+
+def test_a_worker_outside_of_a_tensors_mesh_is_told() -> None:
+    with playing(1, 2):
+        other = DTensor.from_local(torch.ones(0), DeviceMesh("cpu", [0]), [Shard(0)], run_check=False)
+        with pytest.raises(StateError, match="this worker is not in its mesh"):
+            capture("average", Average(other), {})
+
+
+def normalizing(checkpointed: bool, value: float) -> Any:
+    """A model that uses one normalization in two places, perhaps with activation checkpointing."""
+    norm = torch.nn.BatchNorm1d(2)
+    norm.running_mean.fill_(value)
+    layer = checkpoint_wrapper(norm) if checkpointed else norm
+    return torch.nn.ModuleDict({"before": layer, "after": layer})
+
+
+@pytest.mark.parametrize("later", [True, False])
+def test_buffers_may_differ_wherever_they_are_and_activation_checkpointing_may_be_switched(
+    tmp_path: Path, later: bool
+) -> None:
+    workers: list[tuple[dict[str, Any], dict[str, Any]]] = []
+    for rank in range(2):
+        with playing(rank, 2):
+            model = normalizing(not later, rank + 1.0)
+            objects = {"model": model, "optimizer": optimizer_of(model, trained=True)}
+            workers.append(({name: own(capture(name, obj, objects)) for name, obj in objects.items()}, {}))
+    folder = write(ARRAYS, tmp_path, workers)[1]
+    with playing(2, 3):
+        model = normalizing(later, 0.0)
+        optimizer = optimizer_of(model, trained=False)
+        load_sharded({"model": model, "optimizer": optimizer}, Folder(str(folder)))
+        assert model.state_dict()["after.running_mean"].tolist() == [1, 1]
+        assert [optimizer.state[one]["exp_avg"].tolist() for one in model.parameters()] == [[7, 7], [0, 0]]
+
+
+def test_a_part_of_an_offloaded_model_stays_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with ``CPUOffloadPolicy``: the tensors of a mesh of GPUs are in the host's memory."""
+    with playing(1, 2):
+        model = Model(one_dimension, trained=True)
+        parameters: list[Any] = list(model.parameters())
+        optimizer = optimizer_of(model, trained=True)
+        parts = own(capture("optimizer", optimizer, {"model": model, "optimizer": optimizer}))
+        for parameter in parameters:
+            monkeypatch.setattr(parameter.device_mesh, "_device_type", "meta")  # what is moved there is lost
+        load_local_parts("optimizer", optimizer, parts, own)
+        for number, parameter in enumerate(parameters):
+            moment = optimizer.state[parameter]["exp_avg"]
+            assert_same(moment.to_local(), parameter.to_local().detach() * (7.0 + number))
+            assert (moment.shape, moment.placements) == (parameter.shape, parameter.placements)
+
+
+@since("2.6", "FSDP2 works on GPUs alone")
+def test_an_optimizer_may_come_before_its_model_which_is_whole_after_an_evaluation() -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    with playing(0, 2):
+        model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+        fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model.unshard()
+        assert not any(isinstance(one, DTensor) for one in model.parameters())
+        kept = capture("optimizer", optimizer, {"optimizer": optimizer, "model": model})
+        assert kept["edl_names"] == ["model.0.weight", "model.0.bias"]
 
 
 # --- from Python, without a job --------------------------------------------------------------------------------------
