@@ -440,24 +440,27 @@ class _Restore:
 
     def agreed(self, whole: Whole, where: str) -> None:
         """Check that an array that is not sharded is the same for all workers, if it is to be used by a world of
-        another size."""
+        another size. Each worker of this world compares some of the copies: together they may be large."""
         if len(whole.copies) < 2 or len(self.shards) != self.stored.shards or self._same_size():
             return
-        firsts = [ReadRequest.all_of(copy) for copy in whole.copies]
-        self._wants += [want for want, _ in firsts]
+        copies = [whole.copies[0], *whole.copies[1 + dist.get_rank() :: dist.get_world_size()]]
+        if len(copies) < 2:
+            return
+        read = [ReadRequest.all_of(copy) for copy in copies]
+        self._wants += [want for want, _ in read]
 
         def compare() -> None:
-            for (_, memory), copy in zip(firsts[1:], whole.copies[1:], strict=True):
-                if memory != firsts[0][1] or copy.entry.dtype != whole.entry.dtype:
+            for (_, memory), copy in zip(read[1:], copies[1:], strict=True):
+                if memory != read[0][1] or copy.entry.dtype != whole.entry.dtype:
                     raise CheckpointError(
-                        f"{where} differs between workers {whole.copies[0].shard} and {copy.shard} of "
+                        f"{where} differs between workers {copies[0].shard} and {copy.shard} of "
                         f"{self.stored.what}: it can only be restored in a world of {self.stored.shards} workers"
                     )
 
         self._checks.append(compare)
 
     def _same_size(self) -> bool:
-        return dist.is_initialized() and dist.get_world_size() == self.stored.shards
+        return dist.get_world_size() == self.stored.shards
 
     def _module(self, name: str, module: torch.nn.Module) -> None:
         stored = self.stored.object(name, self.shards, union=True)
