@@ -100,6 +100,8 @@ class BaseState(Contents):
         """The newest commit that this worker has made or begun from."""
         self._unkept = False
         """There was no memory for the last commit."""
+        self._asked_own = False
+        """This worker's own objects have been requested for this restore."""
 
     # --- for scripts -------------------------------------------------------------------------------------------------
 
@@ -401,6 +403,7 @@ class BaseState(Contents):
 
     def _ask(self, session: Session, seat: Seat) -> None:
         """Let the agent prepare what ``_begin`` will need."""
+        self._asked_own = False
         if session.link is None or seat.restore_commit == 0 or seat.stored:
             return
         part = self._whole_part(seat)
@@ -415,6 +418,7 @@ class BaseState(Contents):
 
     def _ask_own(self, session: Session, seat: Seat) -> None:
         if session.link is not None and any(is_own(obj) for obj in self._objects.values()):
+            self._asked_own = True
             session.link.send(local.Fetch(OWN, seat.restore_era, seat.restore_commit, seat.rank, seat.round))
 
     def _whole_part(self, seat: Seat) -> int | None:
@@ -480,6 +484,8 @@ class BaseState(Contents):
         if not fetched:
             self._recut(session.link, seat, session.environment.get("EDL_JOB_ID", ""))
         if mine:
+            if not self._asked_own:  # build has made the first such object only now
+                self._ask_own(session, seat)
             self._fetch(session, seat, OWN, seat.rank)
 
     def _begin_from_scratch(self, session: Session, seat: Seat) -> None:
