@@ -44,6 +44,7 @@ from edl.torch.arrays import TorchArrays
 from edl.torch.boxes import box_of
 from edl.wire.snapshot import Meta
 from edl.worker import tree
+from edl.worker.contents import OtherPart
 from edl.worker.framework import ArrayInfo
 
 __all__ = [
@@ -244,7 +245,7 @@ def _load_module(module: torch.nn.Module, plain: Mapping[str, Any], owned: Calla
     own = module.state_dict()
     if own.keys() != plain.keys():
         lacking, unknown = sorted(own.keys() - plain.keys())[:5], sorted(plain.keys() - own.keys())[:5]
-        raise ValueError(f"the model has {lacking}, which were not kept, and lacks {unknown}")
+        raise OtherPart(f"the model has {lacking}, which were not kept, and lacks {unknown}")
     places = loading.places(module)
     pairs: list[tuple[Any, Any]] = []
     filled: dict[str, Any] = {}
@@ -289,18 +290,18 @@ def _local(tensor: Any) -> Any:
 
 
 def _piece(part: Any, live: Any, where: str) -> Any:
-    """The part of a saved tensor, sharded or not, that this worker holds now. Raises ``ValueError`` when it was saved
+    """The part of a saved tensor, sharded or not, that this worker holds now. Raises ``OtherPart`` when it was saved
     differently."""
     sharded = is_tensor_part(part)
     shape = tuple(part[SHAPE] if sharded else part.shape)
     if shape != tuple(live.shape):
-        raise ValueError(f"{where}: saved as {shape}, now {tuple(live.shape)}")
+        raise OtherPart(f"{where}: saved as {shape}, now {tuple(live.shape)}")
     here = box_of(live) if isinstance(live, DTensor) else Box((0,) * len(shape), shape)
     if not sharded:
         return part[tuple(slice(at, at + n) for at, n in zip(here.offset, here.shape, strict=True))]
     kept = Box(tuple(part[OFFSET]), tuple(part[LOCAL].shape))
     if kept != here:
-        raise ValueError(f"{where}: saved as the part {kept.shape} at {kept.offset}, now {here.shape} at {here.offset}")
+        raise OtherPart(f"{where}: saved as the part {kept.shape} at {kept.offset}, now {here.shape} at {here.offset}")
     return part[LOCAL]
 
 
@@ -576,9 +577,8 @@ class _Restore:
         return tensor.numpy() if stored.numpy else tensor
 
     def _misfit(self, name: str, why: str) -> CheckpointError:
-        return CheckpointError(
-            f"state.{name} does not fit {self.stored.what}; has the model or the script changed? {why}"
-        )
+        kind = CheckpointError if len(self.shards) == self.stored.shards else Missing  # perhaps others have it
+        return kind(f"state.{name} does not fit {self.stored.what}; has the model or the script changed? {why}")
 
 
 def _shape(kept: Any) -> tuple[int, ...]:

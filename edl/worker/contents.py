@@ -239,12 +239,24 @@ class Contents:
         if unknown:
             self._note(f"ignoring values in the snapshot that this script's state lacks: {', '.join(unknown)}")
 
+    def _load_part(self, found: SnapshotHeader, data: memoryview, objects: frozenset[str]) -> bool:
+        """Like ``_load``. Returns False if this worker's part of a sharded state is another one now."""
+        try:
+            self._load(found, data, objects)
+        except OtherPart:
+            if any(is_own(self._objects[name]) for name in objects):
+                raise  # nobody else has it
+            return False
+        return True
+
     @contextlib.contextmanager
     def _loading(self, name: str, meta: Meta) -> Iterator[None]:
         """Add to errors what was being restored. Errors about lost peers and memory are passed on unchanged."""
         which = f"commit {meta.commit} (era {meta.era})"
         try:
             yield
+        except OtherPart:
+            raise
         except StateError as error:
             raise StateError(f"state.{name} cannot load its saved value of {which}: {error}") from error
         except (RuntimeError, ValueError, KeyError, TypeError, MemoryError) as error:
@@ -345,6 +357,10 @@ class Contents:
         if again or text not in self._noted:
             self._noted.add(text)
             note(text)
+
+
+class OtherPart(ValueError):
+    """A part was made in another place of the mesh, or by a worker with other layers, than this worker is now."""
 
 
 class NoRoom(CheckpointError):

@@ -534,7 +534,7 @@ class BaseState(Contents):
 
     def _fetch(self, session: Session, seat: Seat, stream: str, shard: int) -> bool:
         """Restore from a part that has been requested. Returns whether it is this worker's: it is not if it was made by
-        another number of workers."""
+        another number of workers, or on another mesh."""
         link, job = session.link, session.environment.get("EDL_JOB_ID", "")
         assert link is not None, "there is nothing to restore without an agent"  # noqa: S101
         wanted = (seat.restore_era, seat.restore_commit)
@@ -565,7 +565,7 @@ class BaseState(Contents):
                 raise CheckpointError(f"received shard {found.meta.shard} instead of shard {shard}")
             with link.undisturbed(), self._fast_reading(link, memory):
                 memory.read_soon()
-                self._load(found, memory.view, mine)
+                taken = self._load_part(found, memory.view, mine)
         finally:
             closed = memory.close()
         if not closed and not _closed_after_collecting(memory):
@@ -573,7 +573,7 @@ class BaseState(Contents):
                 f"an array of commit {wanted[1]} (era {wanted[0]}) is still in use after the state was restored, and "
                 "its memory is about to be overwritten: what keeps it needs a copy (State._owned)"
             )
-        return True
+        return taken
 
     @contextlib.contextmanager
     def _fast_reading(self, link: Link, memory: MappedMemory) -> Iterator[None]:

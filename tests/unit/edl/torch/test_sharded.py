@@ -203,6 +203,18 @@ def test_stages_that_are_told_apart_by_their_names_may_be_divided_in_another_way
         assert [float(optimizer.state[one]["momentum_buffer"].sum()) for one in model.parameters()] == [80.0, 40.0]
 
 
+def test_stages_may_be_elsewhere_in_a_world_of_the_same_size(tmp_path: Path) -> None:
+    folder = stages(tmp_path, same_names=False)
+    for rank in range(2):
+        with playing(rank, 2):
+            model = stage(1 - rank, False, 0.0)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+            load_sharded({"model": model, "optimizer": optimizer, "stage": -1}, Folder(str(folder)))
+            (parameter,) = model.parameters()
+            assert_same(parameter.detach(), torch.full((2, 2), 2.0 - rank))
+            assert_same(optimizer.state[parameter]["momentum_buffer"], torch.full((2, 2), 20.0 - 10.0 * rank))
+
+
 def test_stages_of_the_same_names_are_never_taken_for_one_another(tmp_path: Path) -> None:
     folder = stages(tmp_path, same_names=True)
     refusing = []
