@@ -46,6 +46,8 @@ from edl.wire.snapshot import Meta
 from edl.worker import tree
 from edl.worker.contents import OtherPart
 from edl.worker.framework import ArrayInfo
+from edl.worker.modes import CHANGED
+from edl.worker.modes import merged as merged_modes
 
 __all__ = [
     "DTensor",
@@ -419,6 +421,8 @@ class _Restore:
         values = {
             name: self.plain(_as_whole(value), None, name) for name, value in home.values.items() if name in objects
         }
+        if CHANGED in objects:
+            values[CHANGED] = merged_modes(part.values.get(CHANGED, {}) for part in self.stored.parts(self.shards))
         self.stored.fetch(self._wants)
         for check in self._checks:
             check()

@@ -20,6 +20,7 @@ from edl.errors import CheckpointError, StateError  # noqa: E402
 from edl.torch.checkpoint import load_checkpoint  # noqa: E402
 from edl.torch.sharded import DTensor, Folder, capture, load_local_parts, load_sharded  # noqa: E402
 from edl.torch.state import State  # noqa: E402
+from edl.worker.modes import CHANGED  # noqa: E402
 from edl.worker.verify import Difference, Held  # noqa: E402
 from tests.support.sharded_tools import (  # noqa: E402
     ARRAYS,
@@ -201,6 +202,16 @@ def test_stages_that_are_told_apart_by_their_names_may_be_divided_in_another_way
         load_sharded({"model": model, "optimizer": optimizer, "stage": -1}, Folder(str(folder)))
         assert [float(one.detach().sum()) for one in model.parameters()] == [8.0, 4.0]
         assert [float(optimizer.state[one]["momentum_buffer"].sum()) for one in model.parameters()] == [80.0, 40.0]
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_what_each_stage_has_unfrozen_is_known_to_all_at_another_size(tmp_path: Path, world: int) -> None:
+    kept = [{"run": 1, "parameters": {f"model.layer{rank}.weight": True}} for rank in range(2)]
+    folder = write(ARRAYS, tmp_path, [({}, {CHANGED: one}) for one in kept])[1]
+    with playing(world - 1, world):
+        _, values = load_sharded({CHANGED: {}}, Folder(str(folder)))
+    both = {"run": 1, "parameters": {"model.layer0.weight": True, "model.layer1.weight": True}}
+    assert values[CHANGED] == (both if world == 1 else kept[1])
 
 
 def test_stages_may_be_elsewhere_in_a_world_of_the_same_size(tmp_path: Path) -> None:
