@@ -33,7 +33,7 @@ HERE, ELSEWHERE = 0, 1
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _ReadHeader:
     """A header, and the node that delivered it; None: this one."""
 
     header: PartHeader
@@ -47,7 +47,7 @@ class _Headers:
     version: Version
     task: asyncio.Task[bytes]
     sources: frozenset[Source]
-    found: dict[int, _Found]
+    found: dict[int, _ReadHeader]
     """By shard, once it has ended."""
 
     @property
@@ -81,7 +81,7 @@ class PartReading:
                 if known.sources.issuperset(sources):
                     raise
                 # That reading was begun in an earlier round, whose nodes may be gone.
-        found: dict[int, _Found] = {}
+        found: dict[int, _ReadHeader] = {}
         task = asyncio.create_task(self._read_headers(version, shards, sources, found))
         self._headers = _Headers(version, task, frozenset(sources), found)
         return await asyncio.shield(task)
@@ -92,23 +92,23 @@ class PartReading:
             self._headers = None
 
     async def _read_headers(
-        self, version: Version, shards: int, sources: Sequence[Source], found: dict[int, _Found]
+        self, version: Version, shards: int, sources: Sequence[Source], found: dict[int, _ReadHeader]
     ) -> bytes:
         reads = [in_pool(self._threads, self._header, version, shard, sources) for shard in range(shards)]
         found.update(enumerate(await asyncio.gather(*reads)))
         return encode_headers([found[shard].header for shard in range(shards)])
 
-    def _header(self, version: Version, shard: int, sources: Sequence[Source]) -> _Found:
+    def _header(self, version: Version, shard: int, sources: Sequence[Source]) -> _ReadHeader:
         loan = self._snapshot_pool.borrow(version, shard)
         if loan is not None:
             try:
-                return _Found(PartHeader(shard, len(loan.view), HERE, raw_header(loan.view)), None)
+                return _ReadHeader(PartHeader(shard, len(loan.view), HERE, raw_header(loan.view)), None)
             finally:
                 loan.release()
 
-        def read(source: Source) -> _Found:
+        def read(source: Source) -> _ReadHeader:
             header, size = self._copies.header(source.host, source.port, version, shard)
-            return _Found(PartHeader(shard, size, ELSEWHERE, header), source)
+            return _ReadHeader(PartHeader(shard, size, ELSEWHERE, header), source)
 
         return from_any(self._node, version, shard, sources, read)
 
@@ -137,7 +137,12 @@ class PartReading:
         return memory
 
     def _read(
-        self, version: Version, shard: int, pieces: Sequence[Piece], sources: Sequence[Source], found: _Found | None
+        self,
+        version: Version,
+        shard: int,
+        pieces: Sequence[Piece],
+        sources: Sequence[Source],
+        found: _ReadHeader | None,
     ) -> int:
         """Read ranges of one part; returns the number of bytes that came from this node. ``found``: what the worker has
         chosen them by. Workers that share a part may keep other values beside it, and then it lies elsewhere in the
@@ -164,7 +169,7 @@ class PartReading:
         return 0
 
 
-def _lies_alike(header: bytes, found: _Found | None) -> bool:
+def _lies_alike(header: bytes, found: _ReadHeader | None) -> bool:
     return found is None or same_layout(header, found.header.header)
 
 
