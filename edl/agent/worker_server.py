@@ -340,7 +340,7 @@ class WorkerServer:
     ) -> None:
         with self._answered(line, lambda why: local.NoPiece(stream, why, number)):
             descriptor, size = await fetching
-            self._send(line, local.Piece(stream, size), descriptor)
+            self._send(line, local.Piece(stream, size, number), descriptor)
 
     def _fetch_ranges(self, line: _WorkerConnection, message: local.FetchRanges, descriptors: list[int]) -> None:
         with self._answered(line, lambda why: local.NoPiece(message.stream, why)):

@@ -201,7 +201,10 @@ def _converted(value: Any) -> torch.Tensor:
         except (TypeError, ValueError) as error:
             raise StateError(f"a numpy array of {value.dtype} cannot be kept: {error}") from error
     if hasattr(value, "_local_tensor") and hasattr(value, "placements"):
-        raise StateError("the state holds sharded tensors (DTensor): use State(sharded=True)")
+        raise StateError(
+            "a sharded tensor (DTensor) cannot be kept as a value: keep it in an object with state_dict() of a "
+            "State(build=…) or State(sharded=True)"
+        )
     if torch.nn.parameter.is_lazy(value):
         raise StateError("a parameter that has not been initialized cannot be kept: call the lazy module once before")
     if isinstance(value, torch.nn.Parameter) and type(value).__torch_dispatch__ is _NO_DISPATCH:

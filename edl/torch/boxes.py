@@ -15,7 +15,13 @@ _MOST_BOXES = 100_000
 def box_of(tensor: Any) -> Box:
     """This worker's part of a DTensor. Raises ``StateError`` for a tensor whose parts are not boxes."""
     mesh, placements, shape = tensor.device_mesh, tensor.placements, tuple(tensor.shape)
-    coordinate = tuple(mesh.get_coordinate() or ())
+    here = mesh.get_coordinate()
+    if here is None:
+        raise StateError(
+            f"a DTensor of shape {shape} cannot be kept: this worker is not in its mesh {mesh}. Create it only on the "
+            "workers of its mesh"
+        )
+    coordinate = tuple(here)
     order = _explicit_order(tensor)
     key = (mesh, coordinate, placements, shape, order)
     found = _boxes.get(key)

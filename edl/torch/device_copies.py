@@ -176,7 +176,7 @@ class DeviceCopies:
         them must be there already."""
         places = sorted(places, key=_address)
         begin, last = places[0][0], places[-1]
-        with self._runtime.stream(device) as stream:
+        with self._stream(device) as stream:
             if self._locked_bytes(begin, last[0] + last[1].nbytes - begin) is not None:
                 self._straight_out(stream, device, places)
             else:
@@ -190,8 +190,20 @@ class DeviceCopies:
             if part.nbytes:
                 there.setdefault(place.device, []).append((part.data_ptr(), as_bytes(place)))
         for device, places in there.items():
-            with self._runtime.stream(device) as stream:
+            with self._stream(device) as stream:
                 self._in(stream, places)
+
+    @contextlib.contextmanager
+    def _stream(self, device: torch.device) -> Iterator[DeviceStream]:
+        """A stream for copies. After a failure, as for lack of the device's memory, the copies under way are waited
+        for: a script that goes on commits again into the same memory."""
+        with self._runtime.stream(device) as stream:
+            try:
+                yield stream
+            except Exception:
+                with contextlib.suppress(RuntimeError):
+                    stream.record().synchronize()
+                raise
 
     def _straight_out(self, stream: DeviceStream, device: torch.device, places: Iterable[Place]) -> None:
         for address, source in self._gathered(stream, device, places):

@@ -34,6 +34,7 @@ _HARMLESS_HOOKS = (
 activation checkpointing renames keys."""
 _CHECKPOINTED = "_checkpoint_wrapped_module"
 """The name under which activation checkpointing wraps a module; it does not appear in the keys of a state dict."""
+_CHECKPOINTED_PREFIX = f"{_CHECKPOINTED}."
 _LOADING_HOOKS = "_optimizer_load_state_dict_pre_hooks"
 _CAPTURING_HOOKS = "_optimizer_state_dict_post_hooks"
 
@@ -79,6 +80,12 @@ def places(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Parameters and buffers that only torch's own layers load, by their keys in the state dict. They may be filled in
     place."""
     return dict(_places(module, "")) if loads_as_torch(module) else {}
+
+
+def key_of(path: str) -> str:
+    """The key in a state dict of the parameter or buffer that ``named_parameters()`` or ``named_buffers()`` gives this
+    path."""
+    return path.replace(_CHECKPOINTED_PREFIX, "")
 
 
 def check_memory(key: str, place: torch.Tensor) -> None:

@@ -44,7 +44,10 @@ from edl.torch.arrays import TorchArrays
 from edl.torch.boxes import box_of
 from edl.wire.snapshot import Meta
 from edl.worker import tree
+from edl.worker.contents import OtherPart
 from edl.worker.framework import ArrayInfo
+from edl.worker.modes import CHANGED
+from edl.worker.modes import merged as merged_modes
 
 __all__ = [
     "DTensor",
@@ -144,6 +147,23 @@ def is_local_part(path: str) -> bool:
     return path.endswith(f".{LOCAL}")
 
 
+def by_name(kept: Mapping[str, Any]) -> dict[str, Any]:
+    """What ``capture`` returns of an optimizer, as ranks compare it: by the names of the parameters, and groups by that
+    of their first one. Stages of a pipeline give the same numbers to parameters of their own."""
+    names = dict(enumerate(kept[NAMES]))
+    found = {key: part for key, part in kept.items() if key != NAMES}
+    if isinstance(state := kept.get("state"), dict):
+        found["state"] = {names.get(key, key): part for key, part in state.items()}
+    if isinstance(groups := kept.get("param_groups"), list) and all(isinstance(group, dict) for group in groups):
+        found["param_groups"] = {
+            next((names.get(one, "") for one in group.get("params", ())), ""): {
+                key: part for key, part in group.items() if key not in ("params", "param_names")
+            }
+            for group in groups
+        }
+    return found
+
+
 def without_parts(structure: Any) -> Any:
     """A flattened structure with the whole tensor's shape in place of each part, which is the same on all workers."""
     if isinstance(structure, dict):
@@ -155,16 +175,27 @@ def without_parts(structure: Any) -> Any:
 
 def _parameter_names(name: str, optimizer: torch.optim.Optimizer, objects: Mapping[str, Any]) -> list[str]:
     """By number, the names by which another world size or another split into stages finds the parameters."""
-    names = {
-        id(parameter): f"{other}.{path}"
+    parameters = _parameters(optimizer)
+    names = _names_of_parameters(objects)
+    if any(id(parameter) not in names for parameter in parameters):
+        # After an evaluation FSDP2's model still has its parameters whole; this makes it take the sharded ones.
+        for obj in objects.values():
+            if isinstance(obj, torch.nn.Module):
+                obj.state_dict()
+        names = _names_of_parameters(objects)
+    if any(id(parameter) not in names for parameter in parameters):
+        raise StateError(f"state.{name}: a sharded optimizer needs its model in the same State")
+    return [names[id(parameter)] for parameter in parameters]
+
+
+def _names_of_parameters(objects: Mapping[str, Any]) -> dict[int, str]:
+    """By the ``id`` of each parameter."""
+    return {
+        id(parameter): f"{other}.{loading.key_of(path)}"
         for other, obj in objects.items()
         if isinstance(obj, torch.nn.Module)
         for path, parameter in obj.named_parameters()
     }
-    parameters = _parameters(optimizer)
-    if any(id(parameter) not in names for parameter in parameters):
-        raise StateError(f"state.{name}: a sharded optimizer needs its model in the same State")
-    return [names[id(parameter)] for parameter in parameters]
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[Any]:
@@ -216,7 +247,7 @@ def _load_module(module: torch.nn.Module, plain: Mapping[str, Any], owned: Calla
     own = module.state_dict()
     if own.keys() != plain.keys():
         lacking, unknown = sorted(own.keys() - plain.keys())[:5], sorted(plain.keys() - own.keys())[:5]
-        raise ValueError(f"the model has {lacking}, which were not kept, and lacks {unknown}")
+        raise OtherPart(f"the model has {lacking}, which were not kept, and lacks {unknown}")
     places = loading.places(module)
     pairs: list[tuple[Any, Any]] = []
     filled: dict[str, Any] = {}
@@ -261,24 +292,30 @@ def _local(tensor: Any) -> Any:
 
 
 def _piece(part: Any, live: Any, where: str) -> Any:
-    """The part of a saved tensor, sharded or not, that this worker holds now. Raises ``ValueError`` when it was saved
+    """The part of a saved tensor, sharded or not, that this worker holds now. Raises ``OtherPart`` when it was saved
     differently."""
     sharded = is_tensor_part(part)
     shape = tuple(part[SHAPE] if sharded else part.shape)
     if shape != tuple(live.shape):
-        raise ValueError(f"{where}: saved as {shape}, now {tuple(live.shape)}")
+        raise OtherPart(f"{where}: saved as {shape}, now {tuple(live.shape)}")
     here = box_of(live) if isinstance(live, DTensor) else Box((0,) * len(shape), shape)
     if not sharded:
         return part[tuple(slice(at, at + n) for at, n in zip(here.offset, here.shape, strict=True))]
     kept = Box(tuple(part[OFFSET]), tuple(part[LOCAL].shape))
     if kept != here:
-        raise ValueError(f"{where}: saved as the part {kept.shape} at {kept.offset}, now {here.shape} at {here.offset}")
+        raise OtherPart(f"{where}: saved as the part {kept.shape} at {kept.offset}, now {here.shape} at {here.offset}")
     return part[LOCAL]
 
 
 def _like(tensor: Any, local: torch.Tensor) -> Any:
+    local = local.to(_local(tensor).device)
+    if local.device.type != tensor.device_mesh.device_type:
+        # The model is offloaded to the host: from_local would move the part to the device, which has no room for all.
+        made: Any = torch.empty_like(tensor, dtype=local.dtype, requires_grad=False)
+        made._local_tensor = local
+        return made
     return DTensor.from_local(
-        local.to(_local(tensor).device),
+        local,
         tensor.device_mesh,
         tensor.placements,
         run_check=False,
@@ -384,6 +421,8 @@ class _Restore:
         values = {
             name: self.plain(_as_whole(value), None, name) for name, value in home.values.items() if name in objects
         }
+        if CHANGED in objects:
+            values[CHANGED] = merged_modes(part.values.get(CHANGED, {}) for part in self.stored.parts(self.shards))
         self.stored.fetch(self._wants)
         for check in self._checks:
             check()
@@ -406,29 +445,32 @@ class _Restore:
 
     def agreed(self, whole: Whole, where: str) -> None:
         """Check that an array that is not sharded is the same for all workers, if it is to be used by a world of
-        another size."""
+        another size. Each worker of this world compares some of the copies: together they may be large."""
         if len(whole.copies) < 2 or len(self.shards) != self.stored.shards or self._same_size():
             return
-        firsts = [ReadRequest.all_of(copy) for copy in whole.copies]
-        self._wants += [want for want, _ in firsts]
+        copies = [whole.copies[0], *whole.copies[1 + dist.get_rank() :: dist.get_world_size()]]
+        if len(copies) < 2:
+            return
+        read = [ReadRequest.all_of(copy) for copy in copies]
+        self._wants += [want for want, _ in read]
 
         def compare() -> None:
-            for (_, memory), copy in zip(firsts[1:], whole.copies[1:], strict=True):
-                if memory != firsts[0][1] or copy.entry.dtype != whole.entry.dtype:
+            for (_, memory), copy in zip(read[1:], copies[1:], strict=True):
+                if memory != read[0][1] or copy.entry.dtype != whole.entry.dtype:
                     raise CheckpointError(
-                        f"{where} differs between workers {whole.copies[0].shard} and {copy.shard} of "
+                        f"{where} differs between workers {copies[0].shard} and {copy.shard} of "
                         f"{self.stored.what}: it can only be restored in a world of {self.stored.shards} workers"
                     )
 
         self._checks.append(compare)
 
     def _same_size(self) -> bool:
-        return dist.is_initialized() and dist.get_world_size() == self.stored.shards
+        return dist.get_world_size() == self.stored.shards
 
     def _module(self, name: str, module: torch.nn.Module) -> None:
         stored = self.stored.object(name, self.shards, union=True)
         own = module.state_dict()
-        buffers = {path for path, _ in module.named_buffers()}
+        buffers = {loading.key_of(path) for path, _ in module.named_buffers(remove_duplicate=False)}
         lacking = sorted(own.keys() - stored.keys())
         kept_by = {frozenset(part.objects[name]) for part in self.stored.parts(self.shards)}
         # Workers that have saved different layers are stages of a pipeline, and none has all layers.
@@ -511,7 +553,8 @@ class _Restore:
         found: dict[str, list[Any]] = {}
         for part in self.stored.parts(self.shards):
             kept = part.objects.get(name) or {}
-            for index, path in enumerate(kept.get(NAMES, ())):
+            # An older edl kept names that changed with activation checkpointing.
+            for index, path in enumerate(map(loading.key_of, kept.get(NAMES, ()))):
                 found.setdefault(path, [])
                 if index in kept["state"]:
                     found[path].append(kept["state"][index])
@@ -538,9 +581,8 @@ class _Restore:
         return tensor.numpy() if stored.numpy else tensor
 
     def _misfit(self, name: str, why: str) -> CheckpointError:
-        return CheckpointError(
-            f"state.{name} does not fit {self.stored.what}; has the model or the script changed? {why}"
-        )
+        kind = CheckpointError if len(self.shards) == self.stored.shards else Missing  # perhaps others have it
+        return kind(f"state.{name} does not fit {self.stored.what}; has the model or the script changed? {why}")
 
 
 def _shape(kept: Any) -> tuple[int, ...]:

@@ -76,6 +76,11 @@ class State(core.BaseState):
             return _shards().capture(name, obj, self._shared())
         return loading.capture_module(obj) if isinstance(obj, torch.nn.Module) else obj.state_dict()
 
+    def _comparable(self, name: str, obj: Any) -> Any:
+        kept = self._capture_object(name, obj)
+        of_optimizer = self._sharded and isinstance(unwrapped(obj), torch.optim.Optimizer)
+        return _shards().by_name(kept) if of_optimizer else kept
+
     def _load_object(self, name: str, obj: Any, plain: Any) -> None:
         obj = unwrapped(obj)
         if self._sharded:
@@ -101,7 +106,8 @@ class State(core.BaseState):
     def _strict(self, name: str, obj: Any) -> frozenset[str]:
         obj = unwrapped(obj)
         if isinstance(obj, torch.nn.Module):
-            return frozenset(f"{name}.{path}" for path, _ in obj.named_parameters(remove_duplicate=False))
+            parameters = obj.named_parameters(remove_duplicate=False)
+            return frozenset(f"{name}.{loading.key_of(path)}" for path, _ in parameters)
         return frozenset({name}) if isinstance(obj, (torch.optim.Optimizer, OuterSteps)) else frozenset()
 
     def _keeps(self, parameters: Iterable[torch.nn.Parameter]) -> bool:

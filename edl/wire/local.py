@@ -104,7 +104,7 @@ class Fetch:
     commit: int
     shard: int
     round: int = 0
-    """The worker's round: a refusal names it."""
+    """The worker's round: the answer names it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +241,9 @@ class Piece:
 
     stream: str
     size: int
+    round: int = 0
+    """That of the ``Fetch``, whose transfer may only end in a later round; 0 for other requests, which name their
+    answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,8 +253,7 @@ class NoPiece:
     stream: str
     why: str
     round: int = 0
-    """That of the ``Fetch``, whose failure may only be noticed in a later round; 0 for other requests, which name their
-    answers."""
+    """As in ``Piece``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -182,6 +182,20 @@ def raw_header(view: memoryview) -> bytes:
     return bytes(view[: header_bytes(view[:HEADER_BYTES])])
 
 
+def same_layout(header: bytes, other: bytes) -> bool:
+    """Whether the arrays of two snapshots lie at the same places, by their headers as ``raw_header`` returns them. They
+    do not if the values beside the arrays take more characters in one of them."""
+    return header == other or (len(header) == len(other) and _table(header) == _table(other))
+
+
+def _table(header: bytes) -> Any:
+    try:
+        table = json.loads(header[_LENGTH.size :])
+        return {name: table[name] for name in table if name != _METADATA}
+    except (ValueError, TypeError, RecursionError) as error:
+        raise CheckpointError(f"not a snapshot: its header is not valid JSON of a snapshot ({error})") from error
+
+
 def parse(buffer: bytes | bytearray | memoryview, *, job: str = "") -> SnapshotHeader:
     """Read and check a whole snapshot, which fills the buffer exactly. Looks at the header only, not at the data.
 

@@ -81,6 +81,10 @@ class Contents:
         """The saved values of an object: nested dicts, lists, tuples, scalars, bytes, arrays."""
         return obj.state_dict()
 
+    def _comparable(self, name: str, obj: Any) -> Any:
+        """What ranks compare of an object, in place of ``_capture_object``."""
+        return self._capture_object(name, obj)
+
     def _structure(self, obj: Any) -> str:
         """A model's parameters as text; empty for other objects. Must be the same on all workers."""
         return ""
@@ -151,8 +155,12 @@ class Contents:
         self._fill(plan, leaves, view)
         return plan.size
 
-    def _flattened(self, stream: str) -> tuple[dict[str, dict[str, Any]], list[str], list[Any]]:
-        """Structure, array paths, and arrays of a stream; of all streams if ``stream`` is empty."""
+    def _flattened(
+        self, stream: str, capture: Callable[[str, Any], Any] | None = None
+    ) -> tuple[dict[str, dict[str, Any]], list[str], list[Any]]:
+        """Structure, array paths, and arrays of a stream; of all streams if ``stream`` is empty. ``capture`` is called
+        in place of ``_capture_object``."""
+        capture = capture or self._capture_object
         objects = {name: obj for name, obj in self._objects.items() if is_own(obj) == (stream == OWN) or not stream}
         values = {} if stream == OWN else self._values
         paths: list[str] = []
@@ -160,7 +168,7 @@ class Contents:
         parts: dict[str, dict[str, Any]] = {"objects": {}, "values": {}}
         for kind, names in (("objects", objects), ("values", values)):
             for name, value in names.items():
-                kept = self._capture_object(name, value) if kind == "objects" else value
+                kept = capture(name, value) if kind == "objects" else value
                 parts[kind][name], found_paths, found = tree.walk(kept, self._framework.arrays.is_array, name)
                 paths += found_paths
                 leaves += found
@@ -231,12 +239,24 @@ class Contents:
         if unknown:
             self._note(f"ignoring values in the snapshot that this script's state lacks: {', '.join(unknown)}")
 
+    def _load_part(self, found: SnapshotHeader, data: memoryview, objects: frozenset[str]) -> bool:
+        """Like ``_load``. Returns False if this worker's part of a sharded state is another one now."""
+        try:
+            self._load(found, data, objects)
+        except OtherPart:
+            if any(is_own(self._objects[name]) for name in objects):
+                raise  # nobody else has it
+            return False
+        return True
+
     @contextlib.contextmanager
     def _loading(self, name: str, meta: Meta) -> Iterator[None]:
         """Add to errors what was being restored. Errors about lost peers and memory are passed on unchanged."""
         which = f"commit {meta.commit} (era {meta.era})"
         try:
             yield
+        except OtherPart:
+            raise
         except StateError as error:
             raise StateError(f"state.{name} cannot load its saved value of {which}: {error}") from error
         except (RuntimeError, ValueError, KeyError, TypeError, MemoryError) as error:
@@ -260,14 +280,14 @@ class Contents:
 
     def _held(self) -> Held:
         """This rank's current replicated state, for ``edl.worker.state_comparison``."""
-        parts, names, arrays = self._flattened(STATE)
+        parts, names, arrays = self._flattened(STATE, self._comparable)
         infos = zip(names, arrays, self._infos(names, arrays), strict=True)
         whole = [(name, array, info) for name, array, info in infos if not self._is_part(name)]
         kinds = {name: f"{info.dtype}{list(info.shape)}" for name, _, info in whole}
         strict = [self._strict(name, obj) for name, obj in self._objects.items() if not is_own(obj)]
         leaves = [(name, array) for name, array, _ in whole]
         structure = self._replicated({**parts["objects"], **parts["values"]})
-        return Held(structure, leaves, kinds, frozenset().union(*strict))
+        return Held(structure, leaves, kinds, frozenset().union(*strict), whole=not self._sharded)
 
     def _digests(self) -> dict[str, str]:
         """By name, a digest of this rank's replicated state."""
@@ -337,6 +357,10 @@ class Contents:
         if again or text not in self._noted:
             self._noted.add(text)
             note(text)
+
+
+class OtherPart(ValueError):
+    """A part was made in another place of the mesh, or by a worker with other layers, than this worker is now."""
 
 
 class NoRoom(CheckpointError):

@@ -472,10 +472,8 @@ class Link:
                     mine.ready = None
                     mine.refuse("" if mine.ahead else why or "no reason given", time.monotonic())
                     mine.ahead = False
-                case local.Piece(name, size):
-                    self._keep_piece(name, _mapped(descriptors[0], size, private=True) if descriptors else _TOO_FEW)
-                case local.NoPiece():
-                    self._note_no_piece(message)
+                case local.Piece() | local.NoPiece():
+                    self._take_answer(message, descriptors)
         if group is not None:
             _abort(group)
         if seat is not None and self._follower is not None:
@@ -544,9 +542,14 @@ class Link:
         else:
             stream.refuse(f"buffer {number} of {size} bytes came without its descriptor", time.monotonic())
 
-    def _note_no_piece(self, message: local.NoPiece) -> None:
-        if message.round in (0, self._round):  # else it answers a request of an earlier round
+    def _take_answer(self, message: local.Piece | local.NoPiece, descriptors: list[int]) -> None:
+        if message.round not in (0, self._round):
+            return  # of an earlier round: it may come after this round's answer, and would take its place
+        if isinstance(message, local.NoPiece):
             self._keep_piece(message.stream, message.why or "no reason given")
+            return
+        mapped = _mapped(descriptors[0], message.size, private=True) if descriptors else _TOO_FEW
+        self._keep_piece(message.stream, mapped)
 
     def _keep_piece(self, stream: str, piece: MappedMemory | str) -> None:
         old = self._pieces.pop(stream, None)

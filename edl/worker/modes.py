@@ -19,6 +19,15 @@ Mode = tuple[str, Any, str]
 """Name of a part of a model, the part, and the name of its attribute."""
 
 
+def merged(kept: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """The changes in several parts of one commit: each stage of a pipeline keeps those of its own parameters."""
+    found = [one for one in kept if one]
+    parameters: dict[str, Any] = {}
+    for one in reversed(found):
+        parameters.update(one["parameters"])
+    return {**found[0], "parameters": parameters} if found else {}
+
+
 class Modes:
     """The modes of the models in one ``State``."""
 

@@ -100,6 +100,8 @@ class BaseState(Contents):
         """The newest commit that this worker has made or begun from."""
         self._unkept = False
         """There was no memory for the last commit."""
+        self._asked_own = False
+        """This worker's own objects have been requested for this restore."""
 
     # --- for scripts -------------------------------------------------------------------------------------------------
 
@@ -401,6 +403,7 @@ class BaseState(Contents):
 
     def _ask(self, session: Session, seat: Seat) -> None:
         """Let the agent prepare what ``_begin`` will need."""
+        self._asked_own = False
         if session.link is None or seat.restore_commit == 0 or seat.stored:
             return
         part = self._whole_part(seat)
@@ -415,6 +418,7 @@ class BaseState(Contents):
 
     def _ask_own(self, session: Session, seat: Seat) -> None:
         if session.link is not None and any(is_own(obj) for obj in self._objects.values()):
+            self._asked_own = True
             session.link.send(local.Fetch(OWN, seat.restore_era, seat.restore_commit, seat.rank, seat.round))
 
     def _whole_part(self, seat: Seat) -> int | None:
@@ -480,6 +484,8 @@ class BaseState(Contents):
         if not fetched:
             self._recut(session.link, seat, session.environment.get("EDL_JOB_ID", ""))
         if mine:
+            if not self._asked_own:  # build has made the first such object only now
+                self._ask_own(session, seat)
             self._fetch(session, seat, OWN, seat.rank)
 
     def _begin_from_scratch(self, session: Session, seat: Seat) -> None:
@@ -528,7 +534,7 @@ class BaseState(Contents):
 
     def _fetch(self, session: Session, seat: Seat, stream: str, shard: int) -> bool:
         """Restore from a part that has been requested. Returns whether it is this worker's: it is not if it was made by
-        another number of workers."""
+        another number of workers, or on another mesh."""
         link, job = session.link, session.environment.get("EDL_JOB_ID", "")
         assert link is not None, "there is nothing to restore without an agent"  # noqa: S101
         wanted = (seat.restore_era, seat.restore_commit)
@@ -559,7 +565,7 @@ class BaseState(Contents):
                 raise CheckpointError(f"received shard {found.meta.shard} instead of shard {shard}")
             with link.undisturbed(), self._fast_reading(link, memory):
                 memory.read_soon()
-                self._load(found, memory.view, mine)
+                taken = self._load_part(found, memory.view, mine)
         finally:
             closed = memory.close()
         if not closed and not _closed_after_collecting(memory):
@@ -567,7 +573,7 @@ class BaseState(Contents):
                 f"an array of commit {wanted[1]} (era {wanted[0]}) is still in use after the state was restored, and "
                 "its memory is about to be overwritten: what keeps it needs a copy (State._owned)"
             )
-        return True
+        return taken
 
     @contextlib.contextmanager
     def _fast_reading(self, link: Link, memory: MappedMemory) -> Iterator[None]:

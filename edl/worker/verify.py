@@ -37,6 +37,9 @@ class Held:
     """Type and shape of each array, by path: ``F32[4, 3]``."""
     strict: frozenset[str]
     """Paths of arrays, and names of whole objects, that must be equal on all ranks at every step."""
+    whole: bool = True
+    """Each rank holds all of the state, so a path that one lacks is a difference. Of a sharded state a rank may hold
+    one stage of a pipeline."""
 
     def must_equal(self, path: str) -> bool:
         """Whether a difference at this path is a fault."""
@@ -49,7 +52,7 @@ class Difference:
 
     path: str
     ranks: tuple[int, ...]
-    """The ranks in the minority; all ranks when no value has a majority."""
+    """The ranks in the minority; all ranks that hold it when no value has a majority."""
     strict: bool
 
 
@@ -71,8 +74,12 @@ class Verifier:
         mine = whole.digest() + self._digest([array for _, array in held.leaves]).to_bytes(8, "big")
         if len(set(self._exchange(mine))) == 1:
             return []
-        parts = [json.loads(part) for part in self._exchange(json.dumps(self._details(held)).encode())]
-        return compare(parts, held.must_equal)
+        details = self._details(held)
+        # A rank does not know which paths of other ranks' stages are strict.
+        strict = [path for path in details if held.must_equal(path)]
+        parts = [json.loads(part) for part in self._exchange(json.dumps([details, strict]).encode())]
+        must_equal = frozenset().union(*(theirs for _, theirs in parts))
+        return compare([theirs for theirs, _ in parts], must_equal.__contains__, whole=held.whole)
 
     def _details(self, held: Held) -> dict[str, str]:
         """A hash for each path."""
@@ -82,21 +89,24 @@ class Verifier:
         return details
 
 
-def compare(parts: Sequence[Mapping[str, str]], strict: Callable[[str], bool]) -> list[Difference]:
-    """The differences between the ranks' hashes, in order of the paths. A path that a rank lacks is a difference."""
+def compare(
+    parts: Sequence[Mapping[str, str]], strict: Callable[[str], bool], *, whole: bool = True
+) -> list[Difference]:
+    """The differences between the ranks' hashes, in order of the paths. A path that a rank lacks is a difference if
+    each rank holds the ``whole`` state."""
     found = []
     for path in sorted(set().union(*parts)):
-        values = [part.get(path, "") for part in parts]
-        if len(set(values)) > 1:
+        values = {rank: part.get(path, "") for rank, part in enumerate(parts) if whole or path in part}
+        if len(set(values.values())) > 1:
             found.append(Difference(path, _minority(values), strict(path)))
     return found
 
 
-def _minority(values: Sequence[str]) -> tuple[int, ...]:
-    (common, count), *_ = Counter(values).most_common()
+def _minority(values: Mapping[int, str]) -> tuple[int, ...]:
+    (common, count), *_ = Counter(values.values()).most_common()
     if 2 * count <= len(values):
-        return tuple(range(len(values)))
-    return tuple(rank for rank, value in enumerate(values) if value != common)
+        return tuple(values)
+    return tuple(rank for rank, value in values.items() if value != common)
 
 
 def suspects(differences: Iterable[Difference]) -> frozenset[int]:

@@ -388,7 +388,7 @@ class FakeAgent:
                 if piece is None:
                     self.send(local.NoPiece(stream, "nobody has it", number))
                 else:
-                    self.send_memory(local.Piece(stream, len(piece)), piece)
+                    self.send_memory(local.Piece(stream, len(piece), number), piece)
             case _:
                 return False
         return True

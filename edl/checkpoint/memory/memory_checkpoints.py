@@ -160,7 +160,7 @@ class MemoryCheckpoints:
                         await self.made_ahead()
                     return self._granted(worker, room)
                 if not room.later:
-                    self._shortages.note(stream, room.why)
+                    self._shortages.note(stream, "" if worker.gone else room.why)
                     return room
                 if not logged:
                     log.warning("State: slot %d waits for a buffer before its next commit: %s", slot, room.why)
@@ -232,6 +232,8 @@ class MemoryCheckpoints:
         worker = self._slots.pop(slot, None)
         if worker is not None:
             worker.gone = True
+        for name in (STATE, OWN):
+            self._shortages.note(SnapshotStream.of_worker(slot, name), "")  # perhaps no worker follows
         self._snapshot_pool.abandon_slot(slot)
         self._buffer_released()
 

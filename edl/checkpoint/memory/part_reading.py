@@ -22,7 +22,7 @@ from edl.tasks import end
 from edl.types import NodeId
 from edl.wire.parts import PartHeader, PartRange, check_ranges, encode_headers
 from edl.wire.records import Source, Version
-from edl.wire.snapshot import raw_header
+from edl.wire.snapshot import raw_header, same_layout
 
 log = logging.getLogger(__name__)
 
@@ -33,12 +33,22 @@ HERE, ELSEWHERE = 0, 1
 
 
 @dataclass(frozen=True, slots=True)
+class _ReadHeader:
+    """A header, and the node that delivered it; None: this one."""
+
+    header: PartHeader
+    source: Source | None
+
+
+@dataclass(frozen=True, slots=True)
 class _Headers:
     """A reading of all headers, and where they come from."""
 
     version: Version
     task: asyncio.Task[bytes]
     sources: frozenset[Source]
+    found: dict[int, _ReadHeader]
+    """By shard, once it has ended."""
 
     @property
     def failed(self) -> bool:
@@ -71,8 +81,9 @@ class PartReading:
                 if known.sources.issuperset(sources):
                     raise
                 # That reading was begun in an earlier round, whose nodes may be gone.
-        task = asyncio.create_task(self._read_headers(version, shards, sources))
-        self._headers = _Headers(version, task, frozenset(sources))
+        found: dict[int, _ReadHeader] = {}
+        task = asyncio.create_task(self._read_headers(version, shards, sources, found))
+        self._headers = _Headers(version, task, frozenset(sources), found)
         return await asyncio.shield(task)
 
     def forget(self) -> None:
@@ -80,21 +91,24 @@ class PartReading:
         if self._headers is not None and self._headers.task.done():
             self._headers = None
 
-    async def _read_headers(self, version: Version, shards: int, sources: Sequence[Source]) -> bytes:
+    async def _read_headers(
+        self, version: Version, shards: int, sources: Sequence[Source], found: dict[int, _ReadHeader]
+    ) -> bytes:
         reads = [in_pool(self._threads, self._header, version, shard, sources) for shard in range(shards)]
-        return encode_headers(await asyncio.gather(*reads))
+        found.update(enumerate(await asyncio.gather(*reads)))
+        return encode_headers([found[shard].header for shard in range(shards)])
 
-    def _header(self, version: Version, shard: int, sources: Sequence[Source]) -> PartHeader:
+    def _header(self, version: Version, shard: int, sources: Sequence[Source]) -> _ReadHeader:
         loan = self._snapshot_pool.borrow(version, shard)
         if loan is not None:
             try:
-                return PartHeader(shard, len(loan.view), HERE, raw_header(loan.view))
+                return _ReadHeader(PartHeader(shard, len(loan.view), HERE, raw_header(loan.view)), None)
             finally:
                 loan.release()
 
-        def read(source: Source) -> PartHeader:
+        def read(source: Source) -> _ReadHeader:
             header, size = self._copies.header(source.host, source.port, version, shard)
-            return PartHeader(shard, size, ELSEWHERE, header)
+            return _ReadHeader(PartHeader(shard, size, ELSEWHERE, header), source)
 
         return from_any(self._node, version, shard, sources, read)
 
@@ -102,6 +116,8 @@ class PartReading:
         """Memory that holds these ranges one after another, for the caller to close. Raises ``CheckpointError``, or
         ``MemoryError`` when there is no room."""
         memory = await in_pool(self._threads, lambda: MemoryFile(max(1, sum(one.size for one in wanted)), touch=False))
+        known = self._headers
+        found = known.found if known is not None and known.version == version else {}
         by_shard: dict[int, list[Piece]] = {}
         at = 0
         for one in wanted:
@@ -109,7 +125,7 @@ class PartReading:
             at += one.size
         try:
             reads = [
-                in_pool(self._threads, self._read, version, shard, pieces, sources)
+                in_pool(self._threads, self._read, version, shard, pieces, sources, found.get(shard))
                 for shard, pieces in by_shard.items()
             ]
             here = sum(await asyncio.gather(*reads))
@@ -120,25 +136,41 @@ class PartReading:
         log.info("State: %s re-cut for a worker: %d bytes from this node, %d from others", version, here, at - here)
         return memory
 
-    def _read(self, version: Version, shard: int, pieces: Sequence[Piece], sources: Sequence[Source]) -> int:
-        """Read ranges of one part; returns the number of bytes that came from this node."""
+    def _read(
+        self,
+        version: Version,
+        shard: int,
+        pieces: Sequence[Piece],
+        sources: Sequence[Source],
+        found: _ReadHeader | None,
+    ) -> int:
+        """Read ranges of one part; returns the number of bytes that came from this node. ``found``: what the worker has
+        chosen them by. Workers that share a part may keep other values beside it, and then it lies elsewhere in the
+        copy of another node."""
         loan = self._snapshot_pool.borrow(version, shard)
-        if loan is None:
-            from_any(
-                self._node,
-                version,
-                shard,
-                sources,
-                lambda source: self._copies.read(source.host, source.port, version, shard, pieces),
-            )
-            return 0
         try:
-            check_ranges([one for one, _ in pieces], len(loan.view), f"shard {shard} of {version}")
-            for one, view in pieces:
-                _copy(loan.descriptor, one.start, view)
+            if loan is not None and _lies_alike(raw_header(loan.view), found):
+                check_ranges([one for one, _ in pieces], len(loan.view), f"shard {shard} of {version}")
+                for one, view in pieces:
+                    _copy(loan.descriptor, one.start, view)
+                return sum(one.size for one, _ in pieces)
         finally:
-            loan.release()
-        return sum(one.size for one, _ in pieces)
+            if loan is not None:
+                loan.release()
+
+        def read(source: Source) -> None:
+            if found is not None and source != found.source:
+                header, _ = self._copies.header(source.host, source.port, version, shard)
+                if not _lies_alike(header, found):
+                    raise CheckpointError("its copy is laid out in another way than the one whose header was read")
+            self._copies.read(source.host, source.port, version, shard, pieces)
+
+        from_any(self._node, version, shard, sources, read)
+        return 0
+
+
+def _lies_alike(header: bytes, found: _ReadHeader | None) -> bool:
+    return found is None or same_layout(header, found.header.header)
 
 
 def _copy(descriptor: int, start: int, view: memoryview) -> None:

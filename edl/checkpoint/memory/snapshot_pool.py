@@ -441,14 +441,17 @@ class MemorySnapshotPool:
     # --- discarding snapshots ----------------------------------------------------------------------------------------
 
     def outgrown(self, stream: SnapshotStream) -> None:
-        """Drop older loaded state after a worker has committed, and, of a sharded state, copies that are no part of
-        the last three commits: those of a world of another size, or of a node that is gone."""
+        """Drop older loaded state after a worker has committed, older commits of slots whose worker is gone or does not
+        commit any more, and, of a sharded state, copies that are no part of the last three commits: those of a world of
+        another size, or of a node that is gone."""
         with self._open():
             held = self._buffer_table.held(stream)
             sharded = bool(held) and held[0].holding.shards > 1
             needed, uses = (3, (Use.LOADED, Use.REPLICA)) if sharded else (1, (Use.LOADED,))
             if len(held) >= needed:
-                self._drop_older(held[needed - 1].holding.version, uses)
+                oldest = held[needed - 1].holding.version
+                self._drop_older(oldest, uses)
+                self._forget_older(oldest)
 
     def trim(self, restore: Version) -> None:
         """Enter a world that begins from this commit. Once it is here, older snapshots are dropped, and so are later
@@ -485,6 +488,14 @@ class MemorySnapshotPool:
                 held = self._buffer_table.held(stream)
                 if held and stream not in self._arriving and all(one.holding.version < version for one in held):
                     self._buffer_table.drop(stream)
+
+    def _forget_older(self, version: Version) -> None:
+        """Forget what slots hold that have not committed since. A buffer that a worker has been given stays its own."""
+        for stream in self._buffer_table.streams(Use.WORKER, STATE):
+            versions = [held.holding.version for held in self._buffer_table.held(stream)]
+            if versions and max(versions) < version:
+                for one in versions:
+                    self._buffer_table.forget(stream, one)
 
     def _shared(self) -> tuple[SnapshotStream, ...]:
         own = self._buffer_table.streams(Use.WORKER, STATE)

@@ -119,6 +119,30 @@ def test_the_device_shows_a_copy_that_nobody_waited_for(monkeypatch: pytest.Monk
     assert memory != wanted
 
 
+@pytest.mark.parametrize("locked", [True, False])
+def test_after_a_failure_no_copy_is_under_way(locked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a late one would change the next commit, which goes to the same memory."""
+    monkeypatch.setattr(module, "PACKED_BYTES", 1 << 10)
+    device = FakeDevice("" if locked else "out of memory")
+    copies = copies_with(device)
+    memory = bytearray(3000)
+    copies.lock(memoryview(memory))
+
+    join = device.joined
+
+    def joined(pieces: Any) -> Any:
+        if device.copies:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 512 bytes")
+        return join(pieces)
+
+    monkeypatch.setattr(device, "joined", joined)
+    begin = address_of(memory)
+    places = [(begin, torch.ones(2000, dtype=torch.uint8)), (begin + 2000, torch.ones(500, dtype=torch.uint8))]
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        copies.copy_out(DEVICE, places)
+    assert device.copies == 1 and not device.pending
+
+
 def test_small_tensors_travel_together_although_counters_of_the_host_lie_between_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

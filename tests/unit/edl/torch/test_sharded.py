@@ -13,16 +13,20 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper  # noqa: E402
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh  # noqa: E402
 
 from edl.errors import CheckpointError, StateError  # noqa: E402
 from edl.torch.checkpoint import load_checkpoint  # noqa: E402
 from edl.torch.sharded import DTensor, Folder, capture, load_local_parts, load_sharded  # noqa: E402
 from edl.torch.state import State  # noqa: E402
+from edl.worker.modes import CHANGED  # noqa: E402
+from edl.worker.verify import Difference, Held  # noqa: E402
 from tests.support.sharded_tools import (  # noqa: E402
     ARRAYS,
     Model,
     Partial,
+    Shard,
     Spreading,
     assert_same,
     filled,
@@ -36,6 +40,8 @@ from tests.support.sharded_tools import (  # noqa: E402
     two_dimensions,
     write,
 )
+from tests.support.verifying import together  # noqa: E402
+from tests.torch_release import since  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -198,18 +204,64 @@ def test_stages_that_are_told_apart_by_their_names_may_be_divided_in_another_way
         assert [float(optimizer.state[one]["momentum_buffer"].sum()) for one in model.parameters()] == [80.0, 40.0]
 
 
+@pytest.mark.parametrize("world", [1, 2])
+def test_what_each_stage_has_unfrozen_is_known_to_all_at_another_size(tmp_path: Path, world: int) -> None:
+    kept = [{"run": 1, "parameters": {f"model.layer{rank}.weight": True}} for rank in range(2)]
+    folder = write(ARRAYS, tmp_path, [({}, {CHANGED: one}) for one in kept])[1]
+    with playing(world - 1, world):
+        _, values = load_sharded({CHANGED: {}}, Folder(str(folder)))
+    both = {"run": 1, "parameters": {"model.layer0.weight": True, "model.layer1.weight": True}}
+    assert values[CHANGED] == (both if world == 1 else kept[1])
+
+
+def test_stages_may_be_elsewhere_in_a_world_of_the_same_size(tmp_path: Path) -> None:
+    folder = stages(tmp_path, same_names=False)
+    for rank in range(2):
+        with playing(rank, 2):
+            model = stage(1 - rank, False, 0.0)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+            load_sharded({"model": model, "optimizer": optimizer, "stage": -1}, Folder(str(folder)))
+            (parameter,) = model.parameters()
+            assert_same(parameter.detach(), torch.full((2, 2), 2.0 - rank))
+            assert_same(optimizer.state[parameter]["momentum_buffer"], torch.full((2, 2), 20.0 - 10.0 * rank))
+
+
 def test_stages_of_the_same_names_are_never_taken_for_one_another(tmp_path: Path) -> None:
     folder = stages(tmp_path, same_names=True)
-    with (
-        playing(2, 3),
-        pytest.raises(CheckpointError, match=r"model\.layer\.weight differs between workers 0 and 1"),
-    ):
-        load_sharded({"model": stage(0, True, 0.0)}, Folder(str(folder)))
+    refusing = []
+    for rank in range(3):
+        with playing(rank, 3):
+            try:
+                load_sharded({"model": stage(0, True, 0.0)}, Folder(str(folder)))
+            except CheckpointError as error:
+                assert "model.layer.weight differs between workers 0 and 1" in str(error)
+                refusing.append(rank)
+    assert len(refusing) == 1, "each copy is read by one worker, and without that one there is no world"
     again = stages(tmp_path / "again", same_names=True, value=lambda _: 3.0)
     with playing(2, 3):
         model = stage(0, True, 0.0)
         load_sharded({"model": model}, Folder(str(again)))
         assert_same(model["layer"].weight.detach(), torch.full((2, 2), 3.0))
+
+
+def test_stages_of_a_pipeline_are_not_taken_for_copies_that_differ() -> None:
+    """Else the job would end at the first change of its world."""
+
+    def held(rank: int, value: float) -> Held:
+        with playing(rank, 4):
+            model = stage(rank // 2, False, value)
+            optimizer = torch.optim.SGD(
+                [{"params": [one], "lr": 0.1 * (rank // 2 + 1)} for one in model.parameters()], momentum=0.5
+            )
+            for parameter in model.parameters():
+                optimizer.state[parameter] = {"momentum_buffer": torch.full_like(parameter, value)}
+            return State(sharded=True, model=model, optimizer=optimizer, epoch=0)._held()
+
+    alike = [held(0, 1.0), held(1, 1.0), held(2, 2.0), held(3, 2.0)]
+    assert together(ARRAYS.digest, *alike) == [[]] * 4
+    differing = together(ARRAYS.digest, *alike[:3], held(3, 3.0))
+    paths = ["model.layer1.weight", "optimizer.state.model.layer1.weight.momentum_buffer"]
+    assert differing == [[Difference(path, (2, 3), strict=True) for path in paths]] * 4
 
 
 @pytest.mark.parametrize("world", [4, 2])
@@ -247,6 +299,70 @@ def test_what_is_no_box_is_refused_at_the_first_commit() -> None:
         lone = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
         with pytest.raises(StateError, match="needs its model in the same State"):
             capture("optimizer", lone, {})
+
+
+def test_a_worker_outside_of_a_tensors_mesh_is_told() -> None:
+    with playing(1, 2):
+        other = DTensor.from_local(torch.ones(0), DeviceMesh("cpu", [0]), [Shard(0)], run_check=False)
+        with pytest.raises(StateError, match="this worker is not in its mesh"):
+            capture("average", Average(other), {})
+
+
+def normalizing(checkpointed: bool, value: float) -> Any:
+    """A model that uses one normalization in two places, perhaps with activation checkpointing."""
+    norm = torch.nn.BatchNorm1d(2)
+    norm.running_mean.fill_(value)
+    layer = checkpoint_wrapper(norm) if checkpointed else norm
+    return torch.nn.ModuleDict({"before": layer, "after": layer})
+
+
+@pytest.mark.parametrize("later", [True, False])
+def test_buffers_may_differ_wherever_they_are_and_activation_checkpointing_may_be_switched(
+    tmp_path: Path, later: bool
+) -> None:
+    workers: list[tuple[dict[str, Any], dict[str, Any]]] = []
+    for rank in range(2):
+        with playing(rank, 2):
+            model = normalizing(not later, rank + 1.0)
+            objects = {"model": model, "optimizer": optimizer_of(model, trained=True)}
+            workers.append(({name: own(capture(name, obj, objects)) for name, obj in objects.items()}, {}))
+    folder = write(ARRAYS, tmp_path, workers)[1]
+    with playing(2, 3):
+        model = normalizing(later, 0.0)
+        optimizer = optimizer_of(model, trained=False)
+        load_sharded({"model": model, "optimizer": optimizer}, Folder(str(folder)))
+        assert model.state_dict()["after.running_mean"].tolist() == [1, 1]
+        assert [optimizer.state[one]["exp_avg"].tolist() for one in model.parameters()] == [[7, 7], [0, 0]]
+
+
+def test_a_part_of_an_offloaded_model_stays_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with ``CPUOffloadPolicy``: the tensors of a mesh of GPUs are in the host's memory."""
+    with playing(1, 2):
+        model = Model(one_dimension, trained=True)
+        parameters: list[Any] = list(model.parameters())
+        optimizer = optimizer_of(model, trained=True)
+        parts = own(capture("optimizer", optimizer, {"model": model, "optimizer": optimizer}))
+        for parameter in parameters:
+            monkeypatch.setattr(parameter.device_mesh, "_device_type", "meta")  # what is moved there is lost
+        load_local_parts("optimizer", optimizer, parts, own)
+        for number, parameter in enumerate(parameters):
+            moment = optimizer.state[parameter]["exp_avg"]
+            assert_same(moment.to_local(), parameter.to_local().detach() * (7.0 + number))
+            assert (moment.shape, moment.placements) == (parameter.shape, parameter.placements)
+
+
+@since("2.6", "FSDP2 works on GPUs alone")
+def test_an_optimizer_may_come_before_its_model_which_is_whole_after_an_evaluation() -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    with playing(0, 2):
+        model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+        fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model.unshard()
+        assert not any(isinstance(one, DTensor) for one in model.parameters())
+        kept = capture("optimizer", optimizer, {"optimizer": optimizer, "model": model})
+        assert kept["edl_names"] == ["model.0.weight", "model.0.bias"]
 
 
 # --- from Python, without a job --------------------------------------------------------------------------------------

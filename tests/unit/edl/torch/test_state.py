@@ -9,6 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper  # noqa: E402
+
 from edl.errors import StateError  # noqa: E402
 from edl.torch.loading import load_module, load_optimizer  # noqa: E402
 from edl.torch.random_state import RandomState  # noqa: E402
@@ -197,3 +199,8 @@ def test_beside_build_a_world_that_begins_from_nothing_forgets_the_interrupted_s
     assert torch.equal(model.weight, weight) and model.weight.grad is None
     assert state.factor is factor and factor.tolist() == [1, 1] and factor.grad is None
     scaler.unscale_(optimizer)
+
+
+def test_parameters_of_a_module_with_activation_checkpointing_must_be_equal_as_well() -> None:
+    held = State(model=torch.nn.Sequential(checkpoint_wrapper(torch.nn.BatchNorm1d(2))))._held()
+    assert [path for path, _ in held.leaves if held.must_equal(path)] == ["model.0.weight", "model.0.bias"]

@@ -73,6 +73,25 @@ class Position:
         self.taken = state["taken"]
 
 
+class OfOneWorker(Position):
+    edl_per_rank = True
+
+
+def test_what_build_makes_may_belong_to_one_worker(worker: Worker) -> None:
+    """A new process does not know of it before it builds."""
+
+    def new_state() -> BaseState:
+        return BaseState(FakeFramework(), {"step": 0}, build=lambda: {"position": OfOneWorker()})
+
+    before, after = new_state(), new_state()
+    begin(worker, before)
+    before.position.taken[0] = 7
+    before.commit()
+    worker.settle()
+    begin(worker, after, restore_era=1, restore_commit=1)
+    assert after.position.taken == [7]
+
+
 def test_a_world_that_begins_from_nothing_has_the_given_objects_as_the_script_gave_them(worker: Worker) -> None:
     position = Position()
     state = BaseState(FakeFramework(), {"position": position}, build=lambda: {"model": Model(2)})

@@ -410,6 +410,20 @@ def test_a_refusal_of_an_earlier_round_is_passed_over(worker: Worker) -> None:
     assert worker.link.piece(STATE, bytes) == "nobody has it"
 
 
+def test_a_piece_of_an_earlier_round_does_not_take_the_place_of_this_rounds(worker: Worker) -> None:
+    """As when a long transfer ends in the next round, which begins from a commit that is in memory here."""
+    seated(worker)
+    worker.agent.send(local.Break(1, "node b is gone"))
+    seated(worker, 2)
+    worker.agent.send_memory(local.Piece(STATE, 3, 2), b"new")
+    worker.agent.send_memory(local.Piece(STATE, 3, 1), b"old")
+    heard(worker)
+    found = worker.link.piece(STATE, bytes)
+    assert isinstance(found, tuple), found
+    found[0].close()
+    assert found[1] == b"new"
+
+
 def test_pieces_nobody_took_are_dropped_with_the_next_place(worker: Worker) -> None:
     seated(worker)
     heard(worker)

@@ -13,6 +13,7 @@ import pytest
 from edl.wire import local, snapshot
 from edl.wire.local import STATE
 from edl.worker import part_numbers
+from edl.worker.contents import OtherPart
 from edl.worker.link import Link
 from edl.worker.part_numbers import MOST_OTHERS, Claim, RankPart
 from edl.worker.state import BaseState
@@ -220,6 +221,20 @@ def test_a_part_of_as_many_workers_is_not_taken_for_ones_own(worker: Worker) -> 
     assert state._recuts == 1
     asked = [type(one).__name__ for one in worker.agent.said if isinstance(one, (local.Fetch, local.FetchHeaders))]
     assert asked == ["Fetch", "FetchHeaders"]
+
+
+def test_a_part_of_another_place_in_the_mesh_is_not_taken_for_ones_own(worker: Worker) -> None:
+    """The last world had as many workers, and ``build`` has made another mesh of this one."""
+
+    class Moved(Replicated):
+        def _load(self, *_: Any) -> None:
+            raise OtherPart("weight: saved as the part (2, 4) at (0, 0), now (4, 2) at (0, 0)")
+
+    state = Moved(Peers(), set(), step=5)
+    worker.agent.kept[STATE, 3, 8, 1] = plain(snapshot.Meta(JOB, 3, 8, 1, 1, 2, "numpy", 2))
+    begin(worker, state, rank=1, world_size=2, restore_era=3, restore_commit=8, shards=2)
+    worker.agent.expect(local.FetchHeaders)
+    assert state._recuts == 1
 
 
 def plain(meta: snapshot.Meta) -> bytes:

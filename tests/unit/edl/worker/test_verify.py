@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,8 @@ from edl.worker import verify
 from edl.worker.session import PeersLost
 from edl.worker.state import BaseState
 from edl.worker.state_comparison import StateComparison
-from edl.worker.verify import Difference, Held, Verifier, compare, describe
+from edl.worker.verify import Difference, Held, compare, describe
+from tests.support import verifying
 from tests.support.fake_agent import TIMEOUT_S, Barriers, FakeFramework, Model, NumpyArrays, Worker, a_seat
 
 
@@ -59,27 +61,7 @@ def held(array: Any, **plain: Any) -> Held:
 
 
 def together(*ranks: Held) -> list[list[Difference]]:
-    """Differences that each rank finds in a comparison."""
-    barrier = threading.Barrier(len(ranks))
-    handed: dict[int, bytes] = {}
-    found: dict[int, list[Difference]] = {}
-
-    def run(rank: int) -> None:
-        def exchange(data: bytes) -> list[bytes]:
-            handed[rank] = data
-            barrier.wait(TIMEOUT_S)
-            parts = [handed[number] for number in range(len(ranks))]
-            barrier.wait(TIMEOUT_S)
-            return parts
-
-        found[rank] = Verifier(NumpyArrays().digest, exchange).differences(ranks[rank])
-
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(len(ranks))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(TIMEOUT_S)
-    return [found[rank] for rank in range(len(ranks))]
+    return verifying.together(NumpyArrays().digest, *ranks)
 
 
 def test_equal_ranks_find_nothing() -> None:
@@ -103,6 +85,24 @@ def test_every_rank_finds_the_same_difference(other: Held, path: str) -> None:
     answers = together(one, one, other)
     assert answers[0] == answers[1] == answers[2]
     assert [(found.path, found.ranks) for found in answers[0]] == [(path, (2,))]
+
+
+def test_ranks_that_hold_stages_of_a_pipeline_compare_what_several_of_them_have() -> None:
+    first, second = (
+        Held(
+            {"model": {"layers": {f"layer{stage}": {"scale": stage}}}},
+            [(f"model.layer{stage}", np.zeros(2)), ("model.shared", np.zeros(2))],
+            {f"model.layer{stage}": "F64[2]", "model.shared": "F64[2]"},
+            frozenset({f"model.layer{stage}", "model.shared"}),
+            whole=False,
+        )
+        for stage in (0, 1)
+    )
+    assert together(first, second, first, second) == [[]] * 4
+    faulty = replace(second, leaves=[("model.layer1", np.ones(2)), ("model.shared", np.zeros(2))])
+    expected = [Difference("model.layer1", (5,), strict=True)]
+    assert together(first, second, first, second, first, faulty) == [expected] * 6, "the others know of it, too"
+    assert together(first, second, faulty)[0] == [Difference("model.layer1", (1, 2), strict=True)]
 
 
 # --- rules -----------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from edl.errors import CheckpointError, ProtocolError
 from edl.testing.snapshots import fill_of, make_snapshot
 from edl.wire.local import OWN, STATE, Committed
 from edl.wire.records import Version
-from tests.support.memory_checkpoints_fixture import SIZE, A, Bench, Worker, content, h, piece, run, until
+from tests.support.memory_checkpoints_fixture import LIMIT_S, SIZE, A, B, Bench, Worker, content, h, piece, run, until
 
 
 def test_a_commit_is_held_and_given_back() -> None:
@@ -202,6 +202,42 @@ def test_too_little_memory_is_said_with_numbers() -> None:
         refusal = await bench.node(limit_bytes=SIZE).want(0, STATE, 2 * SIZE)
         assert isinstance(refusal, BufferRefusal)
         assert "slot 0 (stream state) asks for 200 KiB; of 97.7 KiB (--state-memory)" in refusal.why
+
+    run(test)
+
+
+def test_a_shortage_ends_with_the_worker_that_had_it() -> None:
+    async def test(bench: Bench) -> None:
+        said: list[str] = []
+        memory = bench.node(limit_bytes=SIZE, on_room=said.append)
+        assert isinstance(await memory.want(0, STATE, 2 * SIZE), BufferRefusal)
+        memory.forget_worker(0)
+        assert len(said) == 2 and said[1] == "", said
+
+    run(test)
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_what_a_slot_has_kept_goes_once_others_commit_in_its_place(shards: int) -> None:
+    """As after a slot was dropped: the first worker of the node, or the one with this part, is in another slot now."""
+
+    async def test(bench: Bench) -> None:
+        memory = bench.node(A)
+        bench.node(B)
+        memory.keep_with(B, B, 1)
+        before = Worker(memory, slot=1)
+        for commit in (1, 2):
+            await before.commit(commit, shards=shards)
+        memory.forget_worker(1)
+        memory.enter(Version(1, 2), (A,), writes=False)
+        after = Worker(memory, slot=0)
+        for commit in (3, 4, 5):
+            await after.commit(commit, era=2, shards=shards)
+        assert all(holding.version.era == 2 for holding in memory.holdings())
+        memory.keep_with(B, B, 1)
+        assert await memory.copied_before_leaving(LIMIT_S)
+        assert memory.holders() == 2
+        await until(lambda: memory.usage().workers < (shards + 2.5) * SIZE)  # those of one slot
 
     run(test)
 

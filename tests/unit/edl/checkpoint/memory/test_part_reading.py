@@ -11,8 +11,10 @@ import pytest
 from edl.checkpoint.memory.memory_checkpoints import MemoryCheckpoints
 from edl.errors import CheckpointError
 from edl.testing.memory_copies import MemoryCopies, Trouble
-from edl.testing.snapshots import make_snapshot
+from edl.testing.snapshots import JOB, make_snapshot
 from edl.types import NodeId
+from edl.wire import snapshot
+from edl.wire.local import STATE
 from edl.wire.parts import PartRange, decode_headers
 from edl.wire.records import Version
 from tests.support.memory_checkpoints_fixture import LIMIT_S, SIZE, A, B, Bench, C, Worker, h, run, source
@@ -66,6 +68,39 @@ def test_another_holder_is_asked_when_one_does_not_deliver() -> None:
         memory = await here.reading.ranges(VERSION, [PartRange(1, 0, 8)], sources)
         assert bytes(memory.view) == make_snapshot(h(7, 1, 2), 7, SIZE)[:8]
         memory.close()
+
+    run(test)
+
+
+def kept(note: str) -> bytes:
+    """Part 1, with another value beside its array."""
+    meta = snapshot.Meta(JOB, 1, 7, 1, 1, 2, "none")
+    plan = snapshot.plan([("values", "U8", (256,), 256)], meta, {"note": note})
+    return plan.header + bytes(range(256))
+
+
+@pytest.mark.parametrize(("note", "fits"), [("b", True), ("b" * 100, False)])
+def test_the_copy_of_another_holder_is_read_only_if_its_arrays_lie_at_the_same_places(note: str, fits: bool) -> None:
+    """The holder that has delivered the header is gone, or too busy to deliver the rest."""
+
+    async def test(bench: Bench) -> None:
+        here, first, second = (bench.node(node) for node in (A, B, C))
+        for memory, data in ((first, kept("a")), (second, kept(note))):
+            worker = Worker(memory)
+            grant = worker.take(await memory.want(0, STATE, len(data)))
+            worker.maps[grant.buffer][: len(data)] = data
+            worker.say(h(7, 1, 2), len(data)).close()
+        await Worker(here).commit(7, shard=0, shards=2)
+        (_, part) = decode_headers(await here.reading.headers(VERSION, 2, [source(B, 1)]))
+        await first.close()
+        wanted = [PartRange(1, len(part.header), 256)]
+        if not fits:
+            with pytest.raises(CheckpointError, match="node c: its copy is laid out in another way"):
+                await here.reading.ranges(VERSION, wanted, [source(B, 1), source(C, 1)])
+            return
+        read = await here.reading.ranges(VERSION, wanted, [source(B, 1), source(C, 1)])
+        assert bytes(read.view) == bytes(range(256))
+        read.close()
 
     run(test)
 
