@@ -137,7 +137,8 @@ class LightningBridge:
             original()
             if self._boundary.preparing and self._loader is not None:
                 batches, current = self._loader.batches, loop.batch_progress.current
-                done = batches.start * batches.split.accumulation
+                ended = self._is_after_epoch(loop)
+                done = len(batches) if ended else batches.start * batches.split.accumulation
                 current.ready = current.started = current.processed = current.completed = done
 
         return reset
@@ -148,7 +149,7 @@ class LightningBridge:
 
         def should_validate(fetcher: Any) -> bool:
             if self._boundary.preparing:
-                return False
+                return self._is_after_epoch(loop)  # it is not made again, but only then does the trainer end the epoch
             if self._validate_every and self._loader is not None:
                 taken, size = self._loader.taken, self._loader.batches.split.accumulation
                 whole = trainer.check_val_every_n_epoch is None
@@ -158,6 +159,12 @@ class LightningBridge:
             return bool(original(fetcher))
 
         return should_validate
+
+    def _is_after_epoch(self, loop: Any) -> bool:
+        """Whether the trainer resumes from a checkpoint of its own that was written after the last step of an epoch, in
+        the validation there: no step of this epoch is left, but its end is."""
+        middle: bool = self._trainer.fit_loop.restarted_mid_epoch
+        return bool(middle and loop.restarted_on_last and loop.batch_progress.is_last_batch)
 
     # --- the train loader --------------------------------------------------------------------------------------------
 

@@ -89,18 +89,18 @@ class TrainerBridge:
             "get_batch_samples": self._at_boundaries(trainer.get_batch_samples),
             "model_init": None,  # the model exists, and is restored
         }
-        ignore_data_skip = trainer.args.ignore_data_skip
+        options: dict[str, Any] = {}
         if progress.restored is not None:
             position = progress.position()
             self._boundary.committed = position["global_step"]
             resume = self._write_position(position)
             replaced |= self._instead_of_reading()
-            trainer.args.ignore_data_skip = False  # else each world would begin its epoch again
+            # Else each world would begin its epoch again, and with an evaluation that early stopping counts.
+            options = {"ignore_data_skip": False, "eval_on_start": False}
         try:
-            with replacing(trainer, replaced):
+            with replacing(trainer, replaced), replacing(trainer.args, options):
                 output = self._train(trainer, resume_from_checkpoint=resume, ignore_keys_for_eval=ignore_keys)
         finally:
-            trainer.args.ignore_data_skip = ignore_data_skip
             self._forget_folder()
         progress.finish(output)
         self._boundary.finish(self.state)
@@ -122,9 +122,16 @@ class TrainerBridge:
 
     def _loader_maker(self, original: Callable[[], DataLoader[Any]], split: StepSplit) -> Callable[[], FixedStepLoader]:
         args = self._trainer.args
-        return lambda: step_loader(
-            original(), split, drop_last=args.dataloader_drop_last, seed=args.data_seed, step=self._boundary.committed
-        )
+
+        def make() -> FixedStepLoader:
+            # A sampler that groups by length depends on the accumulation: with this world's it would be another order.
+            with replacing(args, {"gradient_accumulation_steps": self._accumulation}):
+                given = original()
+            return step_loader(
+                given, split, drop_last=args.dataloader_drop_last, seed=args.data_seed, step=self._boundary.committed
+            )
+
+        return make
 
     def _at_boundaries(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """The trainer calls the method before each step, when all work of the step before is done: logging,

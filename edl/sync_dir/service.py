@@ -73,6 +73,9 @@ class _Peer:
     warned: bool = False
     failed_copies: int = 0
     """Copies of files from there that have failed in a row."""
+    arrived: dict[FileRecord, str] = field(default_factory=dict)
+    """Files that were fetched and wait for the others of their moment, with where they lie. Only the node's thread adds
+    to it; another one takes over what it needs itself."""
 
 
 @dataclass(slots=True)
@@ -201,6 +204,7 @@ class DirectorySync:
                 self._changed.notify_all()
                 self._tell(peer, failure, certain=bool(error))
                 self._pause(peer)
+        self._drop_arrived(peer)
 
     def _pause(self, peer: _Peer) -> None:
         """Wait until the node is to be asked again."""
@@ -255,24 +259,41 @@ class DirectorySync:
         return failure
 
     def _meet_life(self, peer: _Peer, life: str) -> None:
+        self._drop_arrived(peer)
         peer.life, peer.shared = life, self._tree.shared_with(peer.address.node, life)
         if peer.shared:
             names = ", ".join(self._tree.names(peer.shared))
             self._log(f"--sync-dir: {names} is shared with node {peer.address.node} anyway: nothing is copied there")
 
     def _enter(self, peer: _Peer, records: list[FileRecord]) -> str:
-        with self._fetching(self._replica.missing(records, peer.shared)) as wanted, contextlib.ExitStack() as cleanup:
+        with self._fetching(self._replica.missing(records, peer.shared)) as wanted:
             if wanted is None:
                 return "the same files are just being fetched from another node"
-            self._tree.check_space(wanted)
-            staged: dict[FileRecord, str] = {}
+            self._take_over(peer, wanted)
+            self._drop_arrived(peer, wanted)
+            self._tree.check_space([one for one in wanted if one not in peer.arrived])
             for record in wanted:
-                staged[record] = path = self._tree.stage(record.path)
-                cleanup.callback(_discard, path)
-                if not self._fetch(peer, record, path):
-                    del staged[record]
+                if record not in peer.arrived and not self._fetch(peer, record):
                     break
-            return self._replica.enter(records, staged, peer.shared)
+            failure = self._replica.enter(records, peer.arrived, peer.shared)
+            if not failure:
+                self._drop_arrived(peer)
+            return failure
+
+    def _take_over(self, peer: _Peer, wanted: Collection[FileRecord]) -> None:
+        """Use what other threads have fetched already; they do not need it now, as these files are reserved."""
+        with self._changed:
+            for other in self._peers.values():
+                found = [one for one in wanted if one in other.arrived] if other is not peer else []
+                peer.arrived.update((one, other.arrived.pop(one)) for one in found)
+
+    def _drop_arrived(self, peer: _Peer, kept: Collection[FileRecord] = ()) -> None:
+        """Remove files that have arrived and are not needed any more, except ``kept`` ones."""
+        with self._changed:
+            dropped = peer.arrived.keys() - set(kept)
+            paths = [peer.arrived.pop(one) for one in dropped]
+        for path in paths:
+            _discard(path)
 
     @contextlib.contextmanager
     def _fetching(self, wanted: list[FileRecord]) -> Iterator[list[FileRecord] | None]:
@@ -288,7 +309,21 @@ class DirectorySync:
                 with self._changed:
                     self._fetched.difference_update(wanted)
 
-    def _fetch(self, peer: _Peer, record: FileRecord, path: str) -> bool:
+    def _fetch(self, peer: _Peer, record: FileRecord) -> bool:
+        """Fetch a file to where it waits for the others of its moment. False: that node has it no longer."""
+        path = self._tree.stage(record.path)
+        found = False
+        try:
+            found = self._copy(peer, record, path)
+        finally:
+            if not found:
+                _discard(path)
+        if found:
+            with self._changed:
+                peer.arrived[record] = path
+        return found
+
+    def _copy(self, peer: _Peer, record: FileRecord, path: str) -> bool:
         tries, position = self._tries.get(record, _Tries()), 0
 
         def arrived(size: int) -> None:

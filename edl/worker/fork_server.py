@@ -198,7 +198,9 @@ class _ForkServer:
         settings, image = self.settings, self.image
         forked = None
         if image is not None and settings.learn_bytes and settings.kind in ("script", "module"):
-            file = LearntFile.of(settings.kind, settings.target, image.found, sys.modules, image.environment)
+            # The command line may decide which variables the script sets.
+            changes = (*image.changes, *settings.arguments) if image.changes else ()
+            file = LearntFile.of(settings.kind, settings.target, image.found, changes, sys.modules, image.environment)
             folder = os.getcwd() if settings.kind == "module" else os.path.dirname(os.path.realpath(settings.target))
             self.learning = Learning(
                 LearntScript(settings.kind, settings.target, settings.arguments, folder, frozenset(standard_folders())),

@@ -26,13 +26,19 @@ class LearntFile:
 
     @classmethod
     def of(
-        cls, kind: str, target: str, imports: Iterable[str], loaded: Iterable[str], environment: Mapping[str, str]
+        cls,
+        kind: str,
+        target: str,
+        imports: Iterable[str],
+        changes: Iterable[str],
+        loaded: Iterable[str],
+        environment: Mapping[str, str],
     ) -> LearntFile:
         """The file for a script (``kind``: ``script``; ``target``: its path) or module.
 
-        Its name depends on the place of the script, on what its source imports (not on the rest of the source), on the
-        interpreter, on the names and versions of all installed packages, and on the modules that the fork server has
-        (``loaded``): a record lacks these.
+        Its name depends on the place of the script, on what its source imports, on how that changes environment
+        variables (``changes``; not on the rest of the source), on the interpreter, on the names and versions of all
+        installed packages, and on the modules that the fork server has (``loaded``): a record lacks these.
         """
         home = environment.get("XDG_CACHE_HOME", "")
         if not os.path.isabs(home):
@@ -40,7 +46,7 @@ class LearntFile:
         if not os.path.isabs(home):
             return cls("")
         place = [kind, os.path.abspath(target) if kind != "module" else target, os.getcwd() if kind == "module" else ""]
-        words = [str(_FORMAT), *place, *sorted(imports), sys.executable, sys.version]
+        words = [str(_FORMAT), *place, *sorted(imports), "", *changes, "", sys.executable, sys.version]
         words += ["", *installed(sys.path), "", *sorted(loaded)]
         name = hashlib.sha256("\0".join(words).encode(errors="surrogateescape")).hexdigest()[:32]
         return cls(os.path.join(home, "edl", "imports", f"{name}.json"))

@@ -11,6 +11,8 @@ import ast
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from edl.worker.environment_changes import environment_changes
+
 CONNECTING = "encodings.idna"
 """Python imports it when a process first connects to a host by its name, which takes 5 to 15 ms."""
 FRAMEWORKS: dict[str, tuple[str, ...]] = {
@@ -122,6 +124,8 @@ class ImportPlan:
     optional: tuple[str, ...]
     found: frozenset[str] = field(default=frozenset(), compare=False)
     """All external names that the source imports."""
+    changes: tuple[str, ...] = field(default=(), compare=False)
+    """Statements of the source that change environment variables, among its imports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +137,7 @@ class _Import:
 
 def plan(entry: ModuleSource, source_of: SourceOf, extra: tuple[str, ...] = ()) -> ImportPlan:
     """The modules to import for a script with source ``entry``. ``extra``: modules that the user named."""
-    imports = _all_imports(entry, source_of)
+    imports, changes = _all_imports(entry, source_of)
     required: dict[str, None] = {}
     optional: dict[str, None] = {}
     for framework, modules in FRAMEWORKS.items():
@@ -148,12 +152,12 @@ def plan(entry: ModuleSource, source_of: SourceOf, extra: tuple[str, ...] = ()) 
     optional.update(dict.fromkeys(part for name in imports for part in BEHIND.get(name, ())))
     required.update(dict.fromkeys(extra))
     rest = tuple(name for name in optional if name not in required)
-    return ImportPlan(tuple(required), rest, frozenset(imports))
+    return ImportPlan(tuple(required), rest, frozenset(imports), changes)
 
 
 def imported(entry: ModuleSource, source_of: SourceOf) -> frozenset[str]:
     """External names imported by the script and by the user's modules that it uses."""
-    return frozenset(_all_imports(entry, source_of))
+    return frozenset(_all_imports(entry, source_of)[0])
 
 
 def _framework(name: str) -> str:
@@ -176,9 +180,11 @@ def is_safe(name: str) -> bool:
     return any(".".join(parts[:length]) in SAFE for length in range(1, len(parts) + 1))
 
 
-def _all_imports(entry: ModuleSource, source_of: SourceOf) -> dict[str, bool]:
-    """External names imported by the entry and by the user's modules that it uses, and whether unconditionally."""
+def _all_imports(entry: ModuleSource, source_of: SourceOf) -> tuple[dict[str, bool], tuple[str, ...]]:
+    """External names imported by the entry and by the user's modules that it uses, and whether unconditionally; and
+    the statements there that change environment variables."""
     found: dict[str, bool] = {}
+    changes: list[str] = []
     waiting: list[tuple[ModuleSource, bool]] = [(entry, True)]
     seen: set[str] = set()
     characters = files = 0
@@ -187,12 +193,13 @@ def _all_imports(entry: ModuleSource, source_of: SourceOf) -> dict[str, bool]:
         files, characters = files + 1, characters + len(source.text)
         if files > MOST_FILES or characters > MOST_CHARACTERS:
             break
+        changes += environment_changes(source.text)
         for item in _imports(source):
             own = _own_modules(item.name, source_of, seen)
             waiting.extend((module, firm and item.firm) for module in own)
             if not own and not _belongs(item.name, seen):
                 found[item.name] = found.get(item.name, False) or (firm and item.firm)
-    return found
+    return found, tuple(changes)
 
 
 def _own_modules(name: str, source_of: SourceOf, seen: set[str]) -> list[ModuleSource]:

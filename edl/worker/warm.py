@@ -41,6 +41,8 @@ class Image:
     """Descriptors that the imported libraries keep open."""
     found: frozenset[str]
     """All external names that the source of the script imports."""
+    changes: tuple[str, ...] = ()
+    """Statements of the source that change environment variables, among its imports."""
 
 
 def find_plan(kind: str, target: str, extra: tuple[str, ...]) -> ImportPlan:
@@ -176,7 +178,8 @@ def warm(kind: str, target: str, extra: tuple[str, ...]) -> Image:
                 _import_required(name)
             sys.path.remove(own)
     took = time.monotonic() - started
-    return Image(_summary(found, took), environment, frozenset(linux.open_descriptors() - before), found.found)
+    descriptors = frozenset(linux.open_descriptors() - before)
+    return Image(_summary(found, took), environment, descriptors, found.found, found.changes)
 
 
 @contextlib.contextmanager

@@ -281,6 +281,33 @@ def test_a_worker_that_stays_writes_checkpoints_as_a_new_one(
     assert written == [3, 3], "the second one in the second world"
 
 
+@pytest.mark.parametrize("after_validation", [False, True])
+@pytest.mark.parametrize("max_steps", [-1, STEPS])
+def test_a_checkpoint_from_the_end_of_an_epoch_is_followed_by_the_next_epoch(
+    kit: Kit, tmp_path: Path, max_steps: int, after_validation: bool
+) -> None:
+    def fitted(folder: Path, begin: str | None = None) -> tuple[Any, Any]:
+        module = kit.module()
+        module.configure_optimizers = lambda: torch.optim.Adam(module.parameters(), lr=0.05)
+        writer = kit.pl.callbacks.ModelCheckpoint(
+            folder, "{step}", save_top_k=-1, save_on_train_epoch_end=after_validation
+        )
+        trainer = kit.trainer(
+            tmp_path, kit.edl.EDLStrategy(), max_steps=max_steps, enable_checkpointing=True, callbacks=[writer]
+        )
+        trainer.fit(module, *loaders(), ckpt_path=begin)
+        leave_group()
+        return trainer, module
+
+    whole, expected = fitted(tmp_path / "whole")
+    resumed, module = fitted(tmp_path / "resumed", str(tmp_path / "whole" / "step=10.ckpt"))
+    assert module.validated == [step for step in expected.validated if step > 10]
+    assert resumed.global_step == whole.global_step
+    logged = [one.fit_loop.epoch_loop._batches_that_stepped for one in (resumed, whole)]
+    assert logged[0] == logged[1], "the steps in the logs"
+    assert numbers(module) == numbers(expected)
+
+
 def copied(value: Any) -> Any:
     buffer = io.BytesIO()
     torch.save(value, buffer)

@@ -20,6 +20,7 @@ from torch.utils.data import Dataset
 
 import edl.torch
 from edl.errors import StateError
+from edl.integrations.step_split import StepSplit
 from edl.worker import session as sessions
 from edl.worker.state import BaseState
 from tests.support.saved_steps import saved_boundaries
@@ -157,6 +158,54 @@ def test_another_trainer_continues_from_what_was_kept(
     assert output.global_step == 9
     assert output.training_loss == pytest.approx(uninterrupted[1], rel=1e-6)
     assert [log["step"] for log in second.state.log_history if "loss" in log] == list(range(1, 10))
+
+
+class Texts(Lines):
+    """Of different lengths."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if index >= len(self):
+            raise IndexError(index)  # the sampler reads all of them to the end
+        return {"input_ids": [0] * (index * 7 % 22 + 1)}
+
+
+def test_texts_grouped_by_length_have_the_same_order_in_every_world(trainers: Any, tmp_path: Path) -> None:
+    orders = []
+    for world in (1, 2, 4):
+        made = trainer(tmp_path, train_sampling_strategy="group_by_length", data_seed=0)
+        made.train_dataset = Texts()
+        begun, split = bridge(trainers, made), StepSplit(8, 2, 0, world)
+        made.args.gradient_accumulation_steps = split.accumulation
+        loader = begun._loader_maker(made.get_train_dataloader, split)()
+        orders.append(loader.batches.sampler.order().take(range(22)))
+        assert made.args.gradient_accumulation_steps == split.accumulation
+    assert orders[1:] == orders[:1] * 2
+
+
+@pytest.mark.parametrize("restored", [False, True])
+def test_only_the_first_world_begins_with_an_evaluation(
+    trainers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restored: bool
+) -> None:
+    """Early stopping would count those of the others."""
+    from transformers.trainer_utils import TrainOutput
+
+    made = trainer(tmp_path, eval_on_start=True)
+    begun = bridge(trainers, made)
+    seen: list[bool] = []
+
+    def train(trainer: Any, **_: Any) -> TrainOutput:
+        seen.append(trainer.args.eval_on_start)
+        return TrainOutput(9, 0.0, {})
+
+    begun._train = train
+    if restored:
+        begun._progress.restored = {"state": '{"global_step": 3}', "log_history": "[]", "callbacks": "{}"}
+    monkeypatch.setattr(begun, "_split", lambda: StepSplit(4, 2, 0, 1))
+    monkeypatch.setattr("edl.integrations.trainer_bridge.enter_world", lambda _: None)
+    monkeypatch.setattr(begun._progress, "finish", lambda _: None)
+    monkeypatch.setattr(begun._boundary, "finish", lambda _: None)
+    begun._in_world(None, None)
+    assert (seen, made.args.eval_on_start) == ([not restored], True)
 
 
 def test_with_save_every_the_end_is_saved(trainers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

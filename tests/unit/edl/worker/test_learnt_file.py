@@ -14,9 +14,10 @@ LEARNT = LearntModules((ModuleFile("heavy", "/x/heavy.py"),), {"bad": "why"}, {"
 
 
 def file_of(
-    cache: Path, target: str = "/job/train.py", imports: tuple[str, ...] = ("heavy",), loaded: tuple[str, ...] = ()
-) -> LearntFile:
-    return LearntFile.of("script", target, imports, loaded, {"XDG_CACHE_HOME": str(cache)})
+    cache: Path, target: str = "/job/train.py", imports: tuple[str, ...] = ("heavy",), loaded: tuple[str, ...] = (),
+    changes: tuple[str, ...] = (),
+) -> LearntFile:  # fmt: skip
+    return LearntFile.of("script", target, imports, changes, loaded, {"XDG_CACHE_HOME": str(cache)})
 
 
 def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
@@ -49,12 +50,13 @@ def test_the_name_depends_on_script_imports_and_packages(tmp_path: Path, monkeyp
     monkeypatch.setattr("sys.path", [str(site)])
     paths = [file_of(tmp_path).path, file_of(tmp_path, "/job/other.py").path, file_of(tmp_path, imports=()).path]
     paths.append(file_of(tmp_path, loaded=("preloaded",)).path)
+    paths.append(file_of(tmp_path, changes=("os.environ['OFFLINE'] = '1'", "import heavy")).path)
     (site / "heavy-1.0.dist-info").mkdir()
     assert installed([str(site)]) == [f"{site}/heavy-1.0.dist-info"]
     paths.append(file_of(tmp_path).path)
     (site / "heavy-1.0.dist-info").rename(site / "heavy-2.0.dist-info")
     paths.append(file_of(tmp_path).path)
-    assert len(set(paths)) == 6
+    assert len(set(paths)) == 7
     assert file_of(tmp_path).path == paths[-1]
 
 
@@ -67,11 +69,11 @@ def test_the_name_depends_on_script_imports_and_packages(tmp_path: Path, monkeyp
     ],
 )
 def test_the_place_is_the_users_cache(environment: dict[str, str], beginning: str) -> None:
-    assert LearntFile.of("script", "/job/train.py", (), (), environment).path.startswith(beginning)
+    assert LearntFile.of("script", "/job/train.py", (), (), (), environment).path.startswith(beginning)
 
 
 def test_without_a_home_nothing_is_kept() -> None:
-    file = LearntFile.of("script", "/job/train.py", (), (), {})
+    file = LearntFile.of("script", "/job/train.py", (), (), (), {})
     assert (file.path, file.save(LEARNT), file.load()) == ("", "", LearntModules())
 
 

@@ -30,6 +30,11 @@ def test_nothing_is_imported_for_a_script_without_frameworks() -> None:
     assert plan_of("import os, json, asyncio, mylib\nfrom . import sibling\n") == ImportPlan((), ())
 
 
+def test_changes_of_environment_variables_are_found_in_the_users_modules_too() -> None:
+    found = plan_of("import settings\nimport torch\n", modules={"settings": "import os\nos.environ['A'] = '1'\n"})
+    assert found.changes == ("import os", "os.environ['A'] = '1'")
+
+
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 @pytest.mark.parametrize(
     "statement", ["import {}", "import {}.nn as nn", "from {}.nn import Linear", "from {} import *"]
