@@ -282,10 +282,6 @@ class MemoryCheckpoints:
         if restore != Version():
             self._snapshot_pool.trim(restore)
 
-    def drop_replicas(self, except_owners: Collection[NodeId]) -> None:
-        """Drop the copies of all other nodes' state except these owners'."""
-        self._snapshot_pool.drop_replicas(except_owners)
-
     # --- other nodes -------------------------------------------------------------------------------------------------
 
     def keep_with(self, node: NodeId, host: str, port: int) -> None:

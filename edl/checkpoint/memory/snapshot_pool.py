@@ -468,13 +468,6 @@ class MemorySnapshotPool:
             ):
                 self._drop_older(restore, (Use.LOADED, Use.REPLICA))
 
-    def drop_replicas(self, except_owners: Collection[NodeId]) -> None:
-        """Drop the copies of all nodes' state except these owners'."""
-        with self._open():
-            for stream in self._buffer_table.streams(Use.REPLICA):
-                if stream.owner not in except_owners:
-                    self._buffer_table.drop(stream)
-
     def close(self) -> None:
         """Release all memory files of this node."""
         with self._lock:

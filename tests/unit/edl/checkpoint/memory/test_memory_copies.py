@@ -146,22 +146,6 @@ def test_without_another_node_only_nothing_can_be_handed_over() -> None:
     run(test)
 
 
-def test_copies_of_those_who_keep_theirs_elsewhere_go() -> None:
-    async def test(bench: Bench) -> None:
-        there = bench.node(C)
-        for node, commit in ((A, 1), (B, 2)):
-            here = bench.node(node)
-            here.keep_with(C, C, 1)
-            await Worker(here).commit(commit)
-            assert await here.copied_before_leaving(LIMIT_S)
-        assert there.holdings() == (h(1), h(2))
-        there.drop_replicas([B])
-        assert there.holdings() == (h(2),)
-        assert there.usage().replicas < 2 * SIZE
-
-    run(test)
-
-
 def test_many_ask_for_one_piece_and_it_comes_once() -> None:
     async def test(bench: Bench) -> None:
         here, there = bench.node(A), bench.node(B)
