@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from edl.worker.replay import ALL_NAMES, Footprint, _Watch, as_in, random_generator
+from edl.worker.replay import ALL_NAMES, Footprint, _Seeds, _Watch, as_in, random_generator
 
 BEFORE = Footprint(1, 1, frozenset({0, 1, 2}), frozenset(), {signal.SIGTERM: signal.SIG_DFL}, "/job", ("/job",))
 
@@ -59,6 +59,22 @@ def test_a_random_generator_of_a_module_is_found(module: types.ModuleType) -> No
     assert random_generator([module.__name__]) == ""
     vars(module)["own"] = random.Random()
     assert random_generator([module.__name__]) == module.__name__
+
+
+def test_a_generator_that_each_worker_seeds_is_none_of_the_others(module: types.ModuleType) -> None:
+    seeds, kept = _Seeds(), random.Random.seed
+    with seeds.inserted():
+        vars(module)["own"] = random.Random()
+        state = random.Random(1).getstate()
+    assert random.Random.seed is kept
+    assert random_generator([module.__name__], seeds.from_system) == ""
+    vars(module)["later"] = random.Random()
+    assert random_generator([module.__name__], seeds.from_system) == module.__name__
+    for give in (lambda made: made.seed(3), lambda made: made.setstate(state)):
+        with seeds.inserted():
+            vars(module)["later"] = made = random.Random()
+            give(made)
+        assert random_generator([module.__name__], seeds.from_system) == module.__name__, "its seed was given"
 
 
 def test_reads_of_the_environment_are_noted() -> None:
