@@ -20,7 +20,7 @@ from benchmarks.scripts.step_writer import StepWriter
 OUT = Path("out")
 
 
-class LoggedDecay(paddle.optimizer.lr.PolynomialDecay):  # type: ignore[misc]  # the package is not typed
+class LoggedDecay(paddle.optimizer.lr.PolynomialDecay):
     """Its count of steps is part of the optimizer's checkpoint."""
 
     def __init__(self, args: argparse.Namespace) -> None:

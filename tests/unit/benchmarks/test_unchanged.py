@@ -8,7 +8,8 @@ import pytest
 
 from benchmarks.common.contenders import LAUNCHERS
 from benchmarks.common.job import SCRIPTS
-from benchmarks.unchanged import CASES, PEERS, Case, Pace, kill_a_worker, kill_the_node_of_rank_0, strikes
+from benchmarks.recovery import kill_a_worker
+from benchmarks.unchanged import CASES, PEERS, Case, Pace, kill_the_node_of_rank_0, strikes
 
 PACE = Pace(kills=3, rest_s=20.0, patience=1.0)
 

@@ -70,11 +70,14 @@ def test_a_generator_that_each_worker_seeds_is_none_of_the_others(module: types.
     assert random_generator([module.__name__], seeds.from_system) == ""
     vars(module)["later"] = random.Random()
     assert random_generator([module.__name__], seeds.from_system) == module.__name__
-    for give in (lambda made: made.seed(3), lambda made: made.setstate(state)):
-        with seeds.inserted():
-            vars(module)["later"] = made = random.Random()
-            give(made)
-        assert random_generator([module.__name__], seeds.from_system) == module.__name__, "its seed was given"
+    with seeds.inserted():
+        vars(module)["later"] = made = random.Random()
+        made.seed(3)
+    assert random_generator([module.__name__], seeds.from_system) == module.__name__, "its seed was given"
+    with seeds.inserted():
+        vars(module)["later"] = made = random.Random()
+        made.setstate(state)
+    assert random_generator([module.__name__], seeds.from_system) == module.__name__, "its state was given"
 
 
 def test_reads_of_the_environment_are_noted() -> None:
