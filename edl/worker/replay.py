@@ -20,7 +20,7 @@ from typing import Any
 
 from edl.worker import linux
 from edl.worker.frameworks import why_unsafe
-from edl.worker.learnt import EACH_ROUND, ModuleFile, covers
+from edl.worker.learnt import ALSO_LEFT_OUT, EACH_ROUND, UNKNOWN, ModuleFile, covers
 from edl.worker.preload import is_safe
 from edl.worker.warm import uncollected
 
@@ -268,9 +268,9 @@ class _Guard:
         if spec is None or spec.loader is None:
             return spec  # not found here, or a package without a file, of which nothing runs
         if covers(self._left_out, fullname):
-            self._refuse(f"it imports {fullname}, which is left out")
+            self._refuse(f"it imports {fullname}, {ALSO_LEFT_OUT}")
         if (fullname, spec.origin or "") not in self._allowed:
-            self._refuse(f"it imports {fullname} from {spec.origin}, as no worker has")
+            self._refuse(f"it imports {fullname} from {spec.origin}, {UNKNOWN}")
         self.found.add(fullname)
         return spec
 

@@ -29,6 +29,8 @@ HEAVY = {
     "threaded/__init__.py": "import threading as t\nt.Thread(target=t.Event().wait, daemon=True).start()\n",
     "drawing/__init__.py": "import random\nRNG = random.Random(7)\n",
     "drawing_anew/__init__.py": "import os, random\nRNG, PID = random.Random(), os.getpid()\n",
+    "halting/__init__.py": "import os, time\ntime.sleep(5)\nimport halting.more\nPID = os.getpid()\n",
+    "halting/more.py": "",
     "writing/__init__.py": "import os, tempfile\nFOLDER = tempfile.mkdtemp(dir=os.environ['SCRATCH'])\n",
     "dependent/__init__.py": "import threaded\n",
     "curious/__init__.py": "import __main__\nif not hasattr(__main__, 'FLAG'):\n    import heavy.unseen\n",
@@ -200,6 +202,23 @@ def test_a_librarys_generator_without_a_seed_is_seeded_in_each_worker(tmp_path: 
     (own, drawn), (other_own, other_drawn) = run(main())
     assert not own and not other_own, "both come from the template"
     assert drawn != other_drawn
+
+
+@pytest.mark.slow
+def test_a_module_that_a_worker_was_importing_for_long_is_not_left_out_forever(tmp_path: Path) -> None:
+    """A busy machine is enough: the record rests, and ends in the middle of an import."""
+    bench = bench_of(
+        tmp_path, "import heavy, halting, json, os\nprint(json.dumps([halting.PID == os.getpid()]))", slots=1
+    )
+
+    async def main() -> Any:
+        async with bench.open():
+            pid, _ = await described(bench, "worker")
+            await learnt(bench, 2)
+            return (await replaced(bench, pid, "worker"))[1]
+
+    assert run(main()) == [False]
+    assert any(line.startswith("halting is not imported ahead") for line in bench.logged)
 
 
 def test_modules_that_read_the_rank_are_imported_once_for_each(tmp_path: Path) -> None:
