@@ -229,7 +229,7 @@ class _Seeds:
             found.pop(id(generator), None)
             setstate(generator, state)
 
-        random.Random.seed, random.Random.setstate = noted_seed, noted_setstate  # type: ignore[method-assign]
+        random.Random.seed, random.Random.setstate = noted_seed, noted_setstate  # type: ignore[assignment, method-assign]
         try:
             yield
         finally:
