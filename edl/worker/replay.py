@@ -282,7 +282,7 @@ class _Guard:
             path, _, flags = arguments
             if isinstance(flags, int) and flags & _WRITING and path != os.devnull and not _is_bytecode(path):
                 self._refuse(f"its import writes {path}")
-        elif event in _EFFECTS and not _is_bytecode(*arguments[:1]):
+        elif event in _EFFECTS and not _is_bytecode(*arguments[:1]) and not _is_probe(event, arguments):
             self._refuse(f"its import calls {event}")
 
     def _refuse(self, why: str) -> None:
@@ -293,6 +293,13 @@ class _Guard:
 def _is_bytecode(path: object = "") -> bool:
     """Whether a path belongs to the interpreter's own cache of compiled modules."""
     return "__pycache__" in str(path)
+
+
+def _is_probe(event: str, arguments: tuple[object, ...]) -> bool:
+    """Whether a socket gets any free port of this host itself, as when urllib3 finds out whether there is IPv6. A
+    socket that stays open is noticed afterwards."""
+    address = arguments[1] if event == "socket.bind" and len(arguments) > 1 else None
+    return isinstance(address, tuple) and address[:2] in (("::1", 0), ("127.0.0.1", 0), ("localhost", 0))
 
 
 class _Watch:
