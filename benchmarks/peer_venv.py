@@ -1,7 +1,9 @@
-"""Creates a Python that can run one of the peers, for ``--peer-python`` or ``benchmarks.report --peers``.
+"""Creates a Python that can run one of the peers, for ``--peer-python`` or ``benchmarks.report --peers``, or one with
+the libraries of the scripts of ``benchmarks.unchanged``.
 
     python -m benchmarks.peer_venv /tmp/venvs/peers-paddle
     python -m benchmarks.peer_venv --peer torchft /tmp/venvs/peers-torchft
+    python -m benchmarks.peer_venv --peer scripts /tmp/venvs/scripts
 
 Each peer gets a virtual environment of its own, which takes everything else (Paddle, torch without CUDA, protobuf,
 grpcio) from the Python that runs this program. What a peer would install twice, or with CUDA, it does not install.
@@ -81,6 +83,23 @@ PEERS = {
     ),
 }
 
+SCRIPTS = {
+    "scripts": Peer(
+        (),
+        ("accelerate==1.15.0", "datasets==5.2.0", "lightning==2.6.6", "transformers==5.23.0"),
+        "import importlib.metadata as m;"
+        "print(*(f'{one} {m.version(one)}' for one in ('transformers', 'datasets', 'lightning')))",
+    ),
+    # Its wheel names exact versions of packages, which do not exist for today's Python, and needs only these. The etcd
+    # client is for its peer, see "paddle".
+    "scripts-paddle": Peer(
+        ("paddleseg==2.8.0", "etcd3==0.12.0", "six", "tenacity"),
+        ("opencv-python-headless", "prettytable", "pyyaml", "tqdm"),
+        "import importlib.metadata as m, paddleseg.core; print('paddleseg', m.version('paddleseg'))",
+    ),
+}
+"""What scripts under every launcher need, by environment."""
+
 
 class NotInstalled(Exception):
     """A peer could not be installed; the message is the first line of pip's or the compiler's error."""
@@ -147,13 +166,14 @@ def _output(command: list[str], more: Mapping[str, str] | None = None) -> str:
 
 
 @click.command()
-@click.option("--peer", "name", type=click.Choice(sorted(PEERS)), default="paddle", show_default=True)
+@click.option("--peer", "name", type=click.Choice(sorted(PEERS | SCRIPTS)), default="paddle", show_default=True)
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
 def main(name: str, folder: Path) -> None:
     """Create the environment in FOLDER and print the path of its Python."""
     try:
-        python = make(folder.resolve(), PEERS[name])
-        click.echo(check(python, PEERS[name]))
+        peer = (PEERS | SCRIPTS)[name]
+        python = make(folder.resolve(), peer)
+        click.echo(check(python, peer))
     except NotInstalled as error:
         raise click.ClickException(f"{name} cannot be installed here: {error}") from None
     click.echo(f"--peer-python {python}")

@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
@@ -36,9 +36,17 @@ class NotReached(Exception):
 class Job:
     """Launcher processes of one job. As a context manager it leaves no process behind, even after an exception."""
 
-    def __init__(self, launcher: Launcher, plan: JobPlan, run: str = "", patience: float = 1.0) -> None:
+    def __init__(
+        self,
+        launcher: Launcher,
+        plan: JobPlan,
+        run: str = "",
+        patience: float = 1.0,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
         self.launcher = launcher
         self.plan = plan
+        self.variables = variables or {}
         self.run = run or uuid.uuid4().hex
         self.patience = patience
         self.nodes: dict[int, subprocess.Popen[bytes]] = {}
@@ -73,10 +81,13 @@ class Job:
                 "PYTHONUNBUFFERED": "1",
                 "PYTHONPATH": str(REPOSITORY),
                 **self.launcher.environment(self.plan, node),
+                **self.variables,
                 **processes.marks(self.run, node),
             }
         )
-        return processes.start(command, env, log, self.plan.folder)
+        folder = self.plan.working_folder(node)
+        folder.mkdir(exist_ok=True)
+        return processes.start(command, env, log, folder)
 
     def wait(self, look: Callable[[], T | None], what: str, within_s: float | None = None) -> T:
         """Poll the step logs until ``look`` returns a result. Raises ``NotReached``."""
@@ -174,10 +185,14 @@ def launch(
     keep: Path | None = None,
     first_nodes: int = 1,
     patience: float = 1.0,
+    own_folders: bool = False,
+    variables: Mapping[str, str] | None = None,
 ) -> Iterator[Job]:
     """A job whose nodes can be started, in a fresh folder and with a private store if it needs one. ``arguments``: more
     of them for the script. ``keep``: a folder for the logs of the run; without it they are deleted. ``first_nodes``:
-    see ``JobPlan``. ``patience``: a factor for the launcher's deadline, above 1 on a busy machine."""
+    see ``JobPlan``. ``patience``: a factor for the launcher's deadline, above 1 on a busy machine.
+    ``own_folders``: see ``JobPlan``. ``variables``: more of the environment. In ``arguments`` and ``variables``,
+    ``{folder}`` is the folder of the run."""
     folder = Path(tempfile.mkdtemp(prefix=f"edl-bench-{launcher.name}-", dir=keep))
     try:
         with contextlib.ExitStack() as stack:
@@ -186,17 +201,20 @@ def launch(
                 outside = service(launcher, run, etcd_members)
                 own_store = own_store_endpoint(launcher, nodes[1])
                 endpoint = stack.enter_context(outside).address if outside else own_store
+            filled = [word.replace("{folder}", str(folder)) for word in arguments]
             plan = JobPlan(
                 job_id=f"bench-{uuid.uuid4().hex[:8]}",
                 nodes=nodes,
                 workers_per_node=workers_per_node,
                 endpoint=endpoint,
                 script=SCRIPTS / script,
-                script_arguments=("--workdir", str(folder), "--steps", str(STEPS), *arguments),
+                script_arguments=("--workdir", str(folder), "--steps", str(STEPS), *filled),
                 folder=folder,
                 first_nodes=first_nodes,
+                own_folders=own_folders,
             )
-            yield stack.enter_context(Job(launcher, plan, run, patience))
+            more = {name: value.replace("{folder}", str(folder)) for name, value in (variables or {}).items()}
+            yield stack.enter_context(Job(launcher, plan, run, patience, more))
     finally:
         if keep is None:
             shutil.rmtree(folder, ignore_errors=True)

@@ -35,7 +35,8 @@ class Meeting(enum.Enum):
 @dataclass(frozen=True, slots=True)
 class JobPlan:
     """One job to launch. ``endpoint``: ``host:port[,host:port…]``; empty for a job of a single node. ``first_nodes``:
-    how many nodes are started at first, for launchers that cannot find out."""
+    how many nodes are started at first, for launchers that cannot find out. ``own_folders``: each launcher runs in a
+    folder of its own, as on a host that shares no file system."""
 
     job_id: str
     nodes: tuple[int, int]
@@ -46,10 +47,15 @@ class JobPlan:
     folder: Path
     max_restarts: int = 10
     first_nodes: int = 1
+    own_folders: bool = False
 
     @property
     def alone(self) -> bool:
         return not self.endpoint
+
+    def working_folder(self, node: int) -> Path:
+        """Where a node's launcher runs, and the service and the driver outside the nodes."""
+        return self.folder / f"host{node}" if self.own_folders and node >= 0 else self.folder
 
     def log_dir(self, node: int) -> str:
         return str(self.folder / f"node{node}-logs")

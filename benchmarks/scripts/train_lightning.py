@@ -7,9 +7,8 @@ import os
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from benchmarks.scripts.lightning_parts import args, fit
-from benchmarks.scripts.trainer_parts import CHECKPOINT_EVERY
 
-saving = ModelCheckpoint(args.workdir / "checkpoints", every_n_train_steps=CHECKPOINT_EVERY, save_last=True)
+saving = ModelCheckpoint(args.workdir / "checkpoints", every_n_train_steps=args.checkpoint_every, save_last=True)
 fit(
     "last", [saving], strategy="ddp", num_nodes=int(os.environ["GROUP_WORLD_SIZE"]),
     devices=int(os.environ["LOCAL_WORLD_SIZE"]),

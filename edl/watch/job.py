@@ -198,11 +198,12 @@ def _futile(memory: JobMemory, seen: JobSnapshot, limit: float) -> str | None:
         return ""
     if memory.futile < limit:
         return "" if memory.progressed else None
-    begins = f"commit {seen.restored.commit}" if seen.restored.commit else "the beginning"
-    return (
-        f"{count(memory.futile, 'world')} in a row failed without progress (limit {limit:.0f}); each began again "
-        f"from {begins}. Read the failures in edl status"
-    )
+    if memory.uses_state:
+        begins = f"commit {seen.restored.commit}" if seen.restored.commit else "the beginning"
+        what = f"failed without progress (limit {limit:.0f}); each began again from {begins}"
+    else:  # nobody knows from where
+        what = f"failed within {duration(PLAIN_S)} (limit {limit:.0f})"
+    return f"{count(memory.futile, 'world')} in a row {what}. Read the failures in edl status"
 
 
 def _budget(memory: JobMemory, seen: JobSnapshot, limit: float) -> str:

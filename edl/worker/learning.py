@@ -23,10 +23,12 @@ from edl.worker.child_processes import ChildProcesses
 from edl.worker.import_record import ImportRecord
 from edl.worker.learnt import (
     WORTH_S,
+    LearntModules,
     SeenImport,
     cost_s,
     is_library,
     merged,
+    own_reasons,
     parse_record,
     search_folder,
     variables_set,
@@ -267,7 +269,7 @@ class Learning:
         if not new:
             return False
         set_before = {**variables_set(text, {one.name for one in new}), **self._learnt.set_before}
-        self._learnt = replace(self._learnt, modules=merged(known, found), set_before=set_before, rehearsed=False)
+        self._learnt = LearntModules(merged(known, found), own_reasons(self._learnt.left_out), set_before)
         self._save()
         return any(search_folder(one) not in script.standard for one in new)
 

@@ -28,6 +28,11 @@ EACH_ROUND = frozenset(
 )
 """Variables that differ from round to round: a module that reads one when it is imported cannot be imported ahead."""
 
+UNKNOWN = "as no worker has"
+"""End of the reason to leave a module out that imports one which is not known."""
+ALSO_LEFT_OUT = "which is left out"
+"""End of the reason to leave a module out that imports one which is left out."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModuleFile:
@@ -152,6 +157,12 @@ def search_folder(module: ModuleFile) -> str:
         return ""
     end = "".join(f"/{part}" for part in tail)
     return folder[: len(folder) - len(end)] if folder.endswith(end) else ""
+
+
+def own_reasons(left_out: Mapping[str, str]) -> dict[str, str]:
+    """The modules that are left out for what they do themselves. Reasons that lie in what was known are gone with it: a
+    worker may have been seen in the middle of an import that takes long."""
+    return {module: why for module, why in left_out.items() if not why.endswith((UNKNOWN, ALSO_LEFT_OUT))}
 
 
 def merged(known: tuple[ModuleFile, ...], seen: Iterable[ModuleFile]) -> tuple[ModuleFile, ...]:

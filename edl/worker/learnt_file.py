@@ -13,7 +13,7 @@ from edl.errors import ProtocolError
 from edl.wire import json_messages
 from edl.worker.learnt import LIBRARY_FOLDERS, LearntModules
 
-_FORMAT = 1
+_FORMAT = 2
 _MOST_BYTES = 4 << 20
 
 

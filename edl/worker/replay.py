@@ -16,10 +16,11 @@ import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder
+from typing import Any
 
 from edl.worker import linux
 from edl.worker.frameworks import why_unsafe
-from edl.worker.learnt import EACH_ROUND, ModuleFile, covers
+from edl.worker.learnt import ALSO_LEFT_OUT, EACH_ROUND, UNKNOWN, ModuleFile, covers
 from edl.worker.preload import is_safe
 from edl.worker.warm import uncollected
 
@@ -68,18 +69,20 @@ class Replayed:
     """Number of modules that this process has now and had not before."""
     full: bool
     """Whether it stopped because of ``most_bytes``."""
+    generators: tuple[random.Random, ...]
+    """Random generators that have drawn their seed from the system, as each process of a worker does for itself."""
 
 
 def replay(rules: Rules, begins: Callable[[str], None]) -> Replayed:
     """Import the modules. ``begins`` gets each name before its import. Raises nothing that a module raises."""
     loaded, environment = len(sys.modules), dict(os.environ)
-    guard, watch, left_out, full = _Guard(rules), _Watch(), dict[str, str](), False
+    guard, watch, seeds, left_out, full = _Guard(rules), _Watch(), _Seeds(), dict[str, str](), False
     if rules.rehearsal:
         sys.addaudithook(guard.audit)
     # BLAS libraries start threads that survive a fork: the modules that load one come first, each by itself.
     modules = sorted(rules.modules, key=lambda module: not is_safe(module.name))
     position = {module.name: number for number, module in enumerate(rules.modules)}
-    with guard.inserted(), watch.inserted(), uncollected():
+    with guard.inserted(), watch.inserted(), seeds.inserted(), uncollected():
         for module in modules:
             if module.name in sys.modules or module.name in guard.found:
                 continue
@@ -87,7 +90,7 @@ def replay(rules: Rules, begins: Callable[[str], None]) -> Replayed:
             watch.barred = {name for name, first in rules.barred_from.items() if position[first] <= at}
             watch.barred -= watch.written
             begins(module.name)
-            why = _imported(module.name, guard, watch)
+            why = _imported(module.name, guard, watch, seeds)
             if why:
                 left_out[module.name] = why
             elif own_memory_bytes() > rules.most_bytes:
@@ -104,10 +107,11 @@ def replay(rules: Rules, begins: Callable[[str], None]) -> Replayed:
         own_memory_bytes(),
         len(sys.modules) - loaded,
         full,
+        seeds.from_system,
     )
 
 
-def _imported(name: str, guard: _Guard, watch: _Watch) -> str:
+def _imported(name: str, guard: _Guard, watch: _Watch, seeds: _Seeds) -> str:
     """Import a module; returns why it must not be imported ahead, empty if it may."""
     before, loaded = Footprint.now(), set(sys.modules)
     guard.refused = ""
@@ -125,7 +129,7 @@ def _imported(name: str, guard: _Guard, watch: _Watch) -> str:
     if each_round:
         watch.read -= EACH_ROUND
         return f"its import reads {each_round[0]}, which differs from round to round"
-    owner = random_generator(sys.modules.keys() - loaded)
+    owner = random_generator(sys.modules.keys() - loaded, seeds.from_system)
     if owner:
         return f"the import of {owner} creates a random generator"
     return guard.refused or problem or why_unsafe() or before.difference(Footprint.now(), blas=is_safe(name))
@@ -175,8 +179,10 @@ class Footprint:
         return "" if after.folder == self.folder else "its import changes the working directory"
 
 
-def random_generator(modules: Collection[str]) -> str:
-    """A module that has a random generator as a variable, which all forked processes would continue; empty: none."""
+def random_generator(modules: Collection[str], seeded_anew: Collection[object] = ()) -> str:
+    """A module that has a random generator as a variable, which all forked processes would continue; empty: none.
+    ``seeded_anew``: those that each worker seeds."""
+    known = {id(one) for one in seeded_anew}
     numpy, torch = sys.modules.get("numpy.random"), sys.modules.get("torch")
     names = ((numpy, "Generator"), (numpy, "RandomState"), (numpy, "BitGenerator"), (torch, "Generator"))
     kinds = (random.Random, *(getattr(room, name) for room, name in names if room is not None))
@@ -190,9 +196,44 @@ def random_generator(modules: Collection[str]) -> str:
             continue
         for value in list(variables.values()):
             # Not isinstance(): it asks the value for its class, and a lazy one would load something.
-            if issubclass(type(value), kinds) and not issubclass(type(value), random.SystemRandom):
+            kind = type(value)
+            if issubclass(kind, kinds) and not issubclass(kind, random.SystemRandom) and id(value) not in known:
                 return name
     return ""
+
+
+class _Seeds:
+    """Notes which generators of Python's ``random`` have drawn their seed from the system. One with a given seed is not
+    among them: it may continue a sequence that the script counts on, and nobody knows where the seed came from."""
+
+    def __init__(self) -> None:
+        self._from_system: dict[int, random.Random] = {}
+
+    @property
+    def from_system(self) -> tuple[random.Random, ...]:
+        return tuple(self._from_system.values())
+
+    @contextlib.contextmanager
+    def inserted(self) -> Iterator[None]:
+        """Watch all generators that are made in the block."""
+        found, seed, setstate = self._from_system, random.Random.seed, random.Random.setstate
+
+        def noted_seed(generator: random.Random, a: Any = None, version: int = 2) -> None:
+            if a is None and type(generator) is random.Random:
+                found[id(generator)] = generator
+            else:
+                found.pop(id(generator), None)
+            seed(generator, a, version)
+
+        def noted_setstate(generator: random.Random, state: Any) -> None:
+            found.pop(id(generator), None)
+            setstate(generator, state)
+
+        random.Random.seed, random.Random.setstate = noted_seed, noted_setstate  # type: ignore[assignment, method-assign]
+        try:
+            yield
+        finally:
+            random.Random.seed, random.Random.setstate = seed, setstate  # type: ignore[method-assign]
 
 
 class _Guard:
@@ -227,9 +268,9 @@ class _Guard:
         if spec is None or spec.loader is None:
             return spec  # not found here, or a package without a file, of which nothing runs
         if covers(self._left_out, fullname):
-            self._refuse(f"it imports {fullname}, which is left out")
+            self._refuse(f"it imports {fullname}, {ALSO_LEFT_OUT}")
         if (fullname, spec.origin or "") not in self._allowed:
-            self._refuse(f"it imports {fullname} from {spec.origin}, as no worker has")
+            self._refuse(f"it imports {fullname} from {spec.origin}, {UNKNOWN}")
         self.found.add(fullname)
         return spec
 
@@ -241,7 +282,7 @@ class _Guard:
             path, _, flags = arguments
             if isinstance(flags, int) and flags & _WRITING and path != os.devnull and not _is_bytecode(path):
                 self._refuse(f"its import writes {path}")
-        elif event in _EFFECTS and not _is_bytecode(*arguments[:1]):
+        elif event in _EFFECTS and not _is_bytecode(*arguments[:1]) and not _is_probe(event, arguments):
             self._refuse(f"its import calls {event}")
 
     def _refuse(self, why: str) -> None:
@@ -252,6 +293,13 @@ class _Guard:
 def _is_bytecode(path: object = "") -> bool:
     """Whether a path belongs to the interpreter's own cache of compiled modules."""
     return "__pycache__" in str(path)
+
+
+def _is_probe(event: str, arguments: tuple[object, ...]) -> bool:
+    """Whether a socket gets any free port of this host itself, as when urllib3 finds out whether there is IPv6. A
+    socket that stays open is noticed afterwards."""
+    address = arguments[1] if event == "socket.bind" and len(arguments) > 1 else None
+    return isinstance(address, tuple) and address[:2] in (("::1", 0), ("127.0.0.1", 0), ("localhost", 0))
 
 
 class _Watch:

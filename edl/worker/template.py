@@ -18,7 +18,7 @@ from edl.wire.json_messages import TaggedUnion
 from edl.worker import linux
 from edl.worker.import_record import ImportRecord
 from edl.worker.learnt import same_values
-from edl.worker.replay import ALL_NAMES, Rules, as_in, replay
+from edl.worker.replay import ALL_NAMES, Replayed, Rules, as_in, replay
 from edl.worker.spawn import take_streams
 
 
@@ -149,7 +149,7 @@ def run_template(
             answer = ForkAnswer(0, f"{error}")
         if not answer.pid and not answer.error:
             record = records[message.record] if message.record >= 0 else None
-            return _forked(descriptors, place.environment, replayed.writes, record)
+            return _forked(descriptors, place.environment, replayed, record)
         take_streams(1, 1)
         send(answer)
         for descriptor in descriptors:
@@ -159,7 +159,7 @@ def run_template(
 def _forked(
     descriptors: list[int],
     imported_under: Mapping[str, str],
-    writes: Mapping[str, str | None],
+    replayed: Replayed,
     record: ImportRecord | None,
 ) -> ForkedWorker:
     """In a new worker, once the fork server knows it."""
@@ -167,7 +167,9 @@ def _forked(
     if not os.read(go, 1):
         os._exit(0)
     order = read_order(memory)
-    environment = with_writes(order.environment, imported_under, writes)
+    for generator in replayed.generators:
+        generator.seed()
+    environment = with_writes(order.environment, imported_under, replayed.writes)
     return ForkedWorker(replace(order, environment=environment), (stdout, stderr), record)
 
 

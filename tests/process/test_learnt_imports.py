@@ -27,7 +27,10 @@ HEAVY = {
     "heavy/placed.py": "import os, time\ntime.sleep(0.1)\nRANK = os.environ.get('RANK')\n",
     "heavy/setting.py": "import os\nos.environ.setdefault('HEAVY_MODE', 'quick')\n",
     "threaded/__init__.py": "import threading as t\nt.Thread(target=t.Event().wait, daemon=True).start()\n",
-    "drawing/__init__.py": "import random\nRNG = random.Random()\n",
+    "drawing/__init__.py": "import random\nRNG = random.Random(7)\n",
+    "drawing_anew/__init__.py": "import os, random\nRNG, PID = random.Random(), os.getpid()\n",
+    "halting/__init__.py": "import os, time\ntime.sleep(5)\nimport halting.more\nPID = os.getpid()\n",
+    "halting/more.py": "",
     "writing/__init__.py": "import os, tempfile\nFOLDER = tempfile.mkdtemp(dir=os.environ['SCRATCH'])\n",
     "dependent/__init__.py": "import threaded\n",
     "curious/__init__.py": "import __main__\nif not hasattr(__main__, 'FLAG'):\n    import heavy.unseen\n",
@@ -180,6 +183,42 @@ def test_what_cannot_be_forked_and_what_is_the_users_own_is_left_out(tmp_path: P
     assert len(list((tmp_path / "scratch").iterdir())) == 2, "one folder for each worker, and none for a template"
     for module in left_out:
         assert sum(line.startswith(f"{module} is not imported ahead") for line in bench.logged) == 1, bench.logged
+
+
+def test_a_librarys_generator_without_a_seed_is_seeded_in_each_worker(tmp_path: Path) -> None:
+    text = """
+        import drawing_anew, heavy, json, os
+        print(json.dumps([drawing_anew.PID == os.getpid(), drawing_anew.RNG.random()]))
+    """
+    bench = bench_of(tmp_path, text)
+
+    async def main() -> list[Any]:
+        async with bench.open():
+            pid, _ = await described(bench, "worker")
+            await learnt(bench)
+            pid, second = await replaced(bench, pid, "worker")
+            return [second, (await replaced(bench, pid, "worker"))[1]]
+
+    (own, drawn), (other_own, other_drawn) = run(main())
+    assert not own and not other_own, "both come from the template"
+    assert drawn != other_drawn
+
+
+@pytest.mark.slow
+def test_a_module_that_a_worker_was_importing_for_long_is_not_left_out_forever(tmp_path: Path) -> None:
+    """A busy machine is enough: the record rests, and ends in the middle of an import."""
+    bench = bench_of(
+        tmp_path, "import heavy, halting, json, os\nprint(json.dumps([halting.PID == os.getpid()]))", slots=1
+    )
+
+    async def main() -> Any:
+        async with bench.open():
+            pid, _ = await described(bench, "worker")
+            await learnt(bench, 2)
+            return (await replaced(bench, pid, "worker"))[1]
+
+    assert run(main()) == [False]
+    assert any(line.startswith("halting is not imported ahead") for line in bench.logged)
 
 
 def test_modules_that_read_the_rank_are_imported_once_for_each(tmp_path: Path) -> None:

@@ -136,6 +136,19 @@ def test_a_script_without_state_has_made_progress_if_it_ran_long() -> None:
     assert "no-progress" not in found
 
 
+@pytest.mark.parametrize(
+    ("underway", "told"), [(True, "each began again from the beginning"), (False, "failed within 10 min (limit 3)")]
+)
+def test_where_a_script_without_state_began_again_is_not_told(underway: bool, told: str) -> None:
+    seen = replace(START, underway=underway)
+    memory, readings = look(JobMemory(), seen, LIMITS)
+    for number in (1, 2, 3):
+        seen = replace(seen, at_s=10.0 * number, round=1 + number, restarts_used=number)
+        memory, readings = look(memory, seen, LIMITS)
+    (text,) = [one.text for one in readings if one.name == "no-progress"]
+    assert told in text
+
+
 def test_the_text_names_values_limit_and_next_action() -> None:
     _, readings = look(JobMemory(), replace(START, restarts_used=2), WatchLimits())
     (text,) = [one.text for one in readings if one.sight is Sight.FIRED]

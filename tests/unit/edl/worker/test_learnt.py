@@ -10,7 +10,9 @@ from edl.job_records import Training
 from edl.types import Incarnation, JobId, NodeId, Rank, Round
 from edl.wire.records import Member, World
 from edl.worker.learnt import (
+    ALSO_LEFT_OUT,
     EACH_ROUND,
+    UNKNOWN,
     LearntModules,
     ModuleFile,
     SeenImport,
@@ -18,6 +20,7 @@ from edl.worker.learnt import (
     covers,
     is_library,
     merged,
+    own_reasons,
     parse_record,
     same_values,
     search_folder,
@@ -124,6 +127,11 @@ def test_a_module_is_left_out_with_its_submodules() -> None:
     learnt = LearntModules(tuple(ModuleFile(name, f"/{name}.py") for name in names), {"a": "starts a thread"})
     assert [one.name for one in learnt.wanted] == ["ab", "c"]
     assert covers({"a"}, "a.b.c") and not covers({"a.b"}, "a")
+
+
+def test_what_is_left_out_for_something_unknown_is_tried_again_when_more_is_known() -> None:
+    left_out = {"a": "its import starts a thread", "b": f"it imports b.c from /b/c.py, {UNKNOWN}"}
+    assert own_reasons({**left_out, "d": f"it imports b, {ALSO_LEFT_OUT}"}) == {"a": "its import starts a thread"}
 
 
 def test_an_absent_variable_has_a_value_of_its_own() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from edl.worker.replay import ALL_NAMES, Footprint, _Watch, as_in, random_generator
+from edl.worker.replay import ALL_NAMES, Footprint, _is_probe, _Seeds, _Watch, as_in, random_generator
 
 BEFORE = Footprint(1, 1, frozenset({0, 1, 2}), frozenset(), {signal.SIGTERM: signal.SIG_DFL}, "/job", ("/job",))
 
@@ -59,6 +59,34 @@ def test_a_random_generator_of_a_module_is_found(module: types.ModuleType) -> No
     assert random_generator([module.__name__]) == ""
     vars(module)["own"] = random.Random()
     assert random_generator([module.__name__]) == module.__name__
+
+
+def test_a_generator_that_each_worker_seeds_is_none_of_the_others(module: types.ModuleType) -> None:
+    seeds, kept = _Seeds(), random.Random.seed
+    with seeds.inserted():
+        vars(module)["own"] = random.Random()
+        state = random.Random(1).getstate()
+    assert random.Random.seed is kept
+    assert random_generator([module.__name__], seeds.from_system) == ""
+    vars(module)["later"] = random.Random()
+    assert random_generator([module.__name__], seeds.from_system) == module.__name__
+    with seeds.inserted():
+        vars(module)["later"] = made = random.Random()
+        made.seed(3)
+    assert random_generator([module.__name__], seeds.from_system) == module.__name__, "its seed was given"
+    with seeds.inserted():
+        vars(module)["later"] = made = random.Random()
+        made.setstate(state)
+    assert random_generator([module.__name__], seeds.from_system) == module.__name__, "its state was given"
+
+
+def test_a_free_port_of_the_host_itself_is_no_effect() -> None:
+    """urllib3 binds one when it is imported, and most libraries import urllib3."""
+    assert _is_probe("socket.bind", (None, ("::1", 0))) and _is_probe("socket.bind", (None, ("127.0.0.1", 0)))
+    assert not _is_probe("socket.bind", (None, ("127.0.0.1", 8080)))
+    assert not _is_probe("socket.bind", (None, ("0.0.0.0", 0)))
+    assert not _is_probe("socket.connect", (None, ("127.0.0.1", 0)))
+    assert not _is_probe("socket.bind", (None, "/run/socket"))
 
 
 def test_reads_of_the_environment_are_noted() -> None:
