@@ -1,4 +1,5 @@
-"""Creates a Python that can run one of the peers, for ``--peer-python`` or ``benchmarks.report --peers``.
+"""Creates a Python that can run one of the peers, for ``--peer-python`` or ``benchmarks.report --peers``, or, with
+``--peer trainers``, the libraries of edl's integrations.
 
     python -m benchmarks.peer_venv /tmp/venvs/peers-paddle
     python -m benchmarks.peer_venv --peer torchft /tmp/venvs/peers-torchft
@@ -81,6 +82,16 @@ PEERS = {
     ),
 }
 
+LIBRARIES = {
+    "trainers": Peer(
+        (),
+        ("transformers==5.23.0", "lightning==2.6.6", "torchtitan>=0.3,<0.4"),
+        "import importlib.metadata as m, lightning, torchtitan, transformers;"
+        "print(*(f'{name} {m.version(name)}' for name in ('transformers', 'lightning', 'torchtitan')))",
+    ),
+}
+"""No launchers: what edl's integrations are for, with edl and with a peer alike."""
+
 
 class NotInstalled(Exception):
     """A peer could not be installed; the message is the first line of pip's or the compiler's error."""
@@ -147,13 +158,14 @@ def _output(command: list[str], more: Mapping[str, str] | None = None) -> str:
 
 
 @click.command()
-@click.option("--peer", "name", type=click.Choice(sorted(PEERS)), default="paddle", show_default=True)
+@click.option("--peer", "name", type=click.Choice(sorted(PEERS | LIBRARIES)), default="paddle", show_default=True)
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
 def main(name: str, folder: Path) -> None:
     """Create the environment in FOLDER and print the path of its Python."""
+    peer = (PEERS | LIBRARIES)[name]
     try:
-        python = make(folder.resolve(), PEERS[name])
-        click.echo(check(python, PEERS[name]))
+        python = make(folder.resolve(), peer)
+        click.echo(check(python, peer))
     except NotInstalled as error:
         raise click.ClickException(f"{name} cannot be installed here: {error}") from None
     click.echo(f"--peer-python {python}")

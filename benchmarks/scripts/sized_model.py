@@ -18,3 +18,9 @@ def sized_model(megabytes: int) -> nn.Module:
     layers = max(1, round(megabytes * 1e6 / (4 * WIDTH * WIDTH)))
     hidden = [layer for _ in range(layers) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())]
     return nn.Sequential(nn.Linear(INPUTS, WIDTH), nn.ReLU(), *hidden, nn.Linear(WIDTH, 1))
+
+
+def shapes(megabytes: int) -> dict[str, tuple[int, ...]]:
+    """The shapes of its parameters, by name."""
+    with torch.device("meta"):
+        return {name: tuple(one.shape) for name, one in sized_model(megabytes).named_parameters()}

@@ -23,6 +23,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--workdir", type=Path, required=True, help="step logs and checkpoints")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--pause-ms", type=float, default=10.0, help="sleep per step")
+    parser.add_argument("--checkpoint-every", type=int, default=CHECKPOINT_EVERY, help="steps between checkpoints")
     return parser.parse_args()
 
 
