@@ -27,9 +27,9 @@ from benchmarks.common import processes, report
 from benchmarks.common.job import Job, NotReached, launch
 from benchmarks.common.launchers import Edl, Launcher, Torchft
 from benchmarks.common.losses import Difference, largest_difference, losses
+from benchmarks.common.model_sizes import shapes
 from benchmarks.common.report import Outcome
 from benchmarks.common.steps import World, longest_gap, redone
-from benchmarks.scripts.sized_model import shapes
 
 WORKERS = 2
 STEPS = 5
