@@ -16,7 +16,7 @@ import re
 import signal
 import statistics
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -41,18 +41,39 @@ TOLERANCE = 1e-5
 ARRAYS, BYTES = 3, 4
 """Adam has two numbers for each parameter."""
 LINE = re.compile(r"re-cut for a worker: (\d+) bytes from this node, (\d+) from others")
-Act = Callable[[Job, int], float]
-WAY: tuple[tuple[str, int, Act, int], ...] = (
-    ("join to 3", 3, Job.start, 2),
-    ("join to 4", 4, Job.start, 3),
-    ("kill to 3", 3, Job.kill_node, 3),
-    ("drain to 2", 2, Job.drain_node, 2),
-    ("drain to 1", 1, Job.drain_node, 1),
-    ("join to 2", 2, Job.start, 4),
-    ("join to 3, again", 3, Job.start, 5),
-    ("join to 4, again", 4, Job.start, 6),
-)
-"""Each change: its name, the number of nodes after it, what happens, and to which node."""
+WAY = (2, 4, 3, 1, 4)
+"""Numbers of nodes, one after another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Its name, the number of nodes after it, what happens, and to which node."""
+
+    name: str
+    nodes: int
+    act: Callable[[Job, int], float]
+    node: int
+
+
+def changes(way: Sequence[int]) -> list[Change]:
+    """Nodes come and go one at a time; who leaves is the one that came last. The first to leave is killed, the others
+    are drained."""
+    found: list[Change] = []
+    present, fresh = list(range(way[0])), way[0]
+    for goal in way[1:]:
+        while len(present) != goal:
+            if len(present) < goal:
+                word, act, node, fresh = "join", Job.start, fresh, fresh + 1
+                present.append(node)
+            else:
+                killed = any(one.act is Job.kill_node for one in found)
+                word, act = ("drain", Job.drain_node) if killed else ("kill", Job.kill_node)
+                node = present.pop()
+            name = f"{word} to {len(present)}"
+            while any(one.name == name for one in found):
+                name += ", again"
+            found.append(Change(name, len(present), act, node))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +83,16 @@ class Bytes:
     own: int
     others: int
     least: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What all runs have in common. ``patience``: a factor for deadlines."""
+
+    way: tuple[int, ...]
+    megabytes: int
+    keep: Path | None
+    patience: float
 
 
 @dataclass(slots=True)
@@ -117,47 +148,46 @@ def least_bytes(layout: str, megabytes: int, old: World, new: World) -> int:
     return ARRAYS * BYTES * recut.least(*meshes, held, after)
 
 
-def change(job: Job, run: Run, at: tuple[str, int, Act, int], megabytes: int) -> None:
+def make_change(job: Job, run: Run, one: Change, megabytes: int) -> None:
     """Make one change and measure it. Raises ``NotReached``."""
-    name, nodes, act, node = at
-    load, before, old = report.load_average(), read_bytes(job), job.steps.newest()
+    load, read, old = report.load_average(), read_bytes(job), job.steps.newest()
     assert old is not None, "it trains"
-    struck_s = act(job, node)
-    new = job.wait_next(struck_s, nodes * WORKERS)
-    job.wait_running(nodes * WORKERS, STEPS)
+    struck_s = one.act(job, one.node)
+    new = job.wait_next(struck_s, one.nodes * WORKERS)
+    job.wait_running(one.nodes * WORKERS, STEPS)
     stayed = {done[0].pid for done in old.steps.values()} & {done[0].pid for done in new.steps.values()}
     values = {
         "pause of who stays": longest_gap(job.steps.worlds.values(), stayed, struck_s, new.first_s),
         "from the event to all": new.first_s - struck_s,
     }
     passed = [world for world in job.steps.whole() if old.formed <= world.formed <= new.formed]
-    again = sum(redone(one, other) for one, other in itertools.pairwise(passed))
-    run.outcomes.append(Outcome(name, f"{run.launcher}, {run.layout}", values, again, load=load))
+    again = sum(redone(before, after) for before, after in itertools.pairwise(passed))
+    run.outcomes.append(Outcome(one.name, f"{run.launcher}, {run.layout}", values, again, load=load))
     if job.launcher.is_edl:
-        own, others = (now - then for now, then in zip(read_bytes(job), before, strict=True))
-        run.moved[name] = Bytes(own, others, least_bytes(run.layout, megabytes, old, new))
+        own, others = (now - then for now, then in zip(read_bytes(job), read, strict=True))
+        run.moved[one.name] = Bytes(own, others, least_bytes(run.layout, megabytes, old, new))
 
 
 def script_arguments(layout: str, megabytes: int) -> tuple[str, ...]:
     return (f"--layout={layout}", f"--megabytes={megabytes}")
 
 
-def measure(launcher: Launcher, layout: str, megabytes: int, keep: Path | None, patience: float) -> Run:
+def measure(launcher: Launcher, layout: str, plan: Plan) -> Run:
     """One run through all changes, up to the first that does not come about."""
     script = "recut_torch.py" if launcher.is_edl else "recut_torchft.py"
     run = Run("edl" if launcher.is_edl else launcher.name, layout)
     with launch(
-        launcher, script, (1, 4), workers_per_node=WORKERS, arguments=script_arguments(layout, megabytes), keep=keep,
-        patience=patience,
+        launcher, script, (1, max(plan.way)), workers_per_node=WORKERS, keep=plan.keep, patience=plan.patience,
+        arguments=script_arguments(layout, plan.megabytes),
     ) as job:  # fmt: skip
         name = "start"
         try:
-            job.start(0)
-            job.start(1)
-            job.wait_running(2 * WORKERS, STEPS)
-            for at in WAY:
-                name = at[0]
-                change(job, run, at, megabytes)
+            for node in range(plan.way[0]):
+                job.start(node)
+            job.wait_running(plan.way[0] * WORKERS, STEPS)
+            for one in changes(plan.way):
+                name = one.name
+                make_change(job, run, one, plan.megabytes)
         except NotReached as error:
             load, started = report.load_average(), name != "start"
             run.outcomes.append(Outcome(name, f"{run.launcher}, {layout}", started=started, note=str(error), load=load))
@@ -169,11 +199,11 @@ def measure(launcher: Launcher, layout: str, megabytes: int, keep: Path | None, 
     return run
 
 
-def undisturbed(layout: str, megabytes: int, steps: int, keep: Path | None, patience: float) -> dict[int, float]:
+def undisturbed(layout: str, steps: int, plan: Plan) -> dict[int, float]:
     """The losses of a job of one node that nothing happens to."""
-    arguments = (*script_arguments(layout, megabytes), f"--steps={steps}", "--pause-ms=0")
+    arguments = (*script_arguments(layout, plan.megabytes), f"--steps={steps}", "--pause-ms=0")
     with launch(
-        edl(layout), "recut_torch.py", (1, 1), workers_per_node=WORKERS, alone=True, arguments=arguments, keep=keep
+        edl(layout), "recut_torch.py", (1, 1), workers_per_node=WORKERS, alone=True, arguments=arguments, keep=plan.keep
     ) as job:
         job.start(0)
 
@@ -181,7 +211,7 @@ def undisturbed(layout: str, megabytes: int, steps: int, keep: Path | None, pati
             world = job.steps.newest()
             return (world is not None and world.last_step >= steps) or None
 
-        job.wait(done, f"{steps} undisturbed steps", patience * (60 + steps))
+        job.wait(done, f"{steps} undisturbed steps", plan.patience * (60 + steps))
         return dict(losses(job.steps.whole()))
 
 
@@ -226,13 +256,13 @@ class Verdict:
     broken: list[str]
 
 
-def judge(runs: list[Run], megabytes: int, keep: Path | None, patience: float) -> dict[str, Verdict]:
+def judge(runs: list[Run], plan: Plan) -> dict[str, Verdict]:
     """Compare each run with an undisturbed one, and print the verdicts. Returns them by run."""
     verdicts: dict[str, Verdict] = {}
     for layout in dict.fromkeys(run.layout for run in runs):
         mine = [run for run in runs if run.layout == layout]
         steps = max((step for run in mine for step, _ in run.losses), default=0)
-        reference = undisturbed(layout, megabytes, steps, keep, patience) if steps else {}
+        reference = undisturbed(layout, steps, plan) if steps else {}
         for number, run in enumerate(mine):
             who = f"{run.launcher}, {layout}, run {number + 1}"
             difference = largest_difference(run.losses, reference) if run.losses else Difference(0.0, 0, 0)
@@ -245,16 +275,14 @@ def judge(runs: list[Run], megabytes: int, keep: Path | None, patience: float) -
     return verdicts
 
 
-def measure_all(
-    names: list[str], megabytes: int, runs: int, peer: str, keep: Path | None, patience: float
-) -> list[Run]:
+def measure_all(names: list[str], runs: int, peer: str, plan: Plan) -> list[Run]:
     """All runs, edl and torchft in turn."""
     done: list[Run] = []
     for number in range(runs):
         for name in names:
             for launcher in (edl(name), *((Torchft(peer),) if peer and name == "hsdp" else ())):
                 try:
-                    run = measure(launcher, name, megabytes, keep, patience)
+                    run = measure(launcher, name, plan)
                 except processes.NotStarted as error:
                     run = Run(launcher.name, name, [Outcome("start", launcher.name, started=False, note=str(error))])
                 told = "; ".join(f"{one.event}: {one.note or report.figures(one.values)}" for one in run.outcomes)
@@ -263,8 +291,15 @@ def measure_all(
     return done
 
 
+def _way(text: str) -> tuple[int, ...]:
+    if not re.fullmatch(r"[1-4](,[1-4])+", text):
+        raise click.UsageError(f"--way={text}: must be numbers of nodes from 1 to 4, such as 2,4,3,1,4")
+    return tuple(map(int, text.split(",")))
+
+
 @click.command()
 @click.option("--layouts", default=",".join(LAYOUTS), show_default=True, help="Comma list.")
+@click.option("--way", default=",".join(map(str, WAY)), show_default=True, help="Numbers of nodes, each 1 to 4.")
 @click.option("--megabytes", default=20, show_default=True, help="Parameters; the state is three times as large.")
 @click.option("--runs", default=3, show_default=True)
 @click.option("--peer-python", default="", help="Python with torchft (peer_venv.py), to run it beside HSDP.")
@@ -273,6 +308,7 @@ def measure_all(
 @click.option("--keep", type=click.Path(path_type=Path, file_okay=False, exists=True), help="Keep the logs there.")
 def main(
     layouts: str,
+    way: str,
     megabytes: int,
     runs: int,
     peer_python: str,
@@ -285,16 +321,17 @@ def main(
     names = layouts.split(",")
     if unknown := [name for name in names if name not in LAYOUTS]:
         raise click.UsageError(f"--layouts: {', '.join(unknown)} unknown; there are {', '.join(LAYOUTS)}")
-    done = measure_all(names, megabytes, runs, peer_python, keep, patience)
+    plan = Plan(_way(way), megabytes, keep.resolve() if keep else None, patience)
+    done = measure_all(names, runs, peer_python, plan)
     title = f"Re-cuts of {3 * megabytes} MB of state"
     outcomes = [one for run in done for one in run.outcomes]
     report.show(title, outcomes, own="torchft, hsdp")
     show_bytes(done)
-    verdicts = judge(done, megabytes, keep, patience)
+    verdicts = judge(done, plan)
     moved = [[run.launcher, run.layout, {name: [one.own, one.others, one.least] for name, one in run.moved.items()}]
              for run in done if run.moved]  # fmt: skip
     said = {who: asdict(one) for who, one in verdicts.items()}
-    report.write_json(json_path, title, outcomes, runs=runs, megabytes=megabytes, moved=moved, verdicts=said)
+    report.write_json(json_path, title, outcomes, runs=runs, megabytes=megabytes, way=way, moved=moved, verdicts=said)
     if any(one.broken for one in verdicts.values()):
         sys.exit(1)
 

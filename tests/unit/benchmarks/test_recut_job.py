@@ -13,7 +13,7 @@ from benchmarks.common.losses import Difference, largest_difference, losses
 from benchmarks.common.model_sizes import shapes
 from benchmarks.common.steps import Step, World
 from benchmarks.recut import Change, Mesh, holders
-from benchmarks.recut_job import TOLERANCE, WORKERS, Run, broken_promises, least_bytes
+from benchmarks.recut_job import TOLERANCE, WORKERS, Run, broken_promises, changes, least_bytes
 
 
 def world(nodes: tuple[int, ...], steps: dict[int, float], formed: int = 1) -> World:
@@ -75,3 +75,10 @@ def test_each_promise_that_was_broken_is_named() -> None:
     assert "at step 7" in differs
     assert "node 1" in restarted and "[11, 12, 13]" in restarted
     assert "checkpoints" in written
+
+
+def test_the_first_node_that_leaves_is_killed_and_the_one_that_came_last_leaves() -> None:
+    assert [(one.name, one.nodes, one.node) for one in changes((2, 4, 3, 1, 4))] == [
+        ("join to 3", 3, 2), ("join to 4", 4, 3), ("kill to 3", 3, 3), ("drain to 2", 2, 2), ("drain to 1", 1, 1),
+        ("join to 2", 2, 4), ("join to 3, again", 3, 5), ("join to 4, again", 4, 6),
+    ]  # fmt: skip
