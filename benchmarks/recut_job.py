@@ -263,8 +263,10 @@ def judge(runs: list[Run], plan: Plan) -> dict[str, Verdict]:
         mine = [run for run in runs if run.layout == layout]
         steps = max((step for run in mine for step, _ in run.losses), default=0)
         reference = undisturbed(layout, steps, plan) if steps else {}
-        for number, run in enumerate(mine):
-            who = f"{run.launcher}, {layout}, run {number + 1}"
+        numbers = dict.fromkeys((run.launcher for run in mine), 0)
+        for run in mine:
+            numbers[run.launcher] += 1
+            who = f"{run.launcher}, {layout}, run {numbers[run.launcher]}"
             difference = largest_difference(run.losses, reference) if run.losses else Difference(0.0, 0, 0)
             broken = list(broken_promises(run, difference)) if run.launcher == "edl" else []
             restarted = sum(len(pids) - WORKERS for pids in run.restarted.values())
