@@ -1,8 +1,9 @@
-"""Creates a Python that can run one of the peers, for ``--peer-python`` or ``benchmarks.report --peers``, or, with
-``--peer trainers``, the libraries of edl's integrations.
+"""Creates a Python that can run one of the peers, for ``--peer-python`` or ``benchmarks.report --peers``, or one with
+the libraries of the scripts of ``benchmarks.unchanged``, or of ``benchmarks.recovery``.
 
     python -m benchmarks.peer_venv /tmp/venvs/peers-paddle
     python -m benchmarks.peer_venv --peer torchft /tmp/venvs/peers-torchft
+    python -m benchmarks.peer_venv --peer scripts /tmp/venvs/scripts
 
 Each peer gets a virtual environment of its own, which takes everything else (Paddle, torch without CUDA, protobuf,
 grpcio) from the Python that runs this program. What a peer would install twice, or with CUDA, it does not install.
@@ -82,15 +83,29 @@ PEERS = {
     ),
 }
 
-LIBRARIES = {
+SCRIPTS = {
+    "scripts": Peer(
+        (),
+        ("accelerate==1.15.0", "datasets==5.2.0", "lightning==2.6.6", "transformers==5.23.0"),
+        "import importlib.metadata as m;"
+        "print(*(f'{one} {m.version(one)}' for one in ('transformers', 'datasets', 'lightning')))",
+    ),
+    # Its wheel names exact versions of packages, which do not exist for today's Python, and needs only these. The etcd
+    # client is for its peer, see "paddle".
+    "scripts-paddle": Peer(
+        ("paddleseg==2.8.0", "etcd3==0.12.0", "six", "tenacity"),
+        ("opencv-python-headless", "prettytable", "pyyaml", "tqdm"),
+        "import importlib.metadata as m, paddleseg.core; print('paddleseg', m.version('paddleseg'))",
+    ),
+    # For benchmarks.recovery, with edl's integrations and without.
     "trainers": Peer(
         (),
-        ("transformers==5.23.0", "lightning==2.6.6", "torchtitan>=0.3,<0.4"),
+        ("lightning==2.6.6", "torchtitan>=0.3,<0.4", "transformers==5.23.0"),
         "import importlib.metadata as m, lightning, torchtitan, transformers;"
-        "print(*(f'{name} {m.version(name)}' for name in ('transformers', 'lightning', 'torchtitan')))",
+        "print(*(f'{one} {m.version(one)}' for one in ('lightning', 'torchtitan', 'transformers')))",
     ),
 }
-"""No launchers: what edl's integrations are for, with edl and with a peer alike."""
+"""What scripts under every launcher need, by environment."""
 
 
 class NotInstalled(Exception):
@@ -158,12 +173,12 @@ def _output(command: list[str], more: Mapping[str, str] | None = None) -> str:
 
 
 @click.command()
-@click.option("--peer", "name", type=click.Choice(sorted(PEERS | LIBRARIES)), default="paddle", show_default=True)
+@click.option("--peer", "name", type=click.Choice(sorted(PEERS | SCRIPTS)), default="paddle", show_default=True)
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
 def main(name: str, folder: Path) -> None:
     """Create the environment in FOLDER and print the path of its Python."""
-    peer = (PEERS | LIBRARIES)[name]
     try:
+        peer = (PEERS | SCRIPTS)[name]
         python = make(folder.resolve(), peer)
         click.echo(check(python, peer))
     except NotInstalled as error:
