@@ -97,10 +97,11 @@ SCRIPTS = {
         ("opencv-python-headless", "prettytable", "pyyaml", "tqdm"),
         "import importlib.metadata as m, paddleseg.core; print('paddleseg', m.version('paddleseg'))",
     ),
-    # For benchmarks.recovery, with edl's integrations and without.
+    # For benchmarks.recovery, with edl's integrations and without. torchtitan imports triton, also where it has no GPU,
+    # and the torch without CUDA does not bring it.
     "trainers": Peer(
         (),
-        ("lightning==2.6.6", "torchtitan>=0.3,<0.4", "transformers==5.23.0"),
+        ("lightning==2.6.6", "torchtitan>=0.3,<0.4", "transformers==5.23.0", "triton"),
         "import importlib.metadata as m, lightning, torchtitan, transformers;"
         "print(*(f'{one} {m.version(one)}' for one in ('lightning', 'torchtitan', 'transformers')))",
     ),
