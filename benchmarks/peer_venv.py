@@ -1,5 +1,5 @@
 """Creates a Python that can run one of the peers, for ``--peer-python`` or ``benchmarks.report --peers``, or one with
-the libraries of the scripts of ``benchmarks.unchanged``.
+the libraries of the scripts of ``benchmarks.unchanged``, or of ``benchmarks.recovery``.
 
     python -m benchmarks.peer_venv /tmp/venvs/peers-paddle
     python -m benchmarks.peer_venv --peer torchft /tmp/venvs/peers-torchft
@@ -96,6 +96,14 @@ SCRIPTS = {
         ("paddleseg==2.8.0", "etcd3==0.12.0", "six", "tenacity"),
         ("opencv-python-headless", "prettytable", "pyyaml", "tqdm"),
         "import importlib.metadata as m, paddleseg.core; print('paddleseg', m.version('paddleseg'))",
+    ),
+    # For benchmarks.recovery, with edl's integrations and without. torchtitan imports triton, also where it has no GPU,
+    # and the torch without CUDA does not bring it.
+    "trainers": Peer(
+        (),
+        ("lightning==2.6.6", "torchtitan>=0.3,<0.4", "transformers==5.23.0", "triton"),
+        "import importlib.metadata as m, lightning, torchtitan, transformers;"
+        "print(*(f'{one} {m.version(one)}' for one in ('lightning', 'torchtitan', 'transformers')))",
     ),
 }
 """What scripts under every launcher need, by environment."""

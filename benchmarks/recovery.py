@@ -31,7 +31,11 @@ PEERS = {
     "paddle": "edl-rejoin,edl,paddle-launch",
     "lightning": "edl-rejoin,torchrun-tuned",
     "accelerate": "edl-rejoin,torchrun-tuned",
+    "transformers": "edl-rejoin,torchrun-tuned",
+    "torchtitan": "edl-rejoin,torchrun-tuned",
 }
+OF_LIBRARIES = "worker,worker-of-2,worker-one-node"
+"""The events of frameworks other than torch and paddle, unless others are asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +52,8 @@ Look = Callable[[Job, World, float], Figures]
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A fault or a planned change; one worker per node. ``strike`` causes it and returns the monotonic time just
-    before; ``look`` waits for the outcome."""
+    """A fault or a planned change. ``strike`` causes it and returns the monotonic time just before; ``look`` waits for
+    the outcome."""
 
     name: str
     bounds: tuple[int, int]
@@ -59,6 +63,8 @@ class Event:
     for_edl_only: bool = field(default=False, kw_only=True)
     spares: int = field(default=0, kw_only=True)
     """Nodes to start besides, for launchers that cannot start a process in place of a killed one."""
+    workers: int = field(default=1, kw_only=True)
+    """Of each node."""
 
 
 # --- what happens ----------------------------------------------------------------------------------------------------
@@ -177,7 +183,9 @@ EVENTS = {
     event.name: event
     for event in (
         Event("worker", (2, 2), 2, kill_a_worker, recovery(2)),
+        Event("worker-of-2", (1, 2), 2, kill_a_worker, recovery_in_two_steps(2)),
         Event("worker-of-4", (1, 4), 4, kill_a_worker, recovery_in_two_steps(4)),
+        Event("worker-one-node", (1, 1), 1, kill_a_worker, recovery(2), workers=2),
         Event("node", (1, 4), 3, kill_a_node, recovery(2)),
         Event("node-of-4", (1, 4), 4, kill_a_node, recovery(3)),
         Event("node-master", (1, 4), 3, kill_the_masters_node, recovery(2), for_edl_only=True),
@@ -201,18 +209,20 @@ def measure(
     ``patience``: a factor for its deadline."""
     load = report.load_average()
     first = event.nodes + event.spares
+    size = event.nodes * event.workers
     script = launcher.script(framework)
     with launch(
-        launcher, script, event.bounds, arguments=arguments, keep=keep, first_nodes=first, patience=patience
-    ) as job:
+        launcher, script, event.bounds, workers_per_node=event.workers, arguments=arguments, keep=keep,
+        first_nodes=first, patience=patience,
+    ) as job:  # fmt: skip
         try:
             for node in range(first):
                 job.start(node)
                 time.sleep(0.2)
-            job.wait_running(event.nodes)
+            job.wait_running(size)
             time.sleep(random.uniform(0.2, 0.5))  # the fault falls anywhere between two checkpoints
             job.steps.poll()
-            old = job.wait_running(event.nodes)
+            old = job.wait_running(size)
             struck_s = event.strike(job, old)
         except NotReached as error:
             return Outcome(event.name, launcher.name, started=False, note=f"did not start: {error}", load=load)
@@ -224,7 +234,9 @@ def measure(
         return Outcome(event.name, launcher.name, values, figures.redone, load=load)
 
 
-def measure_all(common: Common, framework: str, events: list[Event], arguments: tuple[str, ...] = ()) -> list[Outcome]:
+def measure_all(
+    common: Common, framework: str, events: list[Event], arguments: tuple[str, ...] = (), patience: float = 1.0
+) -> list[Outcome]:
     """All runs, with launchers in turn, so that other load of the machine affects them alike."""
     outcomes: list[Outcome] = []
     for event in events:
@@ -232,7 +244,7 @@ def measure_all(common: Common, framework: str, events: list[Event], arguments: 
             for launcher in common.launchers:
                 if event.for_edl_only and not launcher.is_edl:
                     continue
-                one = measure(event, launcher, framework, common.keep, arguments)
+                one = measure(event, launcher, framework, common.keep, arguments, patience)
                 told = report.figures(one.values)
                 told += f", {one.redone} steps redone" if one.redone is not None else ""
                 report.progress(f"{event.name} {run + 1}/{common.runs} {launcher.name}: {told or one.note}")
@@ -240,24 +252,41 @@ def measure_all(common: Common, framework: str, events: list[Event], arguments: 
     return outcomes
 
 
+def default_events(framework: str) -> list[str]:
+    """The events to cause if none are named."""
+    of_libraries = OF_LIBRARIES.split(",")
+    if framework in ("torch", "paddle"):
+        return [name for name in EVENTS if name == "worker" or name not in of_libraries]
+    return of_libraries
+
+
 @click.command()
 @click.option("--framework", type=click.Choice(sorted(PEERS)), default="torch", show_default=True)
-@click.option("--events", "event_names", default=",".join(EVENTS), show_default=True, help="Comma list.")
+@click.option(
+    "--events",
+    "event_names",
+    default="",
+    help=f"Comma list; {', '.join(EVENTS)}. Default: for libraries {OF_LIBRARIES}, else all but the two of these that "
+    "are only for them.",
+)
+@click.option("--patience", default=1.0, show_default=True, help="Wait so many times as long on a busy machine.")
 @click.option("--megabytes", default=0, help="Parameters of the model, torch only; by default it is tiny.")
 @click.option("--ballast-gigabytes", default=0.0, help="Memory that each worker holds besides, torch only.")
 @common_options(default_runs=5)
-def main(framework: str, event_names: str, megabytes: int, ballast_gigabytes: float, names: str, **rest: Any) -> None:
+def main(
+    framework: str, event_names: str, patience: float, megabytes: int, ballast_gigabytes: float, names: str, **rest: Any
+) -> None:
     """Measure recovery from faults and the pause for planned changes."""
-    unknown = [name for name in event_names.split(",") if name not in EVENTS]
-    if unknown:
+    chosen = event_names.split(",") if event_names else default_events(framework)
+    if unknown := [name for name in chosen if name not in EVENTS]:
         raise click.UsageError(f"--events: {', '.join(unknown)} unknown; there are {', '.join(EVENTS)}")
     common = gather(names=names, default_names=PEERS[framework], **rest)
     sizes = {"--megabytes": megabytes, "--ballast-gigabytes": ballast_gigabytes}
     arguments = tuple(f"{option}={value:g}" for option, value in sizes.items() if value)
     if arguments and framework != "torch":
         raise click.UsageError(f"{arguments[0]}: only with --framework=torch, not {framework}")
-    outcomes = measure_all(common, framework, [EVENTS[name] for name in event_names.split(",")], arguments)
-    title = ", ".join((f"Recovery, {framework}, one worker per node", *arguments))
+    outcomes = measure_all(common, framework, [EVENTS[name] for name in chosen], arguments, patience)
+    title = ", ".join((f"Recovery, {framework}", *arguments))
     report.show(title, outcomes, own=next((one.name for one in common.launchers if not one.is_edl), "edl"))
     report.write_json(common.json_path, title, outcomes, framework=framework, runs=common.runs, sizes=arguments)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import random
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import click
@@ -40,10 +40,11 @@ class Mesh:
 
     sizes: tuple[int, ...]
     cuts: Cuts
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: SHAPES)
 
     def box(self, rank: int, tensor: str) -> Box:
         """The part of a tensor that a rank holds."""
-        begin, end = [0] * len(SHAPES[tensor]), list(SHAPES[tensor])
+        begin, end = [0] * len(self.shapes[tensor]), list(self.shapes[tensor])
         place = np.unravel_index(rank, self.sizes)
         for at, dim in self.cuts[tensor]:
             each = -(-(end[dim] - begin[dim]) // self.sizes[at])
@@ -157,6 +158,18 @@ def measure(layout: Callable[[int], Mesh], change: Change, copies: bool) -> tupl
                 read += sum(one.size for stored, one in ranges if stored.shard not in here)
             least += int(together.sum()) * BYTES
     return read, each, least
+
+
+def least(old: Mesh, new: Mesh, held: Mapping[int, set[int]], after: Sequence[int]) -> int:
+    """The fewest elements that nodes have to receive. ``held``: by node, the old ranks whose parts are in its memory;
+    ``after``: the node of each new rank."""
+    total = 0
+    for name, shape in new.shapes.items():
+        for node in sorted(set(after)):
+            has = _cells(shape, [old.box(rank, name) for rank in held.get(node, ())])
+            needs = _cells(shape, [new.box(rank, name) for rank, at in enumerate(after) if at == node])
+            total += int((needs & ~has).sum())
+    return total
 
 
 def _stored(rank: int, box: Box) -> StoredArray:

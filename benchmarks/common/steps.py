@@ -15,7 +15,8 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One completed training step of one rank. ``step`` counts from 1 over the whole job, ``t`` is in seconds."""
+    """One completed training step of one rank. ``step`` counts from 1 over the whole job, ``t`` is in seconds.
+    ``loss``: of this rank's samples, where the script writes it."""
 
     t: float
     rank: int
@@ -25,6 +26,7 @@ class Step:
     node: int
     restart: int
     formed: int
+    loss: float | None = None
 
 
 @dataclass(slots=True)
@@ -95,6 +97,7 @@ class StepReader:
         self._read_bytes: dict[Path, int] = {}
         self.worlds: dict[int, World] = {}
         self.pids: set[int] = set()
+        self.pids_by_node: dict[int, set[int]] = {}
 
     def poll(self) -> None:
         """Read complete new lines of all files."""
@@ -111,6 +114,7 @@ class StepReader:
     def _take(self, data: dict[str, object]) -> None:
         kind = data.pop("kind")
         self.pids.add(int(str(data["pid"])))
+        self.pids_by_node.setdefault(int(str(data["node"])), set()).add(int(str(data["pid"])))
         if kind != "step":
             return
         step = Step(**data)  # type: ignore[arg-type]

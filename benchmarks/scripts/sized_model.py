@@ -5,16 +5,15 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-WIDTH = 1024
-"""Of the hidden layers of a model of a given size: 4 MiB each."""
-INPUTS = 32
+from benchmarks.common.model_sizes import INPUTS, WIDTH, layers
+
+__all__ = ["INPUTS", "WIDTH", "sized_model"]
 
 
 def sized_model(megabytes: int) -> nn.Module:
     """``megabytes=0``: 32 to 64 to 1."""
     torch.manual_seed(0)
-    if not megabytes:
-        return nn.Sequential(nn.Linear(INPUTS, 64), nn.ReLU(), nn.Linear(64, 1))
-    layers = max(1, round(megabytes * 1e6 / (4 * WIDTH * WIDTH)))
-    hidden = [layer for _ in range(layers) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())]
-    return nn.Sequential(nn.Linear(INPUTS, WIDTH), nn.ReLU(), *hidden, nn.Linear(WIDTH, 1))
+    parts: list[nn.Module] = []
+    for inputs, outputs in layers(megabytes):
+        parts += [nn.Linear(inputs, outputs), nn.ReLU()]
+    return nn.Sequential(*parts[:-1])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 
@@ -28,11 +29,11 @@ class StepWriter:
         """Set the world of the following steps; ``formed`` is the same on all its ranks."""
         self._rank, self._world, self._formed = rank, world, formed
 
-    def step(self, step: int) -> None:
+    def step(self, step: int, loss: float | None = None) -> None:
         """Record that step number ``step``, counted from 1 over the whole job, is complete on this rank."""
-        self._write("step", step)
+        self._write("step", step, {} if loss is None else {"loss": loss})
 
-    def _write(self, kind: str, step: int) -> None:
+    def _write(self, kind: str, step: int, more: Mapping[str, object] | None = None) -> None:
         line = {
             "t": time.monotonic(),
             "kind": kind,
@@ -43,5 +44,6 @@ class StepWriter:
             "node": self._node,
             "restart": self._restart,
             "formed": self._formed,
+            **(more or {}),
         }
         os.write(self._file, (json.dumps(line) + "\n").encode())

@@ -4,7 +4,6 @@ another one. Each launcher of one node is one replica group."""
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import time
 from datetime import timedelta
@@ -14,20 +13,9 @@ import torch
 import torch.distributed as dist
 from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo
 
+from benchmarks.scripts.replica_worlds import formed
 from benchmarks.scripts.sized_model import INPUTS, sized_model
 from benchmarks.scripts.step_writer import StepWriter
-
-
-def formed(workdir: Path, world: str) -> int:
-    """The monotonic clock in nanoseconds after the first step of a world, the same for all its replicas."""
-    folder = workdir / "quorums"
-    folder.mkdir(exist_ok=True)
-    draft = folder / f"{world}.{os.getpid()}"
-    draft.write_text(str(time.monotonic_ns()))
-    with contextlib.suppress(FileExistsError):
-        os.link(draft, folder / world)
-    draft.unlink()
-    return int((folder / world).read_text())
 
 
 def main() -> None:
