@@ -141,9 +141,7 @@ class Ring:
             self._gather("all_gather", str(array.dtype), array.size, views)
         return gathered
 
-    def reduce_scatter(
-        self, array: Any, counts: Sequence[int], operation: str = "sum", bfloat16: bool = False
-    ) -> None:
+    def reduce_scatter(self, array: Any, counts: Sequence[int], operation: str = "sum", bfloat16: bool = False) -> None:
         """Combine the arrays of all ranks, each rank its own part. ``array`` is one-dimensional and contiguous, and
         consists of a part for each rank, of ``counts[rank]`` elements. Afterwards this rank's part is right, and the
         others are undefined. Types as for ``all_reduce``."""
