@@ -72,4 +72,4 @@ def _scaled(grad: Any, factor: float | None) -> Any:
     if factor is None:
         return grad
     name: Any = kind(grad)
-    return paddle.multiply(grad, paddle.full([], factor, dtype=name))
+    return grad * paddle.full([], factor, dtype=name)

@@ -116,7 +116,9 @@ def load_layer(shards: Shards, layer: Any, plain: Mapping[str, Any]) -> None:
     for key, value in plain.items():
         part = shards.part(own[key])
         if is_tensor_part(value):
-            _part_at(part, value, key).put(value[LOCAL])
+            rows = _at_place(part, value, key)
+            if part is not None:
+                part.put(rows)
             continue
         if list(own[key].shape) != list(value.shape):
             raise ValueError(f"{key}: saved as {list(value.shape)}, now {list(own[key].shape)}")
@@ -136,7 +138,7 @@ def load_optimizer(
     parts = parts_by_name(shards, layers)
     kept = {
         name: {
-            kind: value[LOCAL] if is_tensor_part(value) and _part_at(parts.get(name), value, name) else value
+            kind: _at_place(parts.get(name), value, f"{kind} of {name}") if is_tensor_part(value) else value
             for kind, value in values.items()
         }
         for name, values in plain[_PARAMETERS].items()
@@ -144,13 +146,13 @@ def load_optimizer(
     optimizer_state.load(optimizer, layers, {**plain, _PARAMETERS: kept}, owned)
 
 
-def _part_at(part: Part | None, value: Mapping[str, Any], where: str) -> Part:
-    """The part with this place. Raises ``ValueError`` if this rank has another one."""
+def _at_place(part: Part | None, value: Mapping[str, Any], where: str) -> Any:
+    """The values of a saved part. Raises ``ValueError`` if this rank has another part."""
     saved = Box(tuple(value[OFFSET]), tuple(value[LOCAL].shape))
     if part is None or list(part.shape) != list(value[SHAPE]) or part.box != saved:
         here = "nothing" if part is None or part.box is None else f"{part.box.shape} at {part.box.offset}"
         raise ValueError(f"{where}: saved as {saved.shape} at {saved.offset} of {value[SHAPE]}, here is {here}")
-    return part
+    return value[LOCAL]
 
 
 # --- back from the parts of any world --------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ class Part:
     def __init__(self, whole: Any) -> None:
         self.whole = whole
         self.shape = tuple(whole.shape)
+        self._kind: Any = kind(whole)
         self.cut(0, 1)
 
     def cut(self, rank: int, size: int) -> None:
@@ -45,7 +46,7 @@ class Part:
         if size == 1:
             self.row = self.whole
         elif self.box is not None:
-            self.row = EagerParamBase(paddle.empty(list(self.box.shape), dtype=kind(self.whole)), name=self.whole.name)
+            self.row = EagerParamBase(paddle.empty(list(self.box.shape), dtype=self._kind), name=self.whole.name)
             vars(self.row).update(vars(self.whole))  # rates, regularizers and the like are looked up at each step
 
     def own(self, whole: Any) -> Any:
@@ -55,7 +56,7 @@ class Part:
     def flat(self) -> Any:
         """The whole parameter's memory, which is allocated if it was released."""
         if not self.whole._is_initialized():
-            paddle.empty(list(self.shape), dtype=kind(self.whole))._share_buffer_to(self.whole)
+            paddle.empty(list(self.shape), dtype=self._kind)._share_buffer_to(self.whole)
         return memory(self.whole).reshape(-1)
 
     def release(self) -> None:

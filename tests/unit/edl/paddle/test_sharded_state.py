@@ -199,9 +199,10 @@ def test_before_the_first_step_all_is_whole_and_rank_0_counts(level: str, monkey
         kept = [*begun_, (extra, extra.written(2, 3))]
 
         def three(rank: int) -> dict[str, Any]:
-            kept[rank][0].restore_own(kept[rank][1])
-            kept[rank][0].train(rank, 3, 4)
-            return kept[rank][0].weights()
+            trainer: Trainer = kept[rank][0]
+            trainer.restore_own(kept[rank][1])
+            trainer.train(rank, 3, 4)
+            return trainer.weights()
 
         assert_equal(there.each(three), trained(OPTIMIZERS["Adam"]))
 

@@ -17,6 +17,7 @@ import paddle
 
 import edl.paddle
 from edl.errors import StateError
+from edl.paddle.accumulation import PaddleModel
 from edl.paddle.sharding import NUMBERS, group_sharded_parallel
 from edl.paddle.shards import LEVELS, of
 from tests.support.paddle_ranks import PaddleWorld, world
@@ -254,10 +255,30 @@ def test_16_bit_parameters_with_master_weights(level: str, monkeypatch: pytest.M
     np.testing.assert_allclose(np.concatenate([first["master"], second["master"]]), right["master"], atol=1e-6)
 
 
+@pytest.mark.parametrize("level", LEVELS)
+def test_accumulated_steps_measure_the_whole_gradient(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As ``accumulate`` makes them, for AdaScale."""
+    plain = built()
+    loss(plain, batch(0)).backward()
+    right = sum(float((one.grad**2).sum()) for one in plain.parameters() if one.grad is not None)
+
+    def each(rank: int) -> float:
+        layer = built()
+        model, _, _ = group_sharded_parallel(layer, OPTIMIZERS["Adam"](layer), level)
+        steps = PaddleModel(model)
+        with steps.apart():
+            loss(model, batch(0)[rank::2]).backward()
+        steps.conclude()
+        return steps.square()
+
+    with world(2, monkeypatch) as there:
+        assert there.each(each) == [pytest.approx(right)] * 2
+
+
 # --- refused ---------------------------------------------------------------------------------------------------------
 
 
-class Stranger(nn.ClipGradByGlobalNorm):  # type: ignore[misc,name-defined]
+class Stranger(nn.ClipGradByGlobalNorm):  # type: ignore[misc]
     """A clip of the script's own."""
 
 
