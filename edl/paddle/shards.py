@@ -20,7 +20,7 @@ from edl.paddle.arrays import from_memory, kind, memory
 from edl.paddle.clipping import RowClip
 from edl.paddle.ddp import ALONE_BYTES, BUCKET_BYTES, SHARDS, all_or_nobody
 from edl.paddle.optimizer_state import forget_all
-from edl.worker.ring import Ring
+from edl.worker.ring import Ring, narrow, widen
 
 LEVELS = ("os", "os_g", "p_g_os")
 """What is kept in rows: the optimizer's state, the gradients too, the parameters too."""
@@ -99,11 +99,15 @@ class Part:
         """Add to the gradient of the rows; ``values`` is kept."""
         if self.row is None:
             return
+        values = values.reshape(self.row.shape)
         if self.row.grad is None:
-            self.row.grad = from_memory(values.reshape(self.row.shape), name)
+            self.row.grad = from_memory(values, name)
+            return
+        held = memory(self.row.grad)
+        if name == "bfloat16":  # which Paddle cannot add on CPUs
+            held[...] = narrow(widen(held) + widen(values))
         else:
-            with paddle.no_grad():
-                self.row.grad = self.row.grad + from_memory(values.reshape(self.row.shape), name)
+            held += values
 
 
 class Shards:

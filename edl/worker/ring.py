@@ -105,9 +105,9 @@ class Ring:
         if self.world_size == 1:
             self._links.check()
         elif kind in _IN_FLOAT32:
-            wide = _widen(array) if bfloat16 else array.astype(np.float32)
+            wide = widen(array) if bfloat16 else array.astype(np.float32)
             self._reduce(wide, operation, kind)
-            array[...] = _narrow(wide) if bfloat16 else wide
+            array[...] = narrow(wide) if bfloat16 else wide
         elif array.flags.c_contiguous:
             self._reduce(array, operation, kind)
         else:
@@ -152,9 +152,9 @@ class Ring:
         if self.world_size == 1:
             self._links.check()
         elif kind in _IN_FLOAT32:
-            wide = _parts_of(_widen(array) if bfloat16 else array.astype(np.float32), counts, self.world_size)
+            wide = _parts_of(widen(array) if bfloat16 else array.astype(np.float32), counts, self.world_size)
             self._scatter(wide, operation, kind)
-            parts[self.rank][...] = _narrow(wide[self.rank]) if bfloat16 else wide[self.rank]
+            parts[self.rank][...] = narrow(wide[self.rank]) if bfloat16 else wide[self.rank]
         else:
             self._scatter(parts, operation, kind)
 
@@ -415,14 +415,14 @@ def _parts_of(flat: Any, counts: Sequence[int], size: int) -> list[Any]:
     return [flat[end - count : end] for end, count in zip(ends, counts, strict=True)]
 
 
-def _widen(bits: Any) -> Any:
+def widen(bits: Any) -> Any:
     """bfloat16 to float32: its bits are the upper half."""
     import numpy as np
 
     return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
-def _narrow(values: Any) -> Any:
+def narrow(values: Any) -> Any:
     """float32 to bfloat16, rounded to nearest, ties to even."""
     import numpy as np
 
