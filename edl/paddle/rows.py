@@ -46,7 +46,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
+class RowLayout:
     """Flat arrays joined so that the rows of each rank are contiguous."""
 
     counts: tuple[tuple[int, ...], ...]

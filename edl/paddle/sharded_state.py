@@ -28,7 +28,7 @@ from edl.checkpoint.reading.saved_parts import ReadRequest, SavedParts
 from edl.paddle import optimizer_state
 from edl.paddle.arrays import PaddleArrays
 from edl.paddle.sharding import NUMBERS
-from edl.paddle.shards import Part, Shards, of
+from edl.paddle.shards import ParameterRows, Shards, of
 from edl.wire.snapshot import Meta
 from edl.worker import tree
 from edl.worker.contents import NUMPY_KINDS
@@ -80,13 +80,13 @@ def is_number(optimizer: Any, kind: str) -> bool:
     return (kind.removeprefix(f"{own}_") if own else kind) in numbers
 
 
-def parts_by_name(shards: Shards, layers: Mapping[str, Any]) -> dict[str, Part]:
+def parts_by_name(shards: Shards, layers: Mapping[str, Any]) -> dict[str, ParameterRows]:
     """The parts of an optimizer by the names of its state."""
     names = optimizer_state.names_in(layers)
     return {names[part.whole.name]: part for part in shards.parts if part.whole.name in names}
 
 
-def _is_here(part: Part | None) -> bool:
+def _is_here(part: ParameterRows | None) -> bool:
     return part is None or part.box is not None
 
 
@@ -146,7 +146,7 @@ def load_optimizer(
     optimizer_state.load(optimizer, layers, {**plain, _PARAMETERS: kept}, owned)
 
 
-def _at_place(part: Part | None, value: Mapping[str, Any], where: str) -> Any:
+def _at_place(part: ParameterRows | None, value: Mapping[str, Any], where: str) -> Any:
     """The values of a saved part. Raises ``ValueError`` if this rank has another part."""
     saved = Box(tuple(value[OFFSET]), tuple(value[LOCAL].shape))
     if part is None or list(part.shape) != list(value[SHAPE]) or part.box != saved:
@@ -159,7 +159,7 @@ def _at_place(part: Part | None, value: Mapping[str, Any], where: str) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Commit:
+class RowCommit:
     """A commit as this worker would have made it in its present world."""
 
     meta: Meta
@@ -175,18 +175,18 @@ def read(
     size: int,
     compare: Callable[[Meta, set[str], set[str]], None],
     loading: Loading,
-) -> Commit:
+) -> RowCommit:
     """Read the commit that a world of any size has made; each worker reads what it needs. ``compare`` is called first
     with the names of the saved objects and values, and refuses a commit of another script. ``loading`` adds to errors
     raised inside it which object was being restored. Raises ``CheckpointError``."""
     everybody = range(stored.shards)
     if size != stored.shards:
-        return _Reading(stored, tuple(everybody), objects, loading).read(values, compare)
+        return _RowReading(stored, tuple(everybody), objects, loading).read(values, compare)
     try:  # usually only the own part is needed
-        return _Reading(stored, (rank,), objects, loading).read(values, compare)
+        return _RowReading(stored, (rank,), objects, loading).read(values, compare)
     except Missing:
         shards = (rank, *(other for other in everybody if other != rank))
-        return _Reading(stored, shards, objects, loading).read(values, compare)
+        return _RowReading(stored, shards, objects, loading).read(values, compare)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +205,7 @@ class _Pending:
         return flat.reshape(self.info.shape)
 
 
-class _Reading:
+class _RowReading:
     """One reading: first it plans what to read, then it reads everything in the order of the parts."""
 
     def __init__(
@@ -215,7 +215,7 @@ class _Reading:
         self._stored, self._shards, self._objects, self._loading = stored, shards, objects, loading
         self._wants: list[ReadRequest] = []
 
-    def read(self, values: Iterable[str], compare: Callable[[Meta, set[str], set[str]], None]) -> Commit:
+    def read(self, values: Iterable[str], compare: Callable[[Meta, set[str], set[str]], None]) -> RowCommit:
         home, *_ = self._stored.parts(self._shards[:1])
         found = set().union(*(part.objects.keys() for part in self._stored.parts(self._shards)))
         compare(home.meta, found, set(home.values))
@@ -225,7 +225,7 @@ class _Reading:
                 planned[name] = self._object(name, obj)
         wanted = {name: self._plain(home.values[name]) for name in values if name in home.values}
         self._stored.fetch(self._wants)
-        return Commit(home.meta, _made(planned), _made(wanted))
+        return RowCommit(home.meta, _made(planned), _made(wanted))
 
     def _object(self, name: str, obj: Any) -> Any:
         shards = of(obj)
@@ -255,7 +255,7 @@ class _Reading:
         }
         return {**{key: self._plain(value) for key, value in stored.items() if key != _PARAMETERS}, _PARAMETERS: kept}
 
-    def _entry(self, value: Any, part: Part | None) -> Any:
+    def _entry(self, value: Any, part: ParameterRows | None) -> Any:
         """The rows of a tensor; the whole of one that is not cut here."""
         if part is None or part.box is None or not isinstance(value, (Spread, Whole)):
             return self._plain(value)

@@ -26,7 +26,7 @@ LEVELS = ("os", "os_g", "p_g_os")
 """What is kept in rows: the optimizer's state, the gradients too, the parameters too."""
 
 
-class Part:
+class ParameterRows:
     """One trained parameter, and this rank's rows of it."""
 
     def __init__(self, whole: Any) -> None:
@@ -118,7 +118,7 @@ class Shards:
         self.layer, self.optimizer, self.level = layer, optimizer, level
         self.model: Any = None
         """The wrapper that the script calls."""
-        self.groups = [[Part(one) for one in each] for each in groups]
+        self.groups = [[ParameterRows(one) for one in each] for each in groups]
         self.parts = [part for each in self.groups for part in each]
         self.clips: list[RowClip | None] = [None for _ in groups]
         self.fresh = True
@@ -131,7 +131,7 @@ class Shards:
     def __reduce__(self) -> Any:
         return _nothing, ()  # a copy of the layer is a plain layer
 
-    def part(self, parameter: Any) -> Part | None:
+    def part(self, parameter: Any) -> ParameterRows | None:
         """The part of a parameter; None if the optimizer does not train it."""
         return self._by_id.get(id(parameter))
 
@@ -189,7 +189,7 @@ class Shards:
 
     # --- gradients ---------------------------------------------------------------------------------------------------
 
-    def reduce(self, ring: Ring, found: Iterable[tuple[Part, Any, str]]) -> None:
+    def reduce(self, ring: Ring, found: Iterable[tuple[ParameterRows, Any, str]]) -> None:
         """Average gradients, each rank its rows, and free the whole ones. ``found``: parts with their gradients, None
         for 0, and the gradients' type."""
         arrays = ((part, _flat(part, gradient, name), name) for part, gradient, name in found)
@@ -236,7 +236,7 @@ class Shards:
     def _all_clips(self) -> Iterator[RowClip]:
         return (clip for clip in self.clips if clip is not None)
 
-    def _take_gradient(self, part: Part) -> None:
+    def _take_gradient(self, part: ParameterRows) -> None:
         """Give the rows their part of a gradient that is whole."""
         gradient = part.whole.grad
         if part.row is not None:
@@ -261,12 +261,12 @@ def sparse(parameter: Any) -> StateError:
     return StateError(f"the gradient of {parameter.name} is sparse, and cannot be sharded: sparse=False for embeddings")
 
 
-class _Bucket:
+class _RowBucket:
     """Flat arrays of one type, for one collective."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.parts: list[Part] = []
+        self.parts: list[ParameterRows] = []
         self.arrays: list[Any] = []
         self.size = 0
 
@@ -283,7 +283,7 @@ class _Bucket:
             if run.rank != ring.rank:
                 self.arrays[run.number][run.there] = flat[run.here]
 
-    def reduce(self, ring: Ring) -> Iterator[tuple[Part, Any]]:
+    def reduce(self, ring: Ring) -> Iterator[tuple[ParameterRows, Any]]:
         """Each part, and the mean of this rank's elements; overwrites the arrays."""
         bfloat16 = self.name == "bfloat16"
         if len(self.parts) == 1:
@@ -299,17 +299,17 @@ class _Bucket:
         for number, part in enumerate(self.parts):
             yield part, flat[own.get(number, slice(0, 0))].copy()
 
-    def _joined(self) -> tuple[rows.Joined, Any]:
-        joined = rows.Joined(tuple(part.counts for part in self.parts))
+    def _joined(self) -> tuple[rows.RowLayout, Any]:
+        joined = rows.RowLayout(tuple(part.counts for part in self.parts))
         return joined, np.empty(sum(joined.parts), self.arrays[0].dtype)
 
 
-def _buckets(found: Iterable[tuple[Part, Any, str]]) -> Iterator[_Bucket]:
+def _buckets(found: Iterable[tuple[ParameterRows, Any, str]]) -> Iterator[_RowBucket]:
     """Large arrays alone, smaller ones together, by type."""
-    open_ones: dict[str, _Bucket] = {}
+    open_ones: dict[str, _RowBucket] = {}
     for part, array, name in found:
         alone = array.nbytes >= ALONE_BYTES
-        bucket = _Bucket(name) if alone else open_ones.setdefault(name, _Bucket(name))
+        bucket = _RowBucket(name) if alone else open_ones.setdefault(name, _RowBucket(name))
         bucket.parts.append(part)
         bucket.arrays.append(array)
         bucket.size += array.nbytes
@@ -320,14 +320,14 @@ def _buckets(found: Iterable[tuple[Part, Any, str]]) -> Iterator[_Bucket]:
     yield from open_ones.values()
 
 
-def _flat(part: Part, gradient: Any, name: str) -> Any:
+def _flat(part: ParameterRows, gradient: Any, name: str) -> Any:
     if gradient is None:
         return np.zeros(sum(part.counts), "uint16" if name == "bfloat16" else name)
     found = memory(gradient)
     return gradient.numpy().reshape(-1) if found is None else found.reshape(-1)
 
 
-def _to_clip(parts: Sequence[Part]) -> list[tuple[str, Any]]:
+def _to_clip(parts: Sequence[ParameterRows]) -> list[tuple[str, Any]]:
     clipped = (part.row is not None and not part.row.stop_gradient and part.row.need_clip for part in parts)
     return [(part.whole.name, part.row.grad if yes else None) for part, yes in zip(parts, clipped, strict=True)]
 

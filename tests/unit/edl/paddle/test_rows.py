@@ -47,7 +47,7 @@ def test_each_rank_has_as_many_rows_as_torch_would_give_it() -> None:
 
 
 def test_rows_of_a_rank_are_joined_contiguously() -> None:
-    joined = rows.Joined((rows.counts((7, 3), 3), rows.counts((2,), 3), rows.counts((4,), 3)))
+    joined = rows.RowLayout((rows.counts((7, 3), 3), rows.counts((2,), 3), rows.counts((4,), 3)))
     assert joined.parts == [9 + 1 + 2, 9 + 1 + 2, 3]
     arrays = [np.arange(21), np.arange(100, 102), np.arange(200, 204)]
     flat = np.full(sum(joined.parts), -1)
