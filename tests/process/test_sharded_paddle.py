@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -61,6 +62,28 @@ def test_worlds_of_any_size_begin_from_memory(tmp_path: Path, level: str) -> Non
             for node in ("a", "b"):
                 assert len({tuple(seen.pids_of(node)) for seen in job.rounds()}) == 1, "it keeps its process"
             assert began[grown.round]["step"] > 0 and began[shrunk.round]["step"] >= began[grown.round]["step"]
+            compare(job, undisturbed(tmp_path / "alone", last))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("level", ["os_g", "p_g_os"])
+def test_a_lost_worker_is_replaced(tmp_path: Path, level: str) -> None:
+    """A world of the same size: each worker restores its own part."""
+    with OutsideEtcd(tmp_path / "etcd") as etcd:
+        folder = tmp_path / "job"
+        folder.mkdir()
+        named: dict[str, Any] = {"name": "padlost", "nnodes": "2", "script": (str(SCRIPT),)}
+        with Sharded(folder, [etcd.endpoint], **named, arguments=(f"--level={level}",)) as job:
+            job.start("a", "b")
+            first = job.wait_world(2)
+            job.wait_steps(5)
+            (lost,) = first.pids_of("b")
+            os.kill(lost, signal.SIGKILL)
+            second = job.wait_world(2, after=first.round)
+            assert second.pids_of("a") == first.pids_of("a"), "it keeps its process"
+            job.wait_steps(5)
+            last = job.end_soon()
+            assert ended(job)[second.round]["step"] > 0
             compare(job, undisturbed(tmp_path / "alone", last))
 
 
