@@ -88,6 +88,22 @@ def test_a_lost_worker_is_replaced(tmp_path: Path, level: str) -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("level", ["os", "p_g_os"])
+def test_a_step_that_a_worker_votes_against_is_made_again(tmp_path: Path, level: str) -> None:
+    with OutsideEtcd(tmp_path / "etcd") as etcd:
+        folder = tmp_path / "job"
+        folder.mkdir()
+        named: dict[str, Any] = {"name": "padvote", "nnodes": "2", "script": (str(SCRIPT),)}
+        arguments = (f"--level={level}", "--refuse-at=6", "--steps=12")
+        with Sharded(folder, [etcd.endpoint], **named, arguments=arguments) as job:
+            job.start("a", "b")
+            ended(job)
+            made = [step.step for step in job.steps() if step.rank == 0]
+            assert made == [*range(1, 7), *range(6, 13)], made
+            compare(job, undisturbed(tmp_path / "alone", 12))
+
+
+@pytest.mark.soak
 def test_a_checkpoint_is_read_at_another_size(tmp_path: Path) -> None:
     """Written by two workers, and read by three, with another level."""
     directory = f"--checkpoint-dir={tmp_path / 'checkpoints'}"

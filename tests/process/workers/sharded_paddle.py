@@ -26,6 +26,7 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=1_000_000, help="unless FOLDER/last-step says otherwise")
     parser.add_argument("--pause", type=float, default=0.1)
     parser.add_argument("--save-every", type=int, default=0)
+    parser.add_argument("--refuse-at", type=int, default=0, help="all vote, and rank 1 votes once against this commit")
     return parser.parse_args()
 
 
@@ -73,6 +74,15 @@ def last_step() -> int:
     return int(file.read_text()) if file.exists() else int(options.steps)
 
 
+def refuses(rank: int) -> bool:
+    """Whether to vote against the commit of this step."""
+    once = options.folder / "refused"
+    if rank != 1 or state.step != options.refuse_at or once.exists():
+        return False
+    once.touch()
+    return True
+
+
 @edl.run
 def train(state: edl.State) -> None:
     here = edl.context()
@@ -97,7 +107,9 @@ def train(state: edl.State) -> None:
             state.step += 1
             line = {"t": time.monotonic(), "step": state.step, **fixed, "loss": everybody}
             log.write(json.dumps(line) + "\n")
-            if options.save_every and state.step % options.save_every == 0:
+            if options.refuse_at:
+                state.commit(ok=not refuses(here.rank))
+            elif options.save_every and state.step % options.save_every == 0:
                 state.save()
             else:
                 state.commit()
