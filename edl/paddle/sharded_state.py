@@ -108,7 +108,9 @@ def load_layer(shards: Shards, layer: Any, plain: Mapping[str, Any]) -> None:
     """Restore a layer from the result of ``capture_layer``, by the same rank of a world of the same size."""
     shards.enter()
     own = layer.state_dict()
-    fresh = not any(is_tensor_part(value) for value in plain.values())
+    cut = [key for key, value in own.items() if shards.part(value) is not None]
+    # A worker without rows lacks the parameter, so all workers come to the same.
+    fresh = all(key in plain and not is_tensor_part(plain[key]) for key in cut)
     wanted = {key for key, value in own.items() if fresh or _is_here(shards.part(value))}
     if wanted != plain.keys():
         lacking, unknown = sorted(wanted - plain.keys())[:5], sorted(plain.keys() - wanted)[:5]

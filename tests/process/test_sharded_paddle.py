@@ -108,7 +108,8 @@ def test_a_checkpoint_is_read_at_another_size(tmp_path: Path) -> None:
     """Written by two workers, and read by three, with another level."""
     directory = f"--checkpoint-dir={tmp_path / 'checkpoints'}"
     named: dict[str, Any] = {"name": "padsaved", "nnodes": "1:3", "script": (str(SCRIPT),), "options": (directory,)}
-    jobs = []
+    jobs: list[Sharded] = []
+    began: dict[int, dict[str, Any]] = {}
     for number, (nodes, steps, level) in enumerate((("ab", 10, "os"), ("abc", 16, "p_g_os"))):
         folder = tmp_path / f"run-{number}"
         folder.mkdir()

@@ -129,7 +129,7 @@ def test_a_world_of_another_size_goes_on(level: str, sizes: tuple[int, int], mon
         assert_equal(gone_on(after, parts, level), trained(OPTIMIZERS["Adam"]))
 
 
-@pytest.mark.parametrize("name", ["SGD", "Momentum", "Adamax", "NAdam", "groups", "schedule"])
+@pytest.mark.parametrize("name", ["SGD", "Momentum", "Adamax", "NAdam", "groups", "schedule", "ranks without rows"])
 def test_the_state_of_every_kind_of_optimizer_is_cut_anew(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with world(2, monkeypatch) as before:
         parts = begun(before, "os", name)

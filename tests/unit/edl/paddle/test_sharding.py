@@ -132,11 +132,14 @@ OPTIMIZERS: dict[str, Make] = {
     "value": lambda layer: optim.SGD(0.05, parameters=layer.parameters(), grad_clip=nn.ClipGradByValue(0.1)),
     "groups": grouped,
     "schedule": decaying,
+    "ranks without rows": lambda layer: optim.Adam(
+        0.05, parameters=[layer.scale], grad_clip=nn.ClipGradByGlobalNorm(0.5)
+    ),
 }
 
 
 PAIRS = [(name, LEVELS[number % 3]) for number, name in enumerate(OPTIMIZERS)]
-ALL = {*PAIRS, *((name, level) for name in ("Adam", "global norm", "groups") for level in LEVELS)}
+ALL = {*PAIRS, *((name, level) for name in ("Adam", "global norm", "groups", "ranks without rows") for level in LEVELS)}
 
 
 @pytest.mark.parametrize(("name", "level"), sorted(ALL))
