@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from paddle.base import core
 
 from edl.paddle import group
 from edl.worker.ring import Ring
@@ -20,6 +21,7 @@ from tests.unit.edl.worker.test_ring import TOKEN, Ports
 
 WAITS_S = 60
 _here = threading.local()
+_core: Any = core
 
 
 class _Taking(Ring):
@@ -53,6 +55,7 @@ class PaddleWorld:
 
         def in_turn(ring: Ring) -> Any:
             _here.ring = ring
+            _core.set_num_threads(1)  # of this thread: pools of several would wait for one another
             with self._turn:
                 return work(ring.rank)
 
