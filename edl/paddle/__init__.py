@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from edl.paddle.random_state import RandomState as RandomState
     from edl.paddle.sampler import EDLBatchSampler as EDLBatchSampler
     from edl.paddle.sampler import EDLDistributedSampler as EDLDistributedSampler
+    from edl.paddle.sharding import group_sharded_parallel as group_sharded_parallel
     from edl.paddle.state import State as State
     from edl.paddle.state import run as run
     from edl.worker.context import context as context
@@ -39,6 +40,7 @@ _PLACES = {
     "context": "edl.worker.context",
     "settings": "edl.worker.hyper",
     "parallel": "edl.paddle.ddp",
+    "group_sharded_parallel": "edl.paddle.sharding",
     "DiLoCo": "edl.paddle.outer",
     "LocalSGD": "edl.paddle.outer",
     "RandomState": "edl.paddle.random_state",
@@ -54,8 +56,8 @@ _PLACES = {
 
 __all__ = [
     "AdaScale", "Data", "DataLoader", "DiLoCo", "EDLBatchSampler", "EDLDistributedSampler", "LocalSGD", "RandomState",
-    "State", "accumulate", "all_gather", "all_reduce", "barrier", "broadcast", "context", "load_checkpoint",
-    "parallel", "run", "scale_lr", "settings", "shard_iterable",
+    "State", "accumulate", "all_gather", "all_reduce", "barrier", "broadcast", "context", "group_sharded_parallel",
+    "load_checkpoint", "parallel", "run", "scale_lr", "settings", "shard_iterable",
 ]  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from edl.paddle.arrays import fill
 from edl.paddle.ddp import Parallel
 from edl.paddle.framework import FRAMEWORK
 from edl.paddle.logical import LogicalModel, buffers
+from edl.paddle.shards import of
 from edl.worker.accumulate import Step, begin, found_scaler
 from edl.worker.steps import StepLoader
 
@@ -119,8 +120,14 @@ class PaddleModel:
         return sum(self._squares)
 
     def square(self) -> float:
-        """The squared norm of ``.grad``."""
-        return sum(_square(one.grad) for one in self._parameters if one.grad is not None)
+        """The squared norm of ``.grad``, also where each rank has its rows of it; then a collective."""
+        mine = sum(_square(one.grad) for one in self._parameters if one.grad is not None)
+        if (shards := of(self.layer)) is None or shards.level == "os" or shards.size == 1:
+            return mine
+        rows = sum(
+            _square(part.row.grad) for part in shards.parts if part.row is not None and part.row.grad is not None
+        )
+        return mine + sum(float(one) for one in self.exchange(repr(rows).encode()))
 
     def exchange(self, data: bytes) -> list[bytes]:
         """Exchange bytes over the ring; for a plain layer only this worker's are returned."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,11 +24,13 @@ from edl.paddle.comm import broadcast
 from edl.worker.ring import OutOfStep, Ring
 
 BUCKET_BYTES = 25 << 20
-_ALONE_BYTES = 1 << 20
+ALONE_BYTES = 1 << 20
 """A gradient of at least this size is averaged in place; smaller ones are gathered first."""
-_KINDS = ("float32", "float16", "bfloat16", "float64")
-_SPARSE = 128
+KINDS = ("float32", "float16", "bfloat16", "float64")
+SPARSE = 128
 _HOOKS = "_edl_hooks"
+SHARDS = "_edl_shards"
+"""Where a layer, and its optimizer, refer to what ``group_sharded_parallel`` has made of them."""
 
 _nn: Any = paddle.nn
 _backward = threading.local()
@@ -41,7 +43,10 @@ def parallel(layer: Any) -> Parallel:
     Call it once; the result is used in every round. All ranks must run the same backward passes; parameters that some
     or all ranks do not use are allowed.
     """
-    return layer if isinstance(layer, Parallel) else Parallel(layer)
+    if isinstance(layer, Parallel):
+        return layer
+    known = vars(layer).get(SHARDS)
+    return Parallel(layer) if known is None else known.model
 
 
 class Parallel(_nn.Layer):  # type: ignore[misc]
@@ -100,7 +105,7 @@ class Parallel(_nn.Layer):  # type: ignore[misc]
         ring = group.current()
         if ring is not None and ring.world_size > 1:
             # A pass that creates an empty gradient must not trigger averaging itself.
-            with _all_or_nobody(ring), self.no_sync():
+            with all_or_nobody(ring), self.no_sync():
                 self._average(ring)
 
     # --- before the pass -----------------------------------------------------------------------------------------
@@ -117,14 +122,23 @@ class Parallel(_nn.Layer):  # type: ignore[misc]
             # New world: ranks that have initialized their own values take those of rank 0. Restored values are equal
             # anyway.
             if ring.world_size > 1:
-                with _all_or_nobody(ring):
-                    for tensor in (*self.layer.parameters(), *self.layer.buffers()):
+                with all_or_nobody(ring):
+                    for tensor in self._first_values():
                         broadcast(tensor)
             hooks.agreed = weakref.ref(ring)
+
+    def _first_values(self) -> Iterable[Any]:
+        """What all ranks take from rank 0 in a new world."""
+        return (*self.layer.parameters(), *self.layer.buffers())
 
     # --- after the pass ------------------------------------------------------------------------------------------
 
     def _average(self, ring: Ring) -> None:
+        self._average_these(ring, self._agreed(ring))
+
+    def _agreed(self, ring: Ring) -> list[tuple[Any, Any, int]]:
+        """The parameters that any rank has used, with this rank's gradient, if any, and how it is described; from the
+        last layer to the first, the order in which they were computed."""
         parameters = [parameter for parameter in self.layer.parameters() if not parameter.stop_gradient]
         gradients = [parameter.grad for parameter in parameters]
         ours = np.array([_flag(gradient) for gradient in gradients], np.uint8)
@@ -133,21 +147,24 @@ class Parallel(_nn.Layer):  # type: ignore[misc]
         for parameter, mine, flag in zip(parameters, ours, flags, strict=True):
             if mine not in (0, flag):
                 raise OutOfStep(f"the gradient of {parameter.name} has another type on another rank")
+        found = reversed(list(zip(parameters, gradients, flags.tolist(), strict=True)))
+        return [(parameter, gradient, flag) for parameter, gradient, flag in found if flag]
+
+    def _average_these(self, ring: Ring, found: Iterable[tuple[Any, Any, int]]) -> None:
         buckets: dict[str, _Bucket] = {}
-        # From the last layer to the first: the order in which they were computed.
-        for parameter, gradient, flag in reversed(list(zip(parameters, gradients, flags.tolist(), strict=True))):
-            if flag & _SPARSE:
+        for parameter, gradient, flag in found:
+            if flag & SPARSE:
                 _average_sparse(ring, parameter, gradient)
-            elif flag:
-                gradient = _zero_gradient(parameter, _KINDS[flag - 1]) if gradient is None else gradient
-                self._average_dense(ring, buckets, gradient, _KINDS[flag - 1])
+            else:
+                gradient = _zero_gradient(parameter, KINDS[flag - 1]) if gradient is None else gradient
+                self._average_dense(ring, buckets, gradient, KINDS[flag - 1])
         for name, bucket in buckets.items():
             self._average_bucket(ring, name, bucket)
 
     def _average_dense(self, ring: Ring, buckets: dict[str, _Bucket], gradient: Any, name: str) -> None:
         """Average a gradient now if it is large, else when enough of its type have been gathered."""
         array = memory(gradient)
-        if array is not None and array.nbytes >= _ALONE_BYTES:
+        if array is not None and array.nbytes >= ALONE_BYTES:
             ring.all_reduce(array, "mean", bfloat16=name == "bfloat16")
             return
         bucket = buckets.setdefault(name, _Bucket())
@@ -176,7 +193,7 @@ class Parallel(_nn.Layer):  # type: ignore[misc]
 
 
 @contextmanager
-def _all_or_nobody(ring: Ring) -> Iterator[None]:
+def all_or_nobody(ring: Ring) -> Iterator[None]:
     """Abort the ring when this rank fails between two calls; the ring itself does so only for a failure within a call.
     Otherwise the other ranks would wait, with gradients of which only some are averaged. Nothing may be computed from
     them in this round."""
@@ -201,9 +218,9 @@ def _flag(gradient: Any) -> int:
     if gradient is None:
         return 0
     name = kind(gradient)
-    if name not in _KINDS:
+    if name not in KINDS:
         raise TypeError(f"gradients of {name} cannot be averaged")
-    return 1 + _KINDS.index(name) | (_SPARSE if gradient.is_selected_rows() else 0)
+    return 1 + KINDS.index(name) | (SPARSE if gradient.is_selected_rows() else 0)
 
 
 def _zero_gradient(parameter: Any, name: Any) -> Any:
@@ -288,7 +305,7 @@ def _watch_backward() -> None:
                 ring = group.current()
                 for model in sorted(_touched(), key=lambda model: model._order):
                     if ring is not None and ring.world_size > 1:
-                        with _all_or_nobody(ring):
+                        with all_or_nobody(ring):
                             model._average(ring)
             return result
         finally:

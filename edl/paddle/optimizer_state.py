@@ -96,17 +96,22 @@ def _parameters(optimizer: Any) -> list[Any]:
 
 def _names(optimizer: Any, layers: Mapping[str, Any]) -> dict[str, str]:
     """Maps Paddle's name of a parameter, or of its master weight, to the stable name."""
-    kept = {
-        parameter.name: f"{layer_name}.{name}"
-        for layer_name, layer in reversed(list(layers.items()))  # the first layer that has it determines the name
-        for name, parameter in layer.named_parameters()
-    }
+    kept = names_in(layers)
     found = {
         parameter.name: kept.get(parameter.name, f"parameter {number}")
         for number, parameter in enumerate(_parameters(optimizer))
     }
     masters = _masters(optimizer)
     return found | {masters[own].name: name for own, name in found.items() if own in masters}
+
+
+def names_in(layers: Mapping[str, Any]) -> dict[str, str]:
+    """Maps Paddle's name of a parameter to the stable name, for all parameters of these layers."""
+    return {
+        parameter.name: f"{layer_name}.{name}"
+        for layer_name, layer in reversed(list(layers.items()))  # the first layer that has it determines the name
+        for name, parameter in layer.named_parameters()
+    }
 
 
 def _name(names: Mapping[str, str], own: str) -> str:
@@ -129,6 +134,13 @@ def _create(optimizer: Any, parameters: list[Any]) -> None:
         base: Any = framework
         with base.dygraph_guard_if_declarative():
             optimizer._create_accumulators(base.default_main_program().global_block(), parameters)
+
+
+def forget_all(optimizer: Any) -> None:
+    """Make the optimizer as it was before its first step."""
+    optimizer._accumulators.clear()
+    optimizer._master_weights.clear()
+    optimizer._already_create_accumulator.clear()
 
 
 def _forget(optimizer: Any, unsaved: set[str], names: Mapping[str, str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -9,17 +10,26 @@ from typing import Any
 import paddle
 from paddle.optimizer.lr import LRScheduler
 
+from edl.checkpoint.reading.assembly import LOCAL
+from edl.checkpoint.reading.memory_parts import MemoryParts
+from edl.checkpoint.reading.reader import Folder
+from edl.checkpoint.reading.saved_parts import SavedParts
 from edl.errors import StateError
-from edl.paddle import scheduler_state
+from edl.paddle import group, scheduler_state, sharded_state
 from edl.paddle.ddp import Parallel
 from edl.paddle.framework import FRAMEWORK
 from edl.paddle.logical import buffers
 from edl.paddle.optimizer_state import capture, load
+from edl.paddle.shards import of
+from edl.wire.local import Seat
 from edl.worker import state as core
 from edl.worker import tree
+from edl.worker.contents import is_own
+from edl.worker.link import Link
 from edl.worker.local_steps import OuterSteps
 from edl.worker.loop import make_run
 from edl.worker.modes import TRAINING, Mode
+from edl.worker.session import Session
 
 run = make_run(FRAMEWORK)
 _REFUSED = frozenset({
@@ -33,16 +43,19 @@ class State(core.BaseState):
     """The state of a training script that must not be lost: ``State(model=model, optimizer=optimizer, epoch=0)``.
 
     It accepts layers, optimizers, LR schedulers, other objects with ``state_dict``, tensors, arrays and plain values.
-    Raises ``StateError`` for ``sharded=True`` and for objects that cannot be saved.
+    ``sharded=True``: the optimizer comes from ``group_sharded_parallel``, and each worker saves its rows; the result
+    can be restored at any world size. Raises ``StateError`` for objects that cannot be saved.
     """
 
     def __init__(self, *, sharded: bool = False, copy_every: int = 1, **values: Any) -> None:
-        if sharded:
-            # Paddle 3.3's distributed checkpoint can be read by more than one process only with CUDA.
-            raise StateError("sharded=True: sharded state is not possible with Paddle, only with PyTorch")
         super().__init__(FRAMEWORK, values, sharded=sharded, copy_every=copy_every)
         for name, obj in self._objects.items():
             _refuse(name, obj)
+        _check_sharded(self._objects, sharded)
+
+    @property
+    def _why_restarted(self) -> str:
+        return ""  # rows are cut anew in the same process
 
     def _structure(self, obj: Any) -> str:
         if not isinstance(obj, paddle.nn.Layer):
@@ -69,6 +82,10 @@ class State(core.BaseState):
             yield from ((f"{name}.{path}", part, "stop_gradient") for path, part in layer.named_parameters())
 
     def _capture_object(self, name: str, obj: Any) -> Any:
+        if self._sharded and (shards := of(obj)) is not None:
+            if obj is shards.optimizer:
+                return sharded_state.capture_optimizer(shards, obj, self._layers())
+            return sharded_state.capture_layer(shards, obj)
         if isinstance(obj, paddle.optimizer.Optimizer):
             return capture(obj, self._layers())
         if isinstance(obj, LRScheduler):
@@ -77,7 +94,12 @@ class State(core.BaseState):
         return dict(found) if isinstance(obj, paddle.nn.Layer) else found
 
     def _load_object(self, name: str, obj: Any, plain: Any) -> None:
-        if isinstance(obj, paddle.optimizer.Optimizer):
+        if self._sharded and (shards := of(obj)) is not None:
+            if obj is shards.optimizer:
+                sharded_state.load_optimizer(shards, obj, self._layers(), plain, self._owned)
+            else:
+                sharded_state.load_layer(shards, obj, plain)
+        elif isinstance(obj, paddle.optimizer.Optimizer):
             load(obj, self._layers(), plain, self._owned)
         elif isinstance(obj, paddle.nn.Layer):
             _load_layer(obj, plain, self._owned)
@@ -90,6 +112,67 @@ class State(core.BaseState):
 
     def _load_value(self, name: str, live: Any, plain: Any) -> Any:
         return _load_value(self._owned(plain), live)
+
+    def _is_part(self, path: str) -> bool:
+        if not self._sharded:
+            return False
+        name, _, rest = path.partition(".")
+        shards = of(self._objects.get(name))
+        # A worker without rows of a parameter has none of its numbers either.
+        numbers = shards is not None and shards.optimizer is self._objects[name] and rest.startswith("parameters.")
+        return numbers or path.endswith(f".{LOCAL}")
+
+    def _replicated(self, structure: Any) -> Any:
+        if not self._sharded:
+            return structure
+        cut = {name for name, obj in self._objects.items() if (shards := of(obj)) and obj is shards.optimizer}
+        return {
+            name: {key: part for key, part in kept.items() if key != "parameters"}
+            if name in cut
+            else sharded_state.without_parts(kept)
+            for name, kept in structure.items()
+        }
+
+    def _restore_sharded(self, folder: str) -> None:
+        self._load_parts(Folder(folder))
+
+    def _recut(self, link: Link, seat: Seat, job: str) -> None:
+        self._load_parts(MemoryParts(link, seat, job))
+
+    def _load_parts(self, parts: SavedParts) -> None:
+        objects = {name: obj for name, obj in self._objects.items() if not is_own(obj)}
+        compare = functools.partial(self._compare_parts, parts.what)
+        ring = group.current()
+        rank, size = (0, 1) if ring is None else (ring.rank, ring.world_size)
+        found = sharded_state.read(parts, objects, self._values, rank, size, compare, self._loading)
+        for name, obj in objects.items():
+            with self._loading(name, found.meta):
+                self._load_object(name, obj, found.objects[name])
+        for name, value in found.values.items():
+            with self._loading(name, found.meta):
+                self._values[name] = self._load_value(name, self._values[name], value)
+
+    def _restore(self, session: Session, seat: Seat) -> None:
+        super()._restore(session, seat)
+        for shards in {id(found): found for obj in self._objects.values() if (found := of(obj))}.values():
+            if shards.level != "p_g_os":
+                shards.gather()  # the script may use its layer before the next forward pass
+        session.check()
+
+
+def _check_sharded(objects: dict[str, Any], sharded: bool) -> None:
+    """Refuse an optimizer that is sharded in a state that is not, and a state without one. Raises ``StateError``."""
+    found = {name: shards for name, obj in objects.items() if (shards := of(obj)) is not None}
+    if sharded and not found:
+        raise StateError(
+            "sharded=True: nothing in this state is sharded; edl.paddle.group_sharded_parallel shards a layer and its "
+            "optimizer"
+        )
+    for name, shards in found.items():
+        if not sharded:
+            raise StateError(f"state.{name} is sharded by group_sharded_parallel: pass sharded=True to State")
+        if not any(of(obj) is shards and obj is not shards.optimizer for obj in objects.values()):
+            raise StateError(f"state.{name}: a sharded optimizer needs its model in the same State")
 
 
 def _refuse(name: str, obj: Any) -> None:

@@ -19,8 +19,7 @@ from edl.torch.device_mesh import begin_world, mesh
 from edl.torch.first_size import missing_bytes
 from edl.torch.framework import current
 from edl.wire.local import Seat
-from edl.wire.snapshot import Meta
-from edl.worker import contents, loop
+from edl.worker import loop
 from edl.worker import state as core
 from edl.worker.contents import is_own
 from edl.worker.link import Link
@@ -144,14 +143,7 @@ class State(core.BaseState):
         self._load_parts(_shards().MemoryParts(link, seat, job))
 
     def _load_parts(self, parts: Any) -> None:
-        objects = frozenset(name for name, obj in self._objects.items() if not is_own(obj))
-
-        def compare(meta: Meta, kept: set[str], values: set[str]) -> None:
-            contents._compare(meta, kept, values, objects, self._values)
-            unknown = sorted(values - self._values.keys() - contents.HIDDEN)
-            if unknown:
-                self._note(f"ignoring values in {parts.what} that this script's state lacks: {', '.join(unknown)}")
-
+        compare = functools.partial(self._compare_parts, parts.what)
         shared = self._shared()
         meta, values = _shards().load_sharded(shared, parts, compare, self._loading)
         for obj in shared.values():

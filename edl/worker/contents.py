@@ -249,6 +249,15 @@ class Contents:
             return False
         return True
 
+    def _compare_parts(self, what: str, meta: Meta, objects: set[str], values: set[str]) -> None:
+        """Raise ``CheckpointError`` if the parts of a sharded commit do not match this script's state. ``what`` names
+        the commit in messages."""
+        shared = frozenset(name for name, obj in self._objects.items() if not is_own(obj))
+        _compare(meta, objects, values, shared, self._values)
+        unknown = sorted(values - self._values.keys() - HIDDEN)
+        if unknown:
+            self._note(f"ignoring values in {what} that this script's state lacks: {', '.join(unknown)}")
+
     @contextlib.contextmanager
     def _loading(self, name: str, meta: Meta) -> Iterator[None]:
         """Add to errors what was being restored. Errors about lost peers and memory are passed on unchanged."""

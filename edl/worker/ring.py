@@ -8,6 +8,7 @@ different operations. All ranks get the same bits.
 
 from __future__ import annotations
 
+import itertools
 import struct
 import threading
 from collections.abc import Callable, Sequence
@@ -21,7 +22,10 @@ from edl.worker.waits import now
 __all__ = ["OPERATIONS", "OutOfStep", "PeerLost", "Ring"]
 
 OPERATIONS = ("sum", "mean", "max", "min", "prod")
-_CALLS = ("all_reduce", "broadcast", "all_gather", "barrier", "all_gather_bytes", "broadcast_bytes")
+_CALLS = (
+    *("all_reduce", "broadcast", "all_gather", "barrier", "all_gather_bytes", "broadcast_bytes"),
+    *("reduce_scatter", "gather_parts"),
+)
 _KINDS = (
     *("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"),
     *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
@@ -101,9 +105,9 @@ class Ring:
         if self.world_size == 1:
             self._links.check()
         elif kind in _IN_FLOAT32:
-            wide = _widen(array) if bfloat16 else array.astype(np.float32)
+            wide = widen(array) if bfloat16 else array.astype(np.float32)
             self._reduce(wide, operation, kind)
-            array[...] = _narrow(wide) if bfloat16 else wide
+            array[...] = narrow(wide) if bfloat16 else wide
         elif array.flags.c_contiguous:
             self._reduce(array, operation, kind)
         else:
@@ -136,6 +140,31 @@ class Ring:
             views = [_bytes(part) for part in gathered.reshape(self.world_size, -1)]
             self._gather("all_gather", str(array.dtype), array.size, views)
         return gathered
+
+    def reduce_scatter(self, array: Any, counts: Sequence[int], operation: str = "sum", bfloat16: bool = False) -> None:
+        """Combine the arrays of all ranks, each rank its own part. ``array`` is one-dimensional and contiguous, and
+        consists of a part for each rank, of ``counts[rank]`` elements. Afterwards this rank's part is right, and the
+        others are undefined. Types as for ``all_reduce``."""
+        import numpy as np
+
+        kind = _kind(array, operation, bfloat16)
+        parts = _parts_of(array, counts, self.world_size)
+        if self.world_size == 1:
+            self._links.check()
+        elif kind in _IN_FLOAT32:
+            wide = _parts_of(widen(array) if bfloat16 else array.astype(np.float32), counts, self.world_size)
+            self._scatter(wide, operation, kind)
+            parts[self.rank][...] = narrow(wide[self.rank]) if bfloat16 else wide[self.rank]
+        else:
+            self._scatter(parts, operation, kind)
+
+    def gather_parts(self, array: Any, counts: Sequence[int]) -> None:
+        """Fill in the parts of the other ranks; ``array`` and ``counts`` as for ``reduce_scatter``."""
+        parts = _parts_of(array, counts, self.world_size)
+        if self.world_size == 1:
+            self._links.check()
+        else:
+            self._gather("gather_parts", str(array.dtype), array.size, [_bytes(part) for part in parts])
 
     def barrier(self) -> None:
         """Return once all ranks have called it."""
@@ -191,6 +220,14 @@ class Ring:
         incoming += [_Copied(_bytes(part)) for part in order[size:]]
         outgoing = [_bytes(part) for part in order[:-1]]
         self._pass("all_reduce", kind, operation, 0, array.size, outgoing, 1, incoming)
+
+    def _scatter(self, parts: Sequence[Any], operation: str, kind: str) -> None:
+        """The first half of ``_reduce``, ending at this rank's own part."""
+        size = self.world_size
+        order = [parts[(self.rank - 1 - step) % size] for step in range(size)]
+        incoming = self._reducing(order[1:], operation)
+        outgoing = [_bytes(part) for part in order[:-1]]
+        self._pass("reduce_scatter", kind, operation, 0, sum(part.size for part in parts), outgoing, 1, incoming)
 
     def _reducing(self, targets: Sequence[Any], operation: str) -> list[Incoming]:
         """Receivers that add incoming data to each part; the last part to come is then complete."""
@@ -370,14 +407,22 @@ def _parts(flat: Any, count: int) -> list[Any]:
     return [flat[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
 
 
-def _widen(bits: Any) -> Any:
+def _parts_of(flat: Any, counts: Sequence[int], size: int) -> list[Any]:
+    """The ranks' parts of a one-dimensional array as views. Raises ``ValueError`` if ``counts`` does not fit."""
+    if len(counts) != size or sum(counts) != flat.size or flat.ndim != 1 or not flat.flags.c_contiguous:
+        raise ValueError(f"parts of {list(counts)} elements for {size} ranks in an array of shape {flat.shape}")
+    ends = list(itertools.accumulate(counts))
+    return [flat[end - count : end] for end, count in zip(ends, counts, strict=True)]
+
+
+def widen(bits: Any) -> Any:
     """bfloat16 to float32: its bits are the upper half."""
     import numpy as np
 
     return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
-def _narrow(values: Any) -> Any:
+def narrow(values: Any) -> Any:
     """float32 to bfloat16, rounded to nearest, ties to even."""
     import numpy as np
 

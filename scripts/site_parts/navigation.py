@@ -95,6 +95,7 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
         "examples/14-accelerate/README",
         "examples/15-torchtitan/README",
         "examples/16-fleet/README",
+        "examples/17-sharded-paddle/README",
     ),
     "How it works": (
         "docs/fault-tolerance",

@@ -90,7 +90,7 @@ def test_gradients_of_different_kinds_end_the_ring(pair: Pair) -> None:
 
 def test_a_kind_that_cannot_be_averaged_ends_the_ring(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     model = with_parameters(pair)
-    monkeypatch.setattr(ddp, "_KINDS", ("float16",))
+    monkeypatch.setattr(ddp, "KINDS", ("float16",))
     peer = pair.meanwhile(peer_uses(1))
     with pytest.raises(TypeError, match="cannot be averaged"):
         model(paddle.ones([1, 2])).sum().backward()

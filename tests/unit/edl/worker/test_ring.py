@@ -161,6 +161,50 @@ def test_broadcast_from_every_root(ranks: Callable[[int], Ranks], size: int, cou
 
 
 @pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int32"])
+@pytest.mark.parametrize("each", [(1, 0, 3, 0, 2), (0, 0, 0, 0, 1), (40_000, 3, 0, 70_000, 5)])
+def test_parts_are_combined_for_their_ranks_and_gathered(
+    ranks: Callable[[int], Ranks], size: int, dtype: str, each: tuple[int, ...]
+) -> None:
+    counts = each[-size:]
+    total = sum(values(rank, sum(counts), dtype) for rank in range(size))
+    ends = np.cumsum(counts)
+
+    def work(ring: Ring) -> None:
+        array = values(ring.rank, sum(counts), dtype)
+        ring.reduce_scatter(array, counts)
+        own = slice(ends[ring.rank] - counts[ring.rank], ends[ring.rank])
+        assert np.array_equal(array[own], total[own])
+        array[: own.start], array[own.stop :] = 0, 0
+        ring.gather_parts(array, counts)
+        assert np.array_equal(array, total)
+
+    ranks(size).each(work)
+
+
+def test_the_mean_of_parts_of_bfloat16_is_computed_in_32_bits(ranks: Callable[[int], Ranks]) -> None:
+    def work(ring: Ring) -> None:
+        one, step = 0x3F80, 0x3B80  # 1.0, and half a unit in its last place
+        array = np.array([one if ring.rank == 0 else step] * 3, np.uint16)
+        ring.reduce_scatter(array, [1, 1, 1], "sum", bfloat16=True)
+        assert array[ring.rank] == 0x3F81, "both steps count"
+
+    ranks(3).each(work)
+
+
+def test_parts_that_do_not_fit_are_refused_and_break_nothing(ranks: Callable[[int], Ranks]) -> None:
+    def work(ring: Ring) -> None:
+        for array, counts in ((np.ones(3), [1, 1]), (np.ones(3), [1, 1, 1]), (np.ones((1, 3)), [1, 2])):
+            with pytest.raises(ValueError, match="parts of"):
+                ring.gather_parts(array, counts)
+        array = np.ones(3)
+        ring.reduce_scatter(array, [1, 2], "mean")
+        assert array[ring.rank] == 1
+
+    ranks(2).each(work)
+
+
+@pytest.mark.parametrize("size", SIZES)
 def test_the_other_operations(ranks: Callable[[int], Ranks], size: int) -> None:
     def work(ring: Ring) -> Any:
         ring.barrier()
