@@ -97,6 +97,12 @@ SCRIPTS = {
         ("opencv-python-headless", "prettytable", "pyyaml", "tqdm"),
         "import importlib.metadata as m, paddleseg.core; print('paddleseg', m.version('paddleseg'))",
     ),
+    # For benchmarks.ps bags. With a later protobuf its DistributedStrategy has no attributes.
+    "paddle-2.6": Peer(
+        (),
+        ("paddlepaddle==2.6.2", "numpy<2", "protobuf==3.20.3", "setuptools"),
+        "import paddle; print('paddle', paddle.__version__)",
+    ),
     # For benchmarks.recovery, with edl's integrations and without. torchtitan imports triton, also where it has no GPU,
     # and the torch without CUDA does not bring it.
     "trainers": Peer(
