@@ -86,13 +86,17 @@ class GuardedStore:
             done = await self._store.write([*operations, Put(self._last_write, mine)], conditions)
             if done is None:
                 value, found = await self._stored()
-                if found == last or not value.startswith(self._own.encode()):
+                if found == last or not self.is_own(value):
                     raise FencedOut("another Master has been elected")
                 self._revision = found  # of an earlier write, or of this one
                 done = found if value == mine else None
             if done is not None:
                 self._revision = done
                 return done
+
+    def is_own(self, value: bytes) -> bool:
+        """Whether this value of ``last_write`` is of one of these writes, and not of another term."""
+        return value.startswith(self._own.encode())
 
     async def _stored(self) -> tuple[bytes, int]:
         return _in(await self._store.read(self._last_write), self._last_write)

@@ -25,7 +25,7 @@ from edl.master.goodput.stored import StoredSlotTimes
 from edl.master.shell import MasterDeps, MasterShell
 from edl.master.state import MasterState, Record
 from edl.master.stored import record_in
-from edl.ports import Condition, Operation
+from edl.ports import Condition, Operation, Put
 from edl.testing.sim.alarming import SimWatchdogs
 from edl.testing.sim.goodput_check import GoodputCheck, amount_ns
 from edl.testing.sim.memory_checkpoints import SimMemory
@@ -251,9 +251,14 @@ class SimLauncher(SimProcess):
             self._token = self.candidate.shell.token
 
     def _wrote(self, operations: Sequence[Operation], conditions: Sequence[Condition]) -> None:
-        """A write has taken effect. If it wrote the Master's record, it came from the Master's last decision."""
+        """A write has taken effect. If it wrote the Master's record, it came from the Master's last decision; or it is
+        a late one of an earlier term under the same token, which fences the present term at its next write."""
         deps, keys, decision = self.deps, self.deps.keys, self._decision
         written = {operation.key for operation in operations}
+        shell = self.master_shell
+        last = next((one.value for one in operations if isinstance(one, Put) and one.key == keys.last_write), b"")
+        if last and shell is not None and not shell.store.is_own(last):
+            return
         if keys.goodput in written:
             stored = deps.store.values(keys.goodput).values()  # none once the job has ended
             deps.checks.stored_ns = sum(amount_ns(plain.loads(StoredSlotTimes, value)) for value in stored)
