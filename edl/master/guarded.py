@@ -84,15 +84,14 @@ class GuardedStore:
             last = (await self._stored())[1] if self._revision is None else self._revision
             conditions = [self._guard.condition(), ModifiedAt(self._last_write, last)]
             done = await self._store.write([*operations, Put(self._last_write, mine)], conditions)
-            if done is None:
-                value, found = await self._stored()
-                if found == last or not self.is_own(value):
-                    raise FencedOut("another Master has been elected")
-                self._revision = found  # of an earlier write, or of this one
-                done = found if value == mine else None
             if done is not None:
                 self._revision = done
                 return done
+            value, self._revision = await self._stored()
+            if self._revision == last or not self.is_own(value):
+                raise FencedOut("another Master has been elected")
+            if value == mine:
+                return self._revision
 
     def is_own(self, value: bytes) -> bool:
         """Whether this value of ``last_write`` is of one of these writes, and not of another term."""
