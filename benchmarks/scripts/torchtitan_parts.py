@@ -11,36 +11,16 @@ from torch.distributed.fsdp import FSDPModule
 from torchtitan.components.checkpointer import CheckpointManager
 from torchtitan.components.loss import CrossEntropyLoss
 from torchtitan.components.metrics import MetricsProcessor
-from torchtitan.components.tokenizer import BaseTokenizer
 from torchtitan.hf_datasets import DatasetConfig
 from torchtitan.hf_datasets.text_datasets import DATASETS, HuggingFaceTextDataLoader
 from torchtitan.models.llama3 import model_registry
 from torchtitan.models.llama3.config_registry import llama3_debugmodel
 
 from benchmarks.scripts.trainer_parts import Log, arguments
+from tests.process.workers.titan_numbers import LENGTH, VOCABULARY, Numbers
 from tests.process.workers.titan_on_cpu import use_cpu
 
-LENGTH, VOCABULARY, SAMPLES, BATCH, STREAMS = 16, 32, 96, 2, 4
-
-
-class Numbers(BaseTokenizer):  # type: ignore[misc]  # the package is not typed
-    """A text is a number, and stands for as many tokens as a sample has."""
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(BaseTokenizer.Config):  # type: ignore[misc]
-        pass
-
-    def __init__(self, config: Any, *, tokenizer_path: str) -> None:
-        super().__init__()
-
-    def encode(self, text: str, **_: Any) -> list[int]:
-        return [(int(text) * 7 + number * number) % 31 for number in range(LENGTH + 1)]
-
-    def decode(self, *_: Any, **__: Any) -> str:
-        return ""
-
-    def get_vocab_size(self) -> int:
-        return VOCABULARY
+SAMPLES, BATCH, STREAMS = 96, 2, 4
 
 
 def numbers(_: str) -> Any:

@@ -14,7 +14,6 @@ from torchtitan.components.checkpointer import CheckpointManager
 from torchtitan.components.loss import CrossEntropyLoss
 from torchtitan.components.metrics import MetricsProcessor
 from torchtitan.components.optimizer import default_adamw
-from torchtitan.components.tokenizer import BaseTokenizer
 from torchtitan.hf_datasets import DatasetConfig
 from torchtitan.hf_datasets.text_datasets import DATASETS, HuggingFaceTextDataLoader
 from torchtitan.models.llama3 import model_registry
@@ -23,6 +22,7 @@ from torchtitan.trainer import Trainer
 
 from edl.integrations import torchtitan
 from tests.process.workers import trainer_script
+from tests.process.workers.titan_numbers import LENGTH, VOCABULARY, Numbers
 from tests.process.workers.titan_on_cpu import use_cpu
 
 parser = trainer_script.parser()
@@ -31,27 +31,6 @@ parser.add_argument("--save-steps", type=int, default=0)
 parser.add_argument("--replicas", action="store_true", help="HSDP: groups of two workers")
 parser.set_defaults(batch=2)
 options = parser.parse_args()
-LENGTH, VOCABULARY = 16, 32
-
-
-class Numbers(BaseTokenizer):  # type: ignore[misc]
-    """A text is a number, and stands for as many tokens as a sample has."""
-
-    @dataclass(kw_only=True, slots=True)
-    class Config(BaseTokenizer.Config):  # type: ignore[misc]
-        pass
-
-    def __init__(self, config: Any, *, tokenizer_path: str) -> None:
-        super().__init__()
-
-    def encode(self, text: str, **_: Any) -> list[int]:
-        return [(int(text) * 7 + number * number) % 31 for number in range(LENGTH + 1)]
-
-    def decode(self, *_: Any, **__: Any) -> str:
-        return ""
-
-    def get_vocab_size(self) -> int:
-        return VOCABULARY
 
 
 class Read:
