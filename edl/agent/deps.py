@@ -226,8 +226,9 @@ class SyncedFiles(Protocol):
         """Fetch what the other nodes have, as far as they send it."""
         ...
 
-    async def alike(self, world: World) -> None:
-        """Wait until all members of a world that is about to start have the same files. Raises ``CheckpointError``."""
+    async def alike(self, world: World, started: int) -> None:
+        """Wait until all members of a world that is about to start have the same files. ``started``: number of workers
+        that start on this node; the others run on. Raises ``CheckpointError``."""
         ...
 
 

@@ -41,16 +41,16 @@ class HeldStarts:
         self._failure = ""
         self._slots: tuple[int, ...] = ()
 
-    def enter(self, world: World) -> None:
-        """This node is a member of a world: wait for its files, whether workers start here or not."""
+    def enter(self, world: World, started: tuple[int, ...]) -> None:
+        """This node, a member of a world, starts workers of these slots: wait for its files, also if these are none."""
         if world.round != self._round:
             self._tasks.drop()
             self._round, self._alike, self._failure, self._slots = world.round, False, "", ()
-            self._tasks.begin(self._wait(world))
+            self._tasks.begin(self._wait(world, len(started)))
 
-    async def _wait(self, world: World) -> None:
+    async def _wait(self, world: World, started: int) -> None:
         try:
-            await self._synced.alike(world)
+            await self._synced.alike(world, started)
         except CheckpointError as error:
             self._failure = str(error)
             self._fail()

@@ -253,7 +253,7 @@ class AgentShell:
         workers = self._deps.workers
         match effect:
             case ev.Start(world, slots):
-                self._enter(world)
+                self._enter(world, slots)
                 if self._held is None or not self._held.hold(slots):
                     await self._start(workers.start(world, slots))
             case ev.GivePlace(world, slots):
@@ -325,13 +325,13 @@ class AgentShell:
         await self._deps.checkpoints.load()
         self.post(ev.StateChanged())
 
-    def _enter(self, world: World) -> None:
-        """Prepare for this node's membership in a world."""
+    def _enter(self, world: World, started: tuple[int, ...] = ()) -> None:
+        """Prepare for this node's membership in a world, in which workers of these slots are about to start."""
         self._ports.use()
         self._worker_server.newest = None  # the world may begin from an earlier commit
         self._deps.checkpoints.enter(world)
         if self._held is not None:
-            self._held.enter(world)
+            self._held.enter(world, started)
 
     def _announce(self) -> None:
         if self._deps.checkpoints.loading:

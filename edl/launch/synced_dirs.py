@@ -47,6 +47,7 @@ class SyncedDirs:
                 loop.call_soon_threadsafe(log, text)
 
         self._settings = settings
+        self._node = node
         self._log = log
         self._clock = clock
         tree = SyncedTree(settings.roots, node, life, wall_clock_ns, say)
@@ -85,11 +86,15 @@ class SyncedDirs:
         await self._met.wait()
         await self._blocking(lambda cancelled: self.sync.caught_up(JOIN_S, cancelled))
 
-    async def alike(self, world: World) -> None:
-        """Wait until all members of a world have the same files. Raises ``CheckpointError``."""
+    async def alike(self, world: World, started: int) -> None:
+        """See ``edl.agent.deps.SyncedFiles``."""
         members, limit_s = [member.node for member in world.members], self._settings.timeout_s
+        here = world.member(self._node)
+        writing = here is not None and here.slots > started
         begun_s = self._clock.now_s()
-        await self._blocking(lambda cancelled: self.sync.alike(world.round, members, limit_s, cancelled))
+        await self._blocking(
+            lambda cancelled: self.sync.alike(world.round, members, limit_s, cancelled, writing=writing)
+        )
         took_s, total = self._clock.now_s() - begun_s, self.sync.total
         if len(members) > 1:
             self._log(f"--sync-dir: {_files(*total)} alike on {len(members)} nodes, after {took_s:.1f} s")

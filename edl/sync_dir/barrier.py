@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from edl.sync_dir.messages import PeerReport
 from edl.types import NodeId
 
 
@@ -20,8 +21,20 @@ class PeerProgress:
     """Number of its newest change, of the same report."""
     entered: int = 0
     """Number of its newest change that has been entered here."""
+    started: int = 0
+    """Newest round before ``settled`` for which it had them: its workers may have run in that one."""
+    writing: bool = False
+    """Workers of earlier rounds than ``settled`` may still write there."""
+    alike_head: int = 0
+    """The newest change of the first report with this ``alike``."""
     failure: str = ""
     """Why its files could not be fetched in the last attempt; empty: they could, or nothing has failed yet."""
+
+    def after(self, report: PeerReport, entered: int) -> PeerProgress:
+        """What is known with its next report. ``failure`` holds until its files have been asked for."""
+        alike_head = self.alike_head if report.alike == self.alike else report.head
+        rounds = (report.settled, report.alike, report.head, entered, report.started)
+        return PeerProgress(*rounds, report.writing, alike_head, self.failure)
 
 
 def lacking(number: int, members: Collection[NodeId], peers: Mapping[NodeId, PeerProgress]) -> list[NodeId]:
@@ -35,5 +48,11 @@ def lacking(number: int, members: Collection[NodeId], peers: Mapping[NodeId, Pee
 
 
 def behind(number: int, members: Collection[NodeId], peers: Mapping[NodeId, PeerProgress]) -> list[NodeId]:
-    """Other members that do not have the files of all members yet, as far as is known here."""
-    return [node for node in sorted(members) if peers.get(node, PeerProgress()).alike < number]
+    """Other members that do not have the files of all members yet, or have set some aside that are still here, as far
+    as is known."""
+    found = []
+    for node in sorted(members):
+        peer = peers.get(node, PeerProgress())
+        if peer.alike < number or peer.entered < peer.alike_head:
+            found.append(node)
+    return found

@@ -8,6 +8,7 @@ whatever the order of arrival. Clocks of different hosts are compared only for f
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from edl.types import NodeId
@@ -31,7 +32,8 @@ class FileRecord:
     """A file in one version."""
 
     path: str
-    """Number of its directory, then the path in it, with ``/`` between the parts."""
+    """Number of its directory, then the path in it, with ``/`` between the parts. With a ``/`` at its end: a folder
+    that has been set aside, with all that was in it before this version."""
     version: FileVersion
     size: int
     mtime_ns: int
@@ -39,6 +41,11 @@ class FileRecord:
     """Permission bits."""
     removed: bool = False
     """In this version there is no file; size and time are those of the last one that its node knew."""
+
+    @property
+    def folder(self) -> str:
+        """The folder that has been set aside; empty if the record is about a file."""
+        return self.path[:-1] if self.path.endswith("/") else ""
 
     def same_content(self, other: FileRecord) -> bool:
         """Whether both describe the same bytes: copies keep the time of the last change."""
@@ -73,6 +80,10 @@ class FileIndex:
         """Enter the removal of a known file on this node. Raises ``KeyError``."""
         return self._enter(dataclasses.replace(self._records[path][1], version=self._next(), removed=True))
 
+    def set_aside(self, folder: str) -> FileRecord:
+        """Enter that the files in a folder belong to the job no longer."""
+        return self._enter(FileRecord(f"{folder}/", self._next(), 0, 0, 0, removed=True))
+
     def adopt(self) -> None:
         """The workers start: what is here are the job's files, and win over what newcomers bring. All members hold the
         same records, so they all get the same versions again."""
@@ -83,8 +94,8 @@ class FileIndex:
 
     def wants(self, record: FileRecord) -> bool:
         """Whether another node's record is newer than what is here."""
-        here = self.get(record.path)
-        return here is None or record.version > here.version
+        over = (self.get(f"{folder}/") for folder in folders_above(record.path.rstrip("/")))
+        return all(one is None or record.version > one.version for one in (self.get(record.path), *over))
 
     def learn(self, record: FileRecord) -> None:
         """Enter a version that has been fetched from another node. An older one is ignored."""
@@ -101,6 +112,15 @@ class FileIndex:
             newer.append(record)
         return newer[::-1]
 
+    def older_in(self, aside: FileRecord) -> list[FileRecord]:
+        """What is in a folder, in versions before the one that sets it aside."""
+        inside = [record for path, (_, record) in self._records.items() if path.startswith(aside.path)]
+        return [record for record in inside if record.version < aside.version]
+
+    def records(self) -> list[FileRecord]:
+        """The newest version of each path."""
+        return [record for _, record in self._records.values()]
+
     def total(self) -> tuple[int, int]:
         """Number of files, and their size in bytes."""
         sizes = [record.size for _, record in self._records.values() if not record.removed]
@@ -111,7 +131,20 @@ class FileIndex:
         return FileVersion(self._counter, 0, self._node)
 
     def _enter(self, record: FileRecord) -> FileRecord:
+        for older in self.older_in(record) if record.folder else ():
+            del self._records[older.path]
         self._records.pop(record.path, None)
         self.head += 1
         self._records[record.path] = (self.head, record)
         return record
+
+
+def parent_of(path: str) -> str:
+    """The folder, or directory, that contains a path."""
+    return path.rpartition("/")[0]
+
+
+def folders_above(path: str) -> Iterator[str]:
+    """The folders that contain a path, from the innermost; without the directory itself."""
+    while "/" in (path := parent_of(path)):
+        yield path

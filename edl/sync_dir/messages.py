@@ -11,6 +11,9 @@ from edl.errors import ProtocolError
 from edl.sync_dir.index import FileRecord, FileVersion
 from edl.types import NodeId
 
+FOR_EVER = 2**63 - 1
+"""A moment after which a node writes nothing."""
+
 
 @dataclass(frozen=True, slots=True)
 class PeerReport:
@@ -24,6 +27,14 @@ class PeerReport:
     """Newest round for which all that its earlier workers wrote is among its changes."""
     alike: int = 0
     """Newest round for which it has the files of all members."""
+    started: int = 0
+    """Newest round before ``settled`` for which it had them: its workers may have run in that one."""
+    writing: bool = False
+    """Workers of earlier rounds than ``settled`` may still write there."""
+    until_ns: int = 0
+    """All that was finished there until then is among its changes, by its clock. ``FOR_EVER``: it leaves."""
+    now_ns: int = 0
+    """Its clock."""
     arrived_bytes: int = 0
     """What it has received so far, from anyone: grows while it makes progress."""
     failure: str = ""
@@ -37,6 +48,10 @@ def report_to(report: PeerReport) -> dict[str, Any]:
         "head": report.head,
         "settled": report.settled,
         "alike": report.alike,
+        "started": report.started,
+        "writing": report.writing,
+        "until": report.until_ns,
+        "now": report.now_ns,
         "arrived": report.arrived_bytes,
         "failure": report.failure,
     }
@@ -44,8 +59,11 @@ def report_to(report: PeerReport) -> dict[str, Any]:
 
 def report_from(frame: Mapping[str, Any]) -> PeerReport:
     """A report from a frame. Raises ``ProtocolError``."""
-    head, settled, alike, arrived = (number(frame, name) for name in ("head", "settled", "alike", "arrived"))
-    return PeerReport(text(frame, "life"), head, settled, alike, arrived, text(frame, "failure"))
+    head, settled, alike, started = (number(frame, name) for name in ("head", "settled", "alike", "started"))
+    until_ns, now_ns, arrived = (number(frame, name) for name in ("until", "now", "arrived"))
+    failure = text(frame, "failure")
+    rounds, writing = (settled, alike, started), frame.get("writing") is True
+    return PeerReport(text(frame, "life"), head, *rounds, writing, until_ns, now_ns, arrived, failure)
 
 
 def records_to(records: Sequence[FileRecord]) -> bytes:
@@ -88,6 +106,8 @@ def _record(
     numbers = (counter, since_ns, size, mtime_ns, mode)
     if not all(type(one) is int for one in numbers) or not (isinstance(path, str) and isinstance(node, str)):
         raise TypeError(f"{path!r:.100} has values of other types")
+    if path.endswith("/") and removed is not True:
+        raise TypeError(f"{path!r:.100} is a folder, but not removed")
     return FileRecord(path, FileVersion(counter, since_ns, NodeId(node)), size, mtime_ns, mode & 0o777, removed is True)
 
 

@@ -8,10 +8,25 @@ import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from edl.sync_dir.index import FileIndex, FileRecord
+from edl.sync_dir.cut import LostNode, incomplete
+from edl.sync_dir.index import FileIndex, FileRecord, folders_above
 from edl.sync_dir.settling import FileStamp, TreeScan, changed_files, settle
 from edl.sync_dir.tree import LocalChange, SyncedTree, stamp_of
 from edl.types import NodeId
+
+OLDER = "was there before the job and differs from the job's"
+INCOMPLETE = "appeared after the last known files of a lost node, and may lack some of that node"
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """The changes after a number."""
+
+    head: int
+    """Number of the newest change."""
+    records: list[FileRecord]
+    until_ns: int
+    """All that was finished here until then is among the changes up to ``head``; by the clock of the files' times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +58,8 @@ class NodeReplica:
         self._index = FileIndex(node)
         self._known: dict[str, FileStamp] = {}
         """Files as they are in the index."""
+        self._until_ns = 0
+        """All that was finished here until then is in the index."""
         self._before = TreeScan()
         self._strangers: set[str] = set()
         """Files that were here before the launcher, until workers start."""
@@ -63,9 +80,10 @@ class NodeReplica:
     def _look(self, *, old: bool) -> bool:
         now = self._tree.scan()
         in_use = {path for path in changed_files(self._known, now) if self._tree.in_use(path, now.files[path])}
-        changes, more = settle(self._known, self._before, now, in_use)
+        moment = settle(self._known, self._before, now, in_use)
         with self._index_lock:
-            for change in changes:
+            self._until_ns = moment.until_ns
+            for change in moment.changes:
                 stamp = change.stamp
                 if stamp is None:
                     del self._known[change.path]
@@ -74,15 +92,23 @@ class NodeReplica:
                 self._known[change.path] = stamp
                 enter = self._index.found if old else self._index.wrote
                 enter(change.path, stamp.size, stamp.mtime_ns, stamp.mode)
-        self._strangers.difference_update(change.path for change in changes if not old)
+        self._strangers.difference_update(change.path for change in moment.changes if not old)
         self._before = now
-        return more
+        return moment.more
 
     def adopt(self) -> None:
         """The workers start: what is here are the job's files."""
         with self._disk, self._index_lock:
             self._index.adopt()
             self._strangers.clear()
+
+    def set_aside(self, lost: LostNode, ahead_ns: Mapping[NodeId, int]) -> None:
+        """Rename the folders that may lack files of a lost node, here and, once they ask, on the other nodes. Raises
+        ``OSError``. See ``edl.sync_dir.cut.incomplete``."""
+        with self._disk, self._index_lock:
+            for folder in incomplete(self._index.records(), lost, ahead_ns):
+                self._move_aside(folder, [path for path in self._known if path.startswith(f"{folder}/")])
+                self._index.set_aside(folder)
 
     # --- for other nodes ---------------------------------------------------------------------------------------------
 
@@ -91,10 +117,10 @@ class NodeReplica:
         """Number of the newest change."""
         return self._index.head
 
-    def since(self, number: int) -> tuple[int, list[FileRecord]]:
-        """The number of the newest change, and the changes after ``number``."""
+    def since(self, number: int) -> Changes:
+        """The changes after ``number``."""
         with self._index_lock:
-            return self._index.head, self._index.since(number)
+            return Changes(self._index.head, self._index.since(number), self._until_ns)
 
     def total(self) -> tuple[int, int]:
         """Number of files, and their size in bytes."""
@@ -126,11 +152,23 @@ class NodeReplica:
         """Those of another node's records whose content is needed here. ``skipped``: directories that are the same ones
         on that node."""
         with self._index_lock:
-            return [one for one in _outside(records, skipped) if self._lacks(one)]
+            wanted = self._wanted(records, skipped)
+            aside = {path for record in wanted for path in self._older_in(record)}
+            return [one for one in wanted if self._lacks(one, aside)]
 
-    def _lacks(self, record: FileRecord) -> bool:
-        here = self._index.get(record.path)
-        return self._index.wants(record) and not record.removed and not (here and here.same_content(record))
+    def _wanted(self, records: Sequence[FileRecord], skipped: Collection[int]) -> list[FileRecord]:
+        return [one for one in _outside(records, skipped) if self._index.wants(one)]
+
+    def _older_in(self, record: FileRecord) -> list[str]:
+        """Files here that a record sets aside."""
+        if not record.folder:
+            return []
+        return [one.path for one in self._index.older_in(record) if one.path in self._known]
+
+    def _lacks(self, record: FileRecord, aside: Collection[str]) -> bool:
+        """``aside``: files here that are set aside together with that."""
+        here = self._index.get(record.path) if record.path not in aside else None
+        return not record.removed and not (here and here.same_content(record))
 
     def enter(
         self, records: Sequence[FileRecord], staged: Mapping[FileRecord, str], skipped: Collection[int] = ()
@@ -141,24 +179,39 @@ class NodeReplica:
         that change counts first. Raises ``CheckpointError`` for a path that leads out of the directories.
         """
         with self._disk, self._index_lock:
-            wanted = [one for one in _outside(records, skipped) if self._index.wants(one)]
-            absent = next((one.path for one in wanted if self._lacks(one) and one not in staged), "")
+            wanted = self._wanted(records, skipped)
+            files, asides = [one for one in wanted if not one.folder], [one for one in wanted if one.folder]
+            gone = {path for one in asides for path in self._older_in(one)}
+            absent = next((one.path for one in wanted if self._lacks(one, gone) and one not in staged), "")
             if absent:
                 return f"{self._tree.locate(absent)} is being written on that node"
-            make_room = _that_make_room(wanted)
-            were_folders = {folder for one in make_room for folder in _folders(one.path)}
+            make_room = _that_make_room(files)
+            were_folders = {folder for one in make_room for folder in folders_above(one.path)}
+            replaced = {one.path for one in files if one.removed or one.path not in were_folders}
             try:
-                for one in wanted:
-                    if one.removed or one.path not in were_folders:
-                        self._tree.check(one.path, self._known.get(one.path))
+                for path in (*gone, *replaced):
+                    self._tree.check(path, self._known.get(path))
             except LocalChange as change:
                 return f"{self._tree.locate(str(change))} is being changed here, or is no regular file"
-            for one in (*make_room, *(one for one in wanted if one not in make_room)):
+            for one in asides:
+                self._move_aside(one.folder, self._older_in(one))
+                self._index.learn(one)
+            for one in (*make_room, *(one for one in files if one not in make_room)):
                 self._put(one, staged.get(one, ""))
                 self._index.learn(one)
             for one in _outside(records, skipped):
                 self._index.learn(one)  # also of an older version, the counter counts
             return ""
+
+    def _move_aside(self, folder: str, paths: Sequence[str]) -> None:
+        """Rename a folder; if it holds other files besides these ones, only these."""
+        inside = [path for path in self._known if path.startswith(f"{folder}/")]
+        whole = len(paths) == len(inside)
+        for path in ([folder] if whole else paths) if paths else ():
+            self._tree.move_aside(path, INCOMPLETE)
+        for path in paths:
+            del self._known[path]
+            self._strangers.discard(path)
 
     def _put(self, record: FileRecord, staged: str) -> None:
         path, here = record.path, self._index.get(record.path)
@@ -167,7 +220,7 @@ class NodeReplica:
                 self._known[path] = self._tree.set_mode(record)
             return
         if path in self._strangers and here and (here.size, here.mtime_ns) != (record.size, record.mtime_ns):
-            self._tree.move_aside(path)
+            self._tree.move_aside(path, OLDER)
         elif record.removed:
             self._tree.remove(path)
         self._strangers.discard(path)
@@ -181,17 +234,12 @@ def _that_make_room(records: Sequence[FileRecord]) -> list[FileRecord]:
     """The removals that must come first: of a file whose name a folder takes, and of the files of a folder whose name a
     file takes."""
     written = {one.path for one in records if not one.removed}
-    folders = {folder for path in written for folder in _folders(path)}
+    folders = {folder for path in written for folder in folders_above(path)}
     return [
-        one for one in records if one.removed and (one.path in folders or not written.isdisjoint(_folders(one.path)))
+        one
+        for one in records
+        if one.removed and (one.path in folders or not written.isdisjoint(folders_above(one.path)))
     ]
-
-
-def _folders(path: str) -> Iterator[str]:
-    """The folders that contain a path, from the innermost to the directory itself."""
-    while "/" in path:
-        path = path.rpartition("/")[0]
-        yield path
 
 
 def _outside(records: Sequence[FileRecord], skipped: Collection[int]) -> list[FileRecord]:

@@ -20,6 +20,7 @@ from edl.errors import CheckpointError, EdlError
 from edl.ports import Clock, FileCopies, LentFile
 from edl.sync_dir import messages
 from edl.sync_dir.barrier import PeerProgress, behind, lacking
+from edl.sync_dir.cut import LostNode
 from edl.sync_dir.index import FileRecord
 from edl.sync_dir.messages import PeerReport
 from edl.sync_dir.replica import NodeReplica
@@ -64,6 +65,10 @@ class _Peer:
     """Number of this node's newest change that it has."""
     shared: frozenset[int] = frozenset()
     """Directories that are the same ones there."""
+    ahead_ns: int = 0
+    """By how much its clock is ahead of this host's."""
+    knows_end: bool = False
+    """It has asked since nothing more comes from here."""
     gone: bool = False
     failure: str = ""
     """Why it cannot fetch files itself, as it last reported."""
@@ -118,7 +123,15 @@ class DirectorySync:
         """Being fetched right now, each from one node."""
         self._tries: dict[FileRecord, _Tries] = {}
         """Of files whose last copy has failed."""
-        self._settled = self._alike = self._arrived_bytes = self._answers = 0
+        self._settled = self._alike = self._started = self._arrived_bytes = self._answers = 0
+        self._world: dict[NodeId, str] = {}
+        """The other members of round ``_alike``, each with its launcher's life."""
+        self._moments: dict[tuple[NodeId, str], LostNode] = {}
+        """By node and life, what would be here if it were lost now."""
+        self._writing = False
+        """Workers of earlier rounds than ``_settled`` may still write here."""
+        self._leaving = False
+        """Nothing more is written here."""
         self._urgent = 0
         """Number of calls that wait."""
         self._trouble = ""
@@ -173,16 +186,19 @@ class DirectorySync:
         node, has = NodeId(messages.text(request, "node")), messages.number(request, "has")
         has = has if messages.text(request, "life") == self._life else 0
         with self._changed:
-            settled, alike, arrived_bytes = self._settled, self._alike, self._arrived_bytes
+            rounds, arrived_bytes = (self._settled, self._alike, self._started), self._arrived_bytes
+            leaving, writing = self._leaving, self._writing
             failing = [(name, one.progress.failure) for name, one in self._peers.items() if one.progress.failure]
             peer = self._peers.get(node)
             if peer is not None:
-                peer.has = has
+                peer.has, peer.knows_end = has, leaving
                 self._changed.notify_all()
-        head, records = self._replica.since(has)  # after the round: what was settled is in it
+        changes = self._replica.since(has)  # after the round: what was settled is in it
         failure = f"files of node {failing[0][0]}: {failing[0][1]}" if failing else ""
-        report = PeerReport(self._life, head, settled, alike, arrived_bytes, failure)
-        return messages.report_to(report), messages.records_to(records)
+        until_ns = messages.FOR_EVER if leaving else changes.until_ns
+        now_ns = self._tree.now_ns()
+        report = PeerReport(self._life, changes.head, *rounds, writing, until_ns, now_ns, arrived_bytes, failure)
+        return messages.report_to(report), messages.records_to(changes.records)
 
     def lend(self, request: Mapping[str, Any]) -> contextlib.AbstractContextManager[LentFile | None]:
         """Open a file for a node that fetches it. See ``edl.ports.FileSource``."""
@@ -238,7 +254,9 @@ class DirectorySync:
         """Ask once, and enter what has changed there; returns why that was not possible."""
         address, entered = peer.address, peer.progress.entered
         request = {"node": self._node, "life": peer.life, "has": entered}
+        asked_ns = self._tree.now_ns()
         frame, body = self._copies.changes(address.host, address.port, request)
+        answered_ns = self._tree.now_ns()
         report, records = messages.report_from(frame), messages.records_from(body)
         if report.life != peer.life:
             entered = 0
@@ -246,20 +264,20 @@ class DirectorySync:
         with self._changed:
             self._answers += 1
             peer.arrived_bytes, peer.answered = report.arrived_bytes, self._answers
-            peer.failure = report.failure
-            failure = peer.progress.failure  # holds until this attempt has ended
-            peer.progress = PeerProgress(report.settled, report.alike, report.head, entered, failure)
+            peer.failure, peer.ahead_ns = report.failure, report.now_ns - (asked_ns + answered_ns) // 2
+            peer.progress = peer.progress.after(report, entered)
             self._changed.notify_all()
-        if entered == report.head:
-            return ""
-        failure = self._enter(peer, records)
+        failure = "" if entered == report.head else self._enter(peer, records)
         if not failure:
+            until_ns = asked_ns - (report.now_ns - report.until_ns)
             with self._changed:
                 peer.progress = dataclasses.replace(peer.progress, entered=report.head)
+                self._moments[address.node, peer.life] = LostNode(address.node, until_ns, peer.shared)
         return failure
 
     def _meet_life(self, peer: _Peer, life: str) -> None:
         self._drop_arrived(peer)
+        peer.progress = PeerProgress(failure=peer.progress.failure)
         peer.life, peer.shared = life, self._tree.shared_with(peer.address.node, life)
         if peer.shared:
             names = ", ".join(self._tree.names(peer.shared))
@@ -385,30 +403,63 @@ class DirectorySync:
 
     # --- waiting -----------------------------------------------------------------------------------------------------
 
-    def alike(self, number: int, members: Collection[NodeId], limit_s: float, cancelled: threading.Event) -> None:
-        """Wait until all members of round ``number`` have the same files. Their workers of earlier rounds have ended.
+    def alike(
+        self,
+        number: int,
+        members: Collection[NodeId],
+        limit_s: float,
+        cancelled: threading.Event,
+        *,
+        writing: bool = False,
+    ) -> None:
+        """Wait until all members of round ``number`` have the same files.
 
-        ``limit_s``: seconds without any progress after which ``CheckpointError`` is raised.
+        ``limit_s``: seconds without any progress after which ``CheckpointError`` is raised. ``writing``: some workers
+        of earlier rounds run on here, and may write.
         """
         others = frozenset(members) - {self._node}
         with self._waiting():
             self._flush(cancelled)
             if cancelled.is_set():
                 return
+            now_ns = self._tree.now_ns()
             with self._changed:
-                self._settled = max(self._settled, number)
+                self._settled, self._started, self._writing = max(self._settled, number), self._alike, writing
                 spares, answers = self._peers.keys() - others, self._answers
-            self._wait(lambda: bool(self._late(spares, answers)), SPARE_S, cancelled)
+                left = spares & self._world.keys()
+            self._wait(lambda: bool(self._late(spares, answers) or self._unsure(left, now_ns)), SPARE_S, cancelled)
             if self._wait(lambda: bool(lacking(number, others, self._progress())), limit_s, cancelled):
                 raise self._not_fetched(lacking(number, others, self._progress())[0], limit_s)
             if cancelled.is_set():
                 return
+            self._set_aside(others)
             with self._changed:
                 self._alike = max(self._alike, number)
+                self._world = {node: peer.life for node, peer in self._peers.items() if node in others}
             if self._wait(lambda: bool(behind(number, others, self._progress())), limit_s, cancelled):
                 raise self._not_passed_on(behind(number, others, self._progress())[0], limit_s)
             if not cancelled.is_set():
                 self._replica.adopt()
+
+    def _set_aside(self, others: Collection[NodeId]) -> None:
+        """Set aside what may lack files of nodes that were lost since the last world. Only its members can know; the
+        other ones get what they find. Where workers run on, the state is theirs, and files are not taken from them."""
+        with self._changed:
+            members = {node: peer for node, peer in self._peers.items() if node in others}
+            here = {(node, peer.life) for node, peer in members.items()}
+            last = max((peer.progress.started for peer in members.values()), default=0)
+            writing = self._writing or any(peer.progress.writing for peer in members.values())
+            certain = self._started >= last and not writing
+            lost = [one for one in self._world.items() if certain and one not in here]
+            moments = [self._moments[one] for one in sorted(lost) if one in self._moments]
+            ahead_ns = {self._node: 0, **{node: peer.ahead_ns for node, peer in members.items()}}
+            kept = {(node, peer.life) for node, peer in self._peers.items()}
+            self._moments = {one: moment for one, moment in self._moments.items() if one in kept}
+        try:
+            for moment in moments:
+                self._replica.set_aside(moment, ahead_ns)
+        except OSError as error:
+            raise CheckpointError(f"--sync-dir: cannot rename {error.filename}: {error.strerror}") from error
 
     def caught_up(self, limit_s: float, cancelled: threading.Event) -> None:
         """Wait until this node has what the others had when it was called, or nothing has arrived for ``limit_s``."""
@@ -423,17 +474,31 @@ class DirectorySync:
         with self._waiting():
             with contextlib.suppress(CheckpointError):
                 self._flush(cancelled)
+                self._leaving = True
             head = self._replica.head
             with self._changed:
                 nodes, answers = set(self._peers), self._answers
 
             def without() -> list[NodeId]:
-                late = [node for node, peer in self._peers.items() if peer.has < head and not peer.refused]
+                late = [node for node, peer in self._peers.items() if not (peer.refused or self._has_all(peer, head))]
                 return sorted({*late, *self._late(nodes, answers)})
 
             self._wait(lambda: bool(without()), limit_s, cancelled)
             with self._changed:
                 return ", ".join(without())
+
+    def _has_all(self, peer: _Peer, head: int) -> bool:
+        return peer.has >= head and (peer.knows_end or not self._leaving)
+
+    def _unsure(self, nodes: Collection[NodeId], now_ns: int) -> list[NodeId]:
+        """Those of these nodes that live, and may have finished files until ``now_ns`` that are not here."""
+        found = []
+        for node in nodes:
+            peer = self._peers.get(node)
+            moment = self._moments.get((node, peer.life)) if peer and not peer.refused else None
+            if moment and moment.until_ns < now_ns:
+                found.append(node)
+        return found
 
     def _late(self, nodes: Collection[NodeId], answers: int) -> list[NodeId]:
         """Those of these nodes that live, and whose files are not here as of an answer after so many."""

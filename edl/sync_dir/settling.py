@@ -54,15 +54,25 @@ class Settled:
     stamp: FileStamp | None
 
 
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A moment of a directory."""
+
+    changes: list[Settled]
+    """What counts by then, in the order in which it was done."""
+    more: bool
+    """Whether other changes are about to count."""
+    until_ns: int
+    """All that was finished until then counts."""
+
+
 def changed_files(known: Mapping[str, FileStamp], scan: TreeScan) -> list[str]:
     """Paths of files that differ from what is known."""
     return [path for path, stamp in scan.files.items() if not stamp.same_file(known.get(path))]
 
 
-def settle(
-    known: Mapping[str, FileStamp], before: TreeScan, now: TreeScan, in_use: Collection[str]
-) -> tuple[list[Settled], bool]:
-    """The changes to ``known`` that count, in the order in which they were made, and whether others are about to count.
+def settle(known: Mapping[str, FileStamp], before: TreeScan, now: TreeScan, in_use: Collection[str]) -> Moment:
+    """The changes to ``known`` that count.
 
     ``in_use``: changed files that some process has open for writing after the scan ``now``. They are not finished:
     their place in the order comes when they are closed.
@@ -83,7 +93,8 @@ def settle(
         (one for one in changes if one.settled and one.latest_ns < limit),
         key=lambda one: (one.latest_ns, one.what.stamp is None, one.what.path),
     )
-    return [one.what for one in certain], len(certain) < len(changes)
+    until_ns = now.begun_ns if math.isinf(limit) else min(int(limit), now.begun_ns)
+    return Moment([one.what for one in certain], len(certain) < len(changes), until_ns)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,8 @@ from edl.types import NodeId
 PRIVATE = ".edl-sync"
 """Folder for edl's own files in each directory; it is not copied."""
 BEFORE = ".edl-before"
-"""Ending of files that were there before the job and had to make way for others; they are not copied."""
+"""Ending of files that were there before the job and had to make way for others, and of folders that may lack files of
+a lost node; they are not copied."""
 MOST_FILES = 20_000
 """Most files in all directories together: each scan looks at all of them."""
 QUIET_S = 3.0
@@ -44,7 +45,8 @@ class SyncedTree:
         self._roots = tuple(roots)
         self._node = node
         self._life = life
-        self._now_ns = now_ns
+        self.now_ns = now_ns
+        """The clock of the times of the files."""
         self._log = log
         self._skipped: set[str] = set()
         self._leases = True
@@ -113,7 +115,7 @@ class SyncedTree:
     def scan(self) -> TreeScan:
         """Look at every file. Raises ``CheckpointError`` if there are too many, ``OSError`` if a directory is gone."""
         files: dict[str, FileStamp] = {}
-        begun_ns = self._now_ns() - TICK_NS
+        begun_ns = self.now_ns() - TICK_NS
         for number, root in enumerate(self._roots):
             for path, entry in self._walk(root, str(number)):
                 with contextlib.suppress(FileNotFoundError):
@@ -122,7 +124,7 @@ class SyncedTree:
                     raise CheckpointError(
                         f"--sync-dir={root}: more than {MOST_FILES} files. Name the folder of the checkpoints only"
                     )
-        return TreeScan(files, begun_ns, self._now_ns())
+        return TreeScan(files, begun_ns, self.now_ns())
 
     def _walk(self, folder: str, name: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
         top = "/" not in name
@@ -161,7 +163,7 @@ class SyncedTree:
         the file for writing meanwhile waits for that, and the signal about it is one that is ignored by default.
         """
         if not self._leases:
-            return self._now_ns() - stamp.ctime_ns < QUIET_S * 1e9
+            return self.now_ns() - stamp.ctime_ns < QUIET_S * 1e9
         try:
             descriptor = os.open(self.locate(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
@@ -174,7 +176,7 @@ class SyncedTree:
             if error.errno == errno.EAGAIN:
                 return True
             self._leases = error.errno == errno.EACCES  # another user's file; else the file system has no leases
-            return self._now_ns() - stamp.ctime_ns < QUIET_S * 1e9
+            return self.now_ns() - stamp.ctime_ns < QUIET_S * 1e9
         finally:
             os.close(descriptor)
         return False
@@ -238,14 +240,14 @@ class SyncedTree:
                 return
             folder = os.path.dirname(folder)
 
-    def move_aside(self, path: str) -> None:
-        """Rename a file that is older than the job, so that it is neither replaced nor copied."""
+    def move_aside(self, path: str, why: str) -> None:
+        """Rename a file or folder, so that it is neither replaced nor copied. ``why`` follows its name in the log."""
         target = self.locate(path)
         for number in range(1, MOST_FILES):
             aside = f"{target}{BEFORE}" + (f".{number}" if number > 1 else "")
             if not os.path.lexists(aside):
                 os.rename(target, aside)
-                self._log(f"--sync-dir: {target} was there before the job and differs from the job's: moved to {aside}")
+                self._log(f"--sync-dir: {target} {why}: moved to {aside}")
                 return
 
 

@@ -20,11 +20,13 @@ class Files:
 
     def __init__(self) -> None:
         self.waits: dict[Round, asyncio.Future[None]] = {}
+        self.started: list[int] = []
 
     async def caught_up(self) -> None:
         return
 
-    async def alike(self, world: World) -> None:
+    async def alike(self, world: World, started: int) -> None:
+        self.started.append(started)
         self.waits[world.round] = asyncio.get_running_loop().create_future()
         await self.waits[world.round]
 
@@ -39,7 +41,7 @@ class Held:
         self.starts = HeldStarts(self.files, self.posted.append, self.bugs.append)
 
     async def enter(self, world: World) -> None:
-        self.starts.enter(world)
+        self.starts.enter(world, (0, 1))
         await asyncio.sleep(0)
 
     async def done(self, world: World, error: CheckpointError | None = None) -> None:
@@ -59,6 +61,7 @@ def test_workers_start_when_the_files_are_alike() -> None:
         await held.enter(ONE)
         assert held.starts.hold((0, 1))
         await held.done(ONE)
+        assert held.files.started == [2]
         assert held.posted == [FilesAlike(ONE)]
         assert held.starts.released(ONE) == (0, 1)
         assert held.starts.released(ONE) == ()

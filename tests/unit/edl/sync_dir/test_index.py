@@ -11,6 +11,8 @@ from edl.sync_dir.index import FileIndex, FileRecord, FileVersion
 from edl.types import NodeId
 
 A, B = NodeId("a"), NodeId("b")
+FOLDER = "0/f"
+PATHS = ("0/0", "0/1", "0/f/2", "0/f/3")
 
 
 def test_a_later_write_wins_whatever_the_order_of_arrival() -> None:
@@ -96,6 +98,22 @@ def test_an_older_version_is_not_entered_but_counts() -> None:
     assert a.wrote("0/g", 1, 1, 0o644).version.counter == 8
 
 
+def test_a_folder_is_set_aside_with_what_was_in_it_before() -> None:
+    a, b, c = FileIndex(A), FileIndex(B), FileIndex(NodeId("c"))
+    old, beside = a.wrote("0/x/y/old", 1, 5, 0o644), a.wrote("0/xy", 1, 5, 0o644)
+    b.learn(old)
+    aside = b.set_aside("0/x")
+    new = b.wrote("0/x/y/new", 1, 5, 0o644)
+    for record in (new, aside, old, beside):
+        c.learn(record)
+    for record in (aside, new):
+        a.learn(record)
+    assert not any(index.wants(old) for index in (a, b, c))
+    assert sorted(one.path for one in a.records()) == ["0/x/", "0/x/y/new", "0/xy"]
+    assert sorted(one.path for one in c.records()) == ["0/x/", "0/x/y/new", "0/xy"]
+    assert c.total() == (2, 2)
+
+
 @dataclass
 class ModelNode:
     """A node: its index, and its files as a dictionary from path to the version of the content."""
@@ -106,6 +124,19 @@ class ModelNode:
     log: list[dict[str, FileVersion]] = field(default_factory=list)
     """Its own files after each of its own changes, if only it wrote."""
     entered: dict[NodeId, int] = field(default_factory=dict)
+
+    def show(self, record: FileRecord) -> None:
+        if record.folder:
+            self.set_aside(record)
+        elif record.removed:
+            self.files.pop(record.path, None)
+        else:
+            self.files[record.path] = record.version
+
+    def set_aside(self, record: FileRecord) -> None:
+        older = [one for one, version in self.files.items() if one.startswith(record.path) and version < record.version]
+        for path in older:
+            del self.files[path]
 
 
 class Nodes:
@@ -123,15 +154,15 @@ class Nodes:
         self.count += 1
         name = NodeId(f"n{self.count}")
         node = ModelNode(name, FileIndex(name))
-        for path in self.random.sample(range(4), self.random.randrange(3)):
+        for path in self.random.sample(PATHS, self.random.randrange(3)):
             self.size += 1
-            record = node.index.found(f"0/{path}", self.size, self.random.randrange(100), 0o644)
+            record = node.index.found(path, self.size, self.random.randrange(100), 0o644)
             node.files[record.path] = record.version
         node.log.append(dict(node.files))
         self.nodes.append(node)
 
     def write(self, node: ModelNode, *, own: bool) -> None:
-        path = f"0/{node.name}.{self.random.randrange(3)}" if own else f"0/{self.random.randrange(4)}"
+        path = f"0/{node.name}.{self.random.randrange(3)}" if own else self.random.choice(PATHS)
         if path in node.files and self.random.random() < 0.3:
             node.index.removed(path)
             del node.files[path]
@@ -151,10 +182,7 @@ class Nodes:
         if any(not one.removed and other.files.get(one.path) != one.version for one in wanted):
             return  # the other node says that it is gone; ask again later
         for record in wanted:
-            if record.removed:
-                node.files.pop(record.path, None)
-            else:
-                node.files[record.path] = record.version
+            node.show(record)
         for record in records:
             node.index.learn(record)
         if self.random.random() < 0.8:  # else it does not remember, and gets the same again
@@ -167,7 +195,10 @@ class Nodes:
 
     def act(self) -> None:
         kind = self.random.random()
-        if kind < 0.4:
+        if kind < 0.03:
+            node = self.random.choice(self.nodes)
+            node.set_aside(node.index.set_aside(FOLDER))
+        elif kind < 0.4:
             self.write(self.random.choice(self.nodes), own=self.random.random() < 0.7)
         elif kind < 0.94:
             node, other = self.random.sample(self.nodes, 2)
@@ -185,10 +216,7 @@ class Nodes:
                     if node is not other:
                         for record in other.index.since(0):
                             if node.index.wants(record):
-                                if record.removed:
-                                    node.files.pop(record.path, None)
-                                else:
-                                    node.files[record.path] = record.version
+                                node.show(record)
                             node.index.learn(record)
 
 
@@ -199,7 +227,12 @@ def newest(nodes: list[ModelNode]) -> dict[str, FileRecord]:
         for record in node.index.since(0):
             if record.path not in found or record.version > found[record.path].version:
                 found[record.path] = record
-    return found
+    aside = found.pop(f"{FOLDER}/", None)
+    return {
+        path: record
+        for path, record in found.items()
+        if not (aside and path.startswith(aside.path) and record.version < aside.version)
+    }
 
 
 @pytest.mark.slow

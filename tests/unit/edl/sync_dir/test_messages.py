@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from edl.errors import ProtocolError
 from edl.sync_dir.index import FileRecord, FileVersion
 from edl.sync_dir.messages import (
+    FOR_EVER,
     PeerReport,
     record_from,
     record_to,
@@ -25,7 +27,7 @@ RECORD = FileRecord("0/ä/b", FileVersion(3, 0, NodeId("a")), 10**12, 1_700_000_
 def test_records_and_reports_come_back() -> None:
     assert records_from(records_to([RECORD, RECORD])) == [RECORD, RECORD]
     assert record_from(json.loads(json.dumps(record_to(RECORD)))) == RECORD
-    report = PeerReport("life", 7, 3, 2, 10**15, "no space")
+    report = PeerReport("life", 7, 3, 2, 1, True, FOR_EVER, 10**18, 10**15, "no space")
     assert report_from(json.loads(json.dumps(report_to(report)))) == report
 
 
@@ -33,6 +35,13 @@ def test_records_and_reports_come_back() -> None:
 def test_anything_else_is_a_protocol_error(data: bytes) -> None:
     with pytest.raises(ProtocolError):
         records_from(data)
+
+
+def test_only_what_is_removed_may_be_a_folder() -> None:
+    folder = FileRecord("0/a/", FileVersion(3, 0, NodeId("a")), 0, 0, 0, removed=True)
+    assert record_from(record_to(folder)).folder == "0/a"
+    with pytest.raises(ProtocolError):
+        record_from(record_to(replace(folder, removed=False)))
 
 
 @pytest.mark.parametrize("frame", [{}, {"record": 7}, {"record": [1]}])
@@ -52,4 +61,4 @@ def test_a_record_needs_a_path_and_a_node(at: int) -> None:
 @pytest.mark.parametrize("frame", [{}, {"life": "x"}, {"life": 1, "head": 1}, {"life": "x", "head": -1}])
 def test_a_report_with_other_values_is_a_protocol_error(frame: dict[str, object]) -> None:
     with pytest.raises(ProtocolError):
-        report_from({"settled": 0, "alike": 0, "arrived": 0, "failure": "", **frame})
+        report_from({**report_to(PeerReport("", 0)), "head": None, **frame})

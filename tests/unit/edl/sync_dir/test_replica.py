@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -84,13 +85,14 @@ def meet(*nodes: SyncedNode) -> None:
         node.sync.meet([other.address for other in nodes])
 
 
-def alike(number: int, *nodes: SyncedNode, limit_s: float = LIMIT_S) -> list[BaseException]:
-    """All nodes wait for the same round; returns what they have raised."""
+def alike(number: int, *nodes: SyncedNode, limit_s: float = LIMIT_S, writing: bool = False) -> list[BaseException]:
+    """All nodes wait for the same round; returns what they have raised. ``writing``: workers run on on the first."""
     errors: list[BaseException] = []
 
     def wait(node: SyncedNode) -> None:
         try:
-            node.sync.alike(number, [one.name for one in nodes], limit_s, NEVER)
+            members = [one.name for one in nodes]
+            node.sync.alike(number, members, limit_s, NEVER, writing=writing and node is nodes[0])
         except CheckpointError as error:
             errors.append(error)
 
@@ -167,9 +169,9 @@ def test_each_change_here_is_entered_once(make: Make) -> None:
             pass
         for _ in range(3):
             replica.look()
-        number, found = replica.since(begin)
-        assert number == begin + len(found)
-        return found
+        found = replica.since(begin)
+        assert found.head == begin + len(found.records)
+        return found.records
 
     changes()
     assert changes() == []
@@ -296,6 +298,112 @@ def test_a_dead_launcher_that_the_store_still_lists_is_not_waited_for(make: Make
     assert a.sync.passed_on(LIMIT_S, NEVER) == ""
 
 
+def two_that_save(make: Make) -> tuple[SyncedNode, SyncedNode]:
+    """Two nodes in round 2, each with its part of the first checkpoint."""
+    a, b = make("a").open(), make("b").open()
+    meet(a, b)
+    assert alike(1, a, b) == []
+    a.write("step-1/model", "of a")
+    b.write("step-1/rng", "of b")
+    assert alike(2, a, b) == []
+    return a, b
+
+
+WHOLE = {"step-1/model": "of a", "step-1/rng": "of b"}
+
+
+def test_a_folder_that_a_lost_node_may_have_written_too_is_set_aside(make: Make) -> None:
+    """As a checkpoint with a file of each node: scripts that take the newest one would fail at each start."""
+    a, b = two_that_save(make)
+    a.close()
+    a.write("step-2/model", "nobody has got it")
+    b.write("step-2/rng", "of b")
+    c = make("c").open()
+    meet(b, c)
+    assert alike(3, b, c) == []
+    assert c.files() == WHOLE
+    assert b.files() == {**WHOLE, "step-2.edl-before/rng": "of b"}
+    assert any("step-2 appeared after the last known files of a lost node" in line for line in b.lines)
+
+    again = make("a").open()  # with all that it had
+    assert "step-2/model" in again.files()
+    meet(again, b, c)
+    assert alike(4, again, b, c) == []
+    assert again.files() == {**WHOLE, "step-2.edl-before/model": "nobody has got it"}
+    assert c.files() == WHOLE
+    b.write("step-2/rng", "again")
+    assert alike(5, again, b, c) == []
+    assert c.files() == {**WHOLE, "step-2/rng": "again"}
+
+
+def test_survivors_set_the_same_folders_aside(make: Make) -> None:
+    a, b, c = make("a").open(), make("b").open(), make("c").open()
+    meet(a, b, c)
+    assert alike(1, a, b, c) == []
+    a.close()
+    for node in (b, c):
+        node.write(f"step-1/{node.name}", "part")
+    meet(b, c)
+    assert alike(2, b, c) == []
+    for node in (b, c):
+        kept = {name.partition("/")[0] for name in node.files()}
+        assert kept == {"step-1.edl-before"}, node.files()
+
+
+def test_what_a_lost_node_finished_before_its_last_moment_stays(make: Make) -> None:
+    a, b = two_that_save(make)
+    b.write("step-2/rng", "of b")
+    a.write("step-2/model", "of a")
+    deadline = time.monotonic() + LIMIT_S
+    while "step-2/model" not in b.files() and time.monotonic() < deadline:
+        b.sync.caught_up(LIMIT_S, NEVER)
+    a.close()
+    meet(b)
+    assert alike(3, b) == []
+    assert b.files() == {**WHOLE, "step-2/rng": "of b", "step-2/model": "of a"}
+
+
+def test_nothing_is_set_aside_for_a_node_that_has_left_or_stays_outside(make: Make) -> None:
+    a, b = two_that_save(make)
+    assert a.sync.passed_on(LIMIT_S, NEVER) == ""
+    a.close()
+    b.write("step-2/rng", "of b")
+    meet(b)
+    assert alike(3, b) == []
+    assert b.files() == {**WHOLE, "step-2/rng": "of b"}
+
+    c = make("c").open()
+    meet(b, c)
+    assert alike(4, b, c) == []
+    b.write("step-3/rng", "of b")
+    assert alike(5, b) == []  # c lives, and would have had its part
+    assert "step-3/rng" in b.files()
+
+
+def test_nothing_is_taken_from_workers_that_run_on(make: Make) -> None:
+    a, b, c = make("a").open(), make("b").open(), make("c").open()
+    meet(a, b, c)
+    assert alike(1, a, b, c) == []
+    a.close()
+    b.write("step-1/b", "part")
+    meet(b, c)
+    assert alike(2, b, c, writing=True) == []
+    assert b.files() == c.files() == {"step-1/b": "part"}
+
+
+def test_a_newcomer_does_not_judge_what_was_written_without_it(make: Make) -> None:
+    a, b = two_that_save(make)
+    c = make("c").open()
+    meet(a, b, c)
+    assert alike(3, b) == []  # without a, which lives
+    assert alike(4, b, c) == []
+    a.close()
+    meet(b, c)
+    b.write("step-2/rng", "of b")
+    assert alike(5, b, c) == []
+    assert b.files() == c.files() == {**WHOLE, "step-2/rng": "of b"}
+
+
 def test_one_folder_seen_by_two_nodes_is_left_alone(tmp_path: Path, make: Make) -> None:
     a, b = make("a"), make("b")
     a.write("x", "x")
@@ -396,7 +504,7 @@ def test_a_file_that_changes_while_it_is_sent_is_not_passed_off_as_its_version(m
     a.tree.open()
     replica = NodeReplica(a.name, a.tree)
     replica.open()
-    (record,) = replica.since(0)[1]
+    (record,) = replica.since(0).records
     with replica.opened(record) as lent:
         assert lent is not None
         assert lent.unchanged()

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from edl.sync_dir.settling import FileStamp, Settled, TreeScan, settle
+from edl.sync_dir.settling import FileStamp, Moment, Settled, TreeScan, settle
 
 A = FileStamp(1, 10, 100, 0o644, 100)
 B = FileStamp(2, 20, 200, 0o644, 200)
@@ -15,18 +15,18 @@ B = FileStamp(2, 20, 200, 0o644, 200)
 
 def test_a_file_counts_when_two_scans_agree() -> None:
     seen = TreeScan({"0/a": A}, 141, 150)
-    assert settle({}, TreeScan(), seen, ()) == ([], True)
-    assert settle({}, seen, TreeScan({"0/a": A}, 151, 160), ()) == ([Settled("0/a", A)], False)
+    assert settle({}, TreeScan(), seen, ()) == Moment([], True, 100)
+    assert settle({}, seen, TreeScan({"0/a": A}, 151, 160), ()) == Moment([Settled("0/a", A)], False, 151)
 
 
 def test_a_file_that_is_known_is_no_change_even_after_a_rename_onto_it() -> None:
     seen = TreeScan({"0/a": replace(A, ctime_ns=900)}, 941, 950)
-    assert settle({"0/a": A}, seen, seen, ()) == ([], False)
+    assert settle({"0/a": A}, seen, seen, ()) == Moment([], False, 941)
 
 
 def test_changes_come_in_the_order_in_which_they_were_made() -> None:
     seen = TreeScan({"0/b": B, "0/a": A}, 291, 300)
-    assert settle({}, seen, seen, ())[0] == [Settled("0/a", A), Settled("0/b", B)]
+    assert settle({}, seen, seen, ()).changes == [Settled("0/a", A), Settled("0/b", B)]
 
 
 def test_a_finished_file_waits_for_one_that_was_finished_before_it() -> None:
@@ -34,13 +34,13 @@ def test_a_finished_file_waits_for_one_that_was_finished_before_it() -> None:
     shard, metadata = replace(A, size=11, ctime_ns=140), replace(B, ctime_ns=150)
     before = TreeScan({"0/shard": A, "0/metadata": metadata}, 151, 160)
     now = TreeScan({"0/shard": shard, "0/metadata": metadata}, 161, 170)
-    assert settle({}, before, now, ()) == ([], True)
-    assert settle({}, now, now, ())[0] == [Settled("0/shard", shard), Settled("0/metadata", metadata)]
+    assert settle({}, before, now, ()) == Moment([], True, 140)
+    assert settle({}, now, now, ()).changes == [Settled("0/shard", shard), Settled("0/metadata", metadata)]
 
 
 def test_an_open_file_neither_counts_nor_delays_others() -> None:
     seen = TreeScan({"0/log": A, "0/b": B}, 291, 300)
-    assert settle({}, seen, seen, {"0/log"}) == ([Settled("0/b", B)], False)
+    assert settle({}, seen, seen, {"0/log"}) == Moment([Settled("0/b", B)], False, 291)
 
 
 def test_a_removal_counts_after_what_was_written_before_it() -> None:
@@ -48,8 +48,8 @@ def test_a_removal_counts_after_what_was_written_before_it() -> None:
     new = FileStamp(3, 5, 250, 0o644, 250)
     # The first scan saw the removal, but not yet the file that was written before it.
     before, now = TreeScan({}, 251, 260), TreeScan({"0/new": new}, 271, 280)
-    assert settle(known, before, now, ()) == ([], True)
-    assert settle(known, now, now, ())[0] == [Settled("0/new", new), Settled("0/old", None)]
+    assert settle(known, before, now, ()) == Moment([], True, 0)
+    assert settle(known, now, now, ()).changes == [Settled("0/new", new), Settled("0/old", None)]
 
 
 class Writer:
@@ -64,6 +64,7 @@ class Writer:
         self.removals: list[tuple[int, str]] = []
         self.known: dict[str, FileStamp] = {}
         self.before = TreeScan()
+        self.until = 0
 
     def act(self) -> None:
         self.now += 1
@@ -84,7 +85,9 @@ class Writer:
                 seen[f"0/{number}"] = self.files[f"0/{number}"]
         self.now += 1
         newest, now = 0, TreeScan(seen, begun, self.now)
-        for change in settle(self.known, self.before, now, ())[0]:
+        moment = settle(self.known, self.before, now, ())
+        self.until = moment.until_ns
+        for change in moment.changes:
             if change.stamp is not None:
                 self.known[change.path] = change.stamp
                 newest = max(newest, change.stamp.ctime_ns)
@@ -106,6 +109,7 @@ def test_what_was_finished_before_a_change_counts_with_it(chunk: int) -> None:
             newest = writer.scan(writer.random.choice((0.0, 0.2, 0.5)))
             for path, at in writer.changed.items():
                 assert at > newest or writer.known.get(path) == writer.files.get(path), (seed, path)
+                assert at >= writer.until or writer.known.get(path) == writer.files.get(path), (seed, path)
         writer.scan(0.0)
         writer.scan(0.0)
         assert writer.known == writer.files, seed
