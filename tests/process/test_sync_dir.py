@@ -13,6 +13,7 @@ import pytest
 from tests.process.harness import WORKERS, Job, OutsideEtcd, until
 
 SCRIPT = str(WORKERS / "saving_script.py")
+PARTS = str(WORKERS / "parts_script.py")
 OPTIONS = ("--sync-dir=out", "--lease-ttl=2", "--join-grace=0.5")
 
 
@@ -72,6 +73,27 @@ def test_the_checkpoint_outlives_its_node_and_newcomers_get_it_first(tmp_path: P
         assert latest(outs["b"]) == latest(outs["c"]) >= last  # also what the last steps have saved
         assert (outs["b"] / "ckpt.bin").read_bytes() == (outs["c"] / "ckpt.bin").read_bytes()
         assert not list(outs["c"].glob(".edl-sync*"))
+
+
+@pytest.mark.parametrize("lost", ["a", pytest.param("b", marks=pytest.mark.slow)])
+def test_a_checkpoint_that_lacks_the_part_of_a_lost_node_is_not_loaded(
+    tmp_path: Path, etcd: OutsideEtcd, lost: str
+) -> None:
+    """It saves faster than files are copied, so the newest folder always lacks a part."""
+    with Job(tmp_path, [etcd.endpoint], nnodes="1:2", options=OPTIONS, script=[PARTS]) as job:
+        outs = {name: start(job, name) for name in ("a", "b")}
+        both = job.wait_world(2)
+        (kept,) = {"a", "b"} - {lost}
+        until(lambda: len(list(outs[kept].glob("step-*/0-of-2"))) >= 3, "checkpoints on the node that stays")
+        until(lambda: len(list(outs[kept].glob("step-*/1-of-2"))) >= 3, "parts of both ranks there")
+        job.kill(lost)
+        alone = job.wait_world(1, after=both.round)
+        assert alone.nodes == {0: kept}
+        (step,) = loaded(job, alone.round)
+        assert step >= 3
+        assert (outs[kept] / f"step-{step + 1}.edl-before").is_dir()
+        job.end_soon(3)
+        assert job.exit_codes()[kept] == 0
 
 
 def test_a_folder_that_all_nodes_see_is_left_alone(tmp_path: Path, etcd: OutsideEtcd) -> None:
