@@ -29,7 +29,8 @@ _MOST = 1 << 50
 
 _MAGIC = b"edlcopy1"
 _LENGTH = struct.Struct(">I")
-_LONGEST_FRAME = 4096
+_LONGEST_FRAME = 64 * 1024
+"""A frame may hold a path of 4,096 bytes, each of which takes up to six in JSON, and a reason with another one."""
 _LONGEST_REASON = 1000
 _CHUNK_BYTES = 4 * 1024 * 1024
 PIECES_A_SECOND = 20

@@ -131,6 +131,16 @@ def test_all_have_what_any_had_and_then_what_any_writes(make: Make) -> None:
     assert not (a.out / "deep").exists()  # an empty folder would look like a checkpoint
 
 
+def test_long_names_in_any_script_are_copied(make: Make) -> None:
+    """Frames are JSON, in which each of these characters takes six."""
+    a, b = make("a").open(), make("b").open()
+    meet(a, b)
+    name = "/".join(["训" * 80] * 10)
+    a.write(name, "x")
+    assert alike(1, a, b) == []
+    assert b.files() == {name: "x"}
+
+
 def test_times_and_modes_are_kept_and_nothing_comes_back_as_a_change(make: Make) -> None:
     a, b = make("a"), make("b")
     a.write("x", "x", mtime_s=1_000_000_000)
