@@ -105,19 +105,23 @@ class Store(Protocol):
     """The only shared memory of a job: etcd v3, or the memory store in tests.
 
     Every call raises ``StoreUnavailable`` when no endpoint answers within the store's own time limit, and
-    ``StoreRefused`` when the store rejects the call (credentials). Writes are never retried automatically. A write that
-    got no answer may take effect later, even after newer writes, unless a condition prevents that.
+    ``StoreRefused`` when the store rejects the call (credentials). Writes are retried only if the caller allows it. A
+    write that got no answer may take effect later, even after newer writes, unless a condition prevents that.
     """
 
     async def read(self, prefix: str) -> PrefixSnapshot:
         """All keys that begin with ``prefix``; the read is linearizable."""
         ...
 
-    async def write(self, operations: Sequence[Operation], conditions: Sequence[Condition] = ()) -> int | None:
+    async def write(
+        self, operations: Sequence[Operation], conditions: Sequence[Condition] = (), *, repeatable: bool = False
+    ) -> int | None:
         """Apply all operations if all conditions hold.
 
         Returns the store revision of the transaction, or None when a condition failed (nothing was written). Raises
-        ``LeaseLost`` when a put names a lease that has expired.
+        ``LeaseLost`` when a put names a lease that has expired. ``repeatable``: the store may send it several times
+        until one is answered. The conditions must let only the first one have an effect, and None may then mean that
+        this has happened.
         """
         ...
 

@@ -191,7 +191,9 @@ class EtcdStore:
         answer = await self._range(request)
         return PrefixSnapshot(tuple(_to_entry(kv) for kv in answer.kvs), answer.header.revision)
 
-    async def write(self, operations: Sequence[Operation], conditions: Sequence[Condition] = ()) -> int | None:
+    async def write(
+        self, operations: Sequence[Operation], conditions: Sequence[Condition] = (), *, repeatable: bool = False
+    ) -> int | None:
         """Run one transaction; see ``Store.write``. etcd accepts at most 128 operations, and each key only once."""
         request = rpc_pb2.TxnRequest(
             compare=[_to_compare(condition) for condition in conditions],
@@ -201,7 +203,8 @@ class EtcdStore:
         def attempt(endpoint: Endpoint, timeout_s: float, metadata: Metadata) -> Any:
             return endpoint.kv.Txn(request, timeout=timeout_s, metadata=metadata)
 
-        answer = await self._connections.call(attempt, repeatable=False)
+        connections = self._connections
+        answer = await (connections.hedged(attempt) if repeatable else connections.call(attempt, repeatable=False))
         return int(answer.header.revision) if answer.succeeded else None
 
     async def grant_lease(self, ttl_s: float) -> int:

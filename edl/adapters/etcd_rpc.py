@@ -94,6 +94,11 @@ FOREIGN = (
 RENEW_S = 1.0
 """Seconds between two looks at the certificates' files while no member can be reached."""
 
+URGENT_AFTER = 0.5
+URGENT_PAUSE = 0.1
+"""Parts of its time limit after which an urgent call without an answer is sent again: the first time, and then each
+time. So a store that is merely slow is not asked more often; an election takes longer."""
+
 EXPLANATION_S = 0.2
 """Seconds for asking gRPC why there is no connection, for the message."""
 
@@ -376,14 +381,15 @@ class Connections:
             return False
         return self.is_foreign(endpoint, answer)
 
-    async def call(self, attempt: Attempt, *, repeatable: bool) -> Any:
+    async def call(self, attempt: Attempt, *, repeatable: bool, patient: bool = False) -> Any:
         """Carry out one call within the time limit.
 
         ``repeatable``: repeating is harmless, so the call is sent to the next endpoint when one does not answer.
-        Otherwise it is only sent again when it certainly had no effect. Raises ``StoreError``.
+        Otherwise it is only sent again when it certainly had no effect. ``patient``: an endpoint may use all the time,
+        instead of its share. Raises ``StoreError``.
         """
         deadline_s = _now_s() + self.timeout_s
-        tries = len(self.addresses) if repeatable else 1
+        tries = len(self.addresses) if repeatable and not patient else 1
         logins = 0
         while True:
             endpoint = await self.pick(deadline_s)
@@ -414,6 +420,28 @@ class Connections:
                     raise self.explained(endpoint, error) from error
             tries -= 1
             await asyncio.sleep(LONGEST_PAUSE_S)
+
+    async def hedged(self, attempt: Attempt) -> Any:
+        """Carry out one urgent call that is harmless to repeat: while it has no answer, it is sent again, and the first
+        answer counts. A member that was just passing it on to a leader that has died is silent until its time limit;
+        the same call that comes after the election is answered at once. Raises ``StoreError`` like ``call``."""
+        if len(self.addresses) == 1:
+            return await self.call(attempt, repeatable=True)
+        calls: list[asyncio.Future[Any]] = []
+        pause_s = URGENT_AFTER * self.timeout_s
+        try:
+            while True:
+                calls.append(asyncio.ensure_future(self.call(attempt, repeatable=True, patient=True)))
+                done, _ = await asyncio.wait(calls, timeout=pause_s, return_when=asyncio.FIRST_COMPLETED)
+                if done:  # else: a call ends without an answer only at its time limit, the first one before the others
+                    return next((one for one in done if one.exception() is None), min(done, key=calls.index)).result()
+                pause_s = URGENT_PAUSE * self.timeout_s
+                if self._endpoints:
+                    self.leave(self._endpoints[self._current], silent=False)
+        finally:
+            for one in calls:
+                one.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
 
     async def metadata(self, endpoint: Endpoint) -> Metadata:
         """Metadata for a call: it requires a leader, and carries the login token if there is a user."""

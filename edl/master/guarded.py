@@ -83,7 +83,7 @@ class GuardedStore:
         while True:
             last = (await self._stored())[1] if self._revision is None else self._revision
             conditions = [self._guard.condition(), ModifiedAt(self._last_write, last)]
-            done = await self._store.write([*operations, Put(self._last_write, mine)], conditions)
+            done = await self._store.write([*operations, Put(self._last_write, mine)], conditions, repeatable=True)
             if done is not None:
                 self._revision = done
                 return done

@@ -229,7 +229,9 @@ class MemoryStore:
         """Implements ``Store.read``; never waits."""
         return self.read_now(prefix)
 
-    async def write(self, operations: Sequence[Operation], conditions: Sequence[Condition] = ()) -> int | None:
+    async def write(
+        self, operations: Sequence[Operation], conditions: Sequence[Condition] = (), *, repeatable: bool = False
+    ) -> int | None:
         """Implements ``Store.write``; never waits."""
         return self.write_now(operations, conditions)
 

@@ -46,7 +46,9 @@ class FaultyStore(MemoryStore):
         self.writes = 0
         self.on_failure: Callable[[], None] = lambda: None
 
-    async def write(self, operations: Sequence[Operation], conditions: Sequence[Condition] = ()) -> int | None:
+    async def write(
+        self, operations: Sequence[Operation], conditions: Sequence[Condition] = (), *, repeatable: bool = False
+    ) -> int | None:
         if self.fail_writes:
             self.fail_writes -= 1
             self.on_failure()

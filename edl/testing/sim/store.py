@@ -183,7 +183,9 @@ class StoreClient:
         """All keys under a prefix and the store's revision."""
         return await self._ask(lambda memory: memory.read_now(prefix))
 
-    async def write(self, operations: Sequence[Operation], conditions: Sequence[Condition] = ()) -> int | None:
+    async def write(
+        self, operations: Sequence[Operation], conditions: Sequence[Condition] = (), *, repeatable: bool = False
+    ) -> int | None:
         """Apply all operations if all conditions hold; returns the revision, or ``None``."""
 
         def write(memory: MemoryStore) -> int | None:

@@ -127,7 +127,11 @@ class TestAgree:
                 """Another launcher is faster between this one's look and its write."""
 
                 async def write(
-                    self, operations: Sequence[Operation], conditions: Sequence[Condition] = ()
+                    self,
+                    operations: Sequence[Operation],
+                    conditions: Sequence[Condition] = (),
+                    *,
+                    repeatable: bool = False,
                 ) -> int | None:
                     if not faster.token:
                         await faster.agree()
@@ -322,7 +326,11 @@ class TestAgree:
         async def scenario(bench: Bench) -> None:
             class Restless(MemoryStore):
                 async def write(
-                    self, operations: Sequence[Operation], conditions: Sequence[Condition] = ()
+                    self,
+                    operations: Sequence[Operation],
+                    conditions: Sequence[Condition] = (),
+                    *,
+                    repeatable: bool = False,
                 ) -> int | None:
                     return None
 

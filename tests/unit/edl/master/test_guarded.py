@@ -28,7 +28,9 @@ class Moody(MemoryStore):
         self.trouble: list[str] = []
         self.guarded: GuardedStore | None = None
 
-    async def write(self, operations: Sequence[Operation], conditions: Sequence[Condition] = ()) -> int | None:
+    async def write(
+        self, operations: Sequence[Operation], conditions: Sequence[Condition] = (), *, repeatable: bool = False
+    ) -> int | None:
         assert self.guarded is not None
         self.trouble.append(self.guarded.trouble())
         if self.errors:
@@ -93,7 +95,9 @@ def test_that_waits_long_says_how_long() -> None:
         store.guarded = guarded = GuardedStore(store, Guard(KEY, FencingToken(0)), LAST, clock, said.append)
         write = store.write
 
-        async def slow(operations: Sequence[Operation], conditions: Sequence[Condition] = ()) -> int | None:
+        async def slow(
+            operations: Sequence[Operation], conditions: Sequence[Condition] = (), *, repeatable: bool = False
+        ) -> int | None:
             clock.advance(7)
             return await write(operations, conditions)
 
@@ -121,7 +125,9 @@ class Late(MemoryStore):
         self.silent = asyncio.Event()
         self._kept: list[tuple[Sequence[Operation], Sequence[Condition]]] = []
 
-    async def write(self, operations: Sequence[Operation], conditions: Sequence[Condition] = ()) -> int | None:
+    async def write(
+        self, operations: Sequence[Operation], conditions: Sequence[Condition] = (), *, repeatable: bool = False
+    ) -> int | None:
         if self.unanswered:
             self.unanswered -= 1
             self._kept.append((operations, conditions))
