@@ -105,8 +105,7 @@ class Store(Protocol):
     """The only shared memory of a job: etcd v3, or the memory store in tests.
 
     Every call raises ``StoreUnavailable`` when no endpoint answers within the store's own time limit, and
-    ``StoreRefused`` when the store rejects the call (credentials). Writes are retried only if the caller allows it. A
-    write that got no answer may take effect later, even after newer writes, unless a condition prevents that.
+    ``StoreRefused`` when the store rejects the call (credentials). A write without an answer may take effect later.
     """
 
     async def read(self, prefix: str) -> PrefixSnapshot:
@@ -119,9 +118,8 @@ class Store(Protocol):
         """Apply all operations if all conditions hold.
 
         Returns the store revision of the transaction, or None when a condition failed (nothing was written). Raises
-        ``LeaseLost`` when a put names a lease that has expired. ``repeatable``: the store may send it several times
-        until one is answered. The conditions must let only the first one have an effect, and None may then mean that
-        this has happened.
+        ``LeaseLost`` when a put names a lease that has expired. ``repeatable``: send it several times if need be: the
+        caller's conditions let only one have an effect, and it can tell why None is returned.
         """
         ...
 

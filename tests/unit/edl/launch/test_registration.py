@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from edl.errors import JobConflict, StoreRefused, StoreUnavailable
 from edl.exit_codes import ExitCode
 from edl.launch import registration as registration_module
 from edl.launch.registration import RETRY_S, JobEnded, Registration
-from edl.ports import Condition, Delete, Operation, PrefixSnapshot, Put
+from edl.ports import Delete, PrefixSnapshot, Put
 from edl.tasks import end
 from edl.testing.clock import FakeClock
 from edl.testing.memory_store import MemoryStore
@@ -126,16 +127,10 @@ class TestAgree:
             class Racing(MemoryStore):
                 """Another launcher is faster between this one's look and its write."""
 
-                async def write(
-                    self,
-                    operations: Sequence[Operation],
-                    conditions: Sequence[Condition] = (),
-                    *,
-                    repeatable: bool = False,
-                ) -> int | None:
+                async def write(self, *given: Any, **named: Any) -> int | None:
                     if not faster.token:
                         await faster.agree()
-                    return bench.store.write_now(operations, conditions)
+                    return bench.store.write_now(*given)
 
                 async def read(self, prefix: str) -> PrefixSnapshot:
                     return bench.store.read_now(prefix)
@@ -325,13 +320,7 @@ class TestAgree:
     def test_gives_up_when_others_never_stop_changing_them(self) -> None:
         async def scenario(bench: Bench) -> None:
             class Restless(MemoryStore):
-                async def write(
-                    self,
-                    operations: Sequence[Operation],
-                    conditions: Sequence[Condition] = (),
-                    *,
-                    repeatable: bool = False,
-                ) -> int | None:
+                async def write(self, *given: Any, **named: Any) -> int | None:
                     return None
 
             message = await refused(bench.registration(store=Restless(bench.clock)).agree())
