@@ -181,13 +181,14 @@ class Candidate:
             self._events.put_nowait(el.CampaignEnded(bool(token), token))
 
     async def _create(self, depose: FencingToken) -> FencingToken:
-        """Create the election key; returns its token, or 0 if the write failed or its outcome is unknown."""
+        """Create the election key; returns its token, or 0 if the write failed or its outcome is unknown. If only the
+        repetition of a write has been answered, the watch reports this launcher's key."""
         key, store = self._deps.keys.master, self._deps.store
         put = Put(key, plain.dumps(self._own), self._lease)
         try:
             if depose:
-                await store.write([Delete(key)], [CreatedAt(key, depose)])
-            revision = await store.write([put], [CreatedAt(key, 0)])
+                await store.write([Delete(key)], [CreatedAt(key, depose)], repeatable=True)
+            revision = await store.write([put], [CreatedAt(key, 0)], repeatable=True)
         except StoreError as error:
             self._uncertain = self._uncertain or not error.definite
             said, self._said = self._said, str(error) if error.definite else ""
