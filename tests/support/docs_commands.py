@@ -139,6 +139,7 @@ FATES: tuple[tuple[str, Fate], ...] = (
     # Other programs.
     (r"pip install .*", NotRun("needs a package index")),
     (r"\. \.venv/bin/activate", NotRun("changes the reader's shell")),
+    (r"edl simulate --nodes 304 .*", NotRun("simulates for eight minutes")),
     (r"python -m benchmarks\.report .*", NotRun("installs other launchers, and measures for hours")),
     (r"kubectl .*", NotRun("needs a cluster of Kubernetes; tests/process/test_kubernetes.py has a fake one")),
     (r"sbatch .*|squeue .*", NotRun("needs a cluster of Slurm; tests/process/test_slurm.py starts one")),

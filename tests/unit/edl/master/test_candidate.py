@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -13,7 +13,7 @@ from edl.master import guarded as guarded_module
 from edl.master.candidate import Candidate, CandidateCallbacks
 from edl.master.election import MasterInfo
 from edl.master.shell import MasterShell
-from edl.ports import Condition, Delete, Operation, PrefixSnapshot, Put
+from edl.ports import Delete, PrefixSnapshot, Put
 from edl.types import FencingToken, Incarnation, NodeId
 from edl.wire import plain
 from edl.wire.messages import Finish
@@ -245,7 +245,7 @@ class TestElectionWithoutStore:
         tried = 0
 
         async def scenario(bench: Bench) -> None:
-            async def refuse(operations: Sequence[Operation], conditions: Sequence[Condition] = ()) -> int | None:
+            async def refuse(*given: Any, **named: Any) -> int | None:
                 nonlocal tried
                 tried += 1
                 raise StoreFull("no room left")

@@ -151,7 +151,9 @@ def test_large_things_are_written_in_parts_that_the_store_takes() -> None:
         sizes: list[int] = []
         write = bench.store.write
 
-        async def counted(operations: Sequence[Operation], conditions: Sequence[Condition] = ()) -> int | None:
+        async def counted(
+            operations: Sequence[Operation], conditions: Sequence[Condition] = (), *, repeatable: bool = False
+        ) -> int | None:
             puts = [one for one in operations if isinstance(one, Put) and one.key != KEYS.last_write]
             sizes.append(sum(len(one.value) for one in puts))
             return await write(operations, conditions)
