@@ -39,13 +39,17 @@ async def followed(
     killed.
     """
     found = ended = False
+    last: HistoryEntry | None = None
     failed = 0
     while not ended:
         why = "it has ended the connection"
         try:
             async with connect() as client:
+                if last is not None and await _has_begun_again(client, last):
+                    say("the job has been started again: its events are counted from 1 again")
+                    last, after = None, 0
                 async for entry in client.events(after, follow=True):
-                    found, failed, after = True, 0, entry.number
+                    found, failed, after, last = True, 0, entry.number, entry
                     ended = ended or entry.kind == Kind.JOB_ENDED.value
                     yield entry
         except (UsageError, StoreError, grpc.aio.AioRpcError) as error:
@@ -63,3 +67,11 @@ async def followed(
             raise NoAnswer(f"no other Master has been found. The last attempt: {why}")
         if not ended:
             await pause()
+
+
+async def _has_begun_again(client: HistoryCalls, last: HistoryEntry) -> bool:
+    """Whether this history is not the one that ``last`` was in. If that entry has made room for others, its number
+    decides."""
+    kept = [entry async for entry in client.events(0, follow=False)]
+    same = [entry for entry in kept if entry.number == last.number]
+    return same != [last] if same else bool(kept) and kept[-1].number < last.number

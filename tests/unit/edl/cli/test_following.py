@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 
 import grpc
 import grpc.aio
@@ -33,6 +34,8 @@ class Masters:
         self.asked: list[int] = []
         self.said: list[str] = []
         self.pauses = 0
+        self.before: list[HistoryEntry] = []
+        """What a Master after the first one has of the history already."""
 
     @contextlib.asynccontextmanager
     async def connect(self) -> AsyncIterator[Masters]:
@@ -42,7 +45,11 @@ class Masters:
         yield self
 
     async def events(self, after: int, follow: bool) -> AsyncIterator[HistoryEntry]:
-        assert follow and not isinstance(self.now, Exception)
+        assert not isinstance(self.now, Exception)
+        if not follow:
+            for kept in self.before:
+                yield kept
+            return
         self.asked.append(after)
         for one in self.now:
             if isinstance(one, Exception):
@@ -68,6 +75,28 @@ def test_goes_on_with_the_next_master_where_the_last_one_stopped(end: list[Excep
     assert masters.asked == [0, 2]
     assert masters.said == ["the Master has gone: looking for the next one"]
     assert masters.pauses == 3
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        [entry(1)],
+        [replace(entry(1), at_s=7.0), replace(entry(2), at_s=8.0), replace(entry(3), at_s=9.0)],
+    ],
+)
+def test_a_job_that_was_started_again_is_shown_from_its_beginning(before: list[HistoryEntry]) -> None:
+    masters = Masters([entry(1), entry(2), GONE], [entry(1), entry(2), entry(3), ENDED])
+    masters.before = before
+    assert masters.seen() == [1, 2, 1, 2, 3, 4]
+    assert masters.asked == [0, 0]
+    assert masters.said[-1] == "the job has been started again: its events are counted from 1 again"
+
+
+@pytest.mark.parametrize("before", [[entry(1), entry(2)], [entry(1), entry(3)], []])
+def test_the_same_job_is_not_shown_twice(before: list[HistoryEntry]) -> None:
+    masters = Masters([entry(1), entry(2), GONE], [entry(3), ENDED])
+    masters.before = before
+    assert masters.seen() == [1, 2, 3, 4]
 
 
 def test_ends_with_the_job_although_its_master_tells_more() -> None:
