@@ -36,7 +36,7 @@ LAUNCHER_PREFIXES = ("EDL_", "PET_", "TORCHELASTIC_", "PADDLE_")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--all", action="store_true", help="run the slow tests, too, as continuous integration does")
+    parser.addoption("--all", action="store_true", help="run the slow tests, too")
     parser.addoption("--soak", action="store_true", help="run the fault tests of hours in full length")
     parser.addoption("--card", action="store_true", help="run the tests that need a GPU, too; else none is visible")
     parser.addoption("--rewrite", action="store_true", help="rewrite tests/sim/golden from what the machines do")
