@@ -77,8 +77,8 @@ def _folders(records: Iterable[FileRecord], lost: LostNode, ahead_ns: Mapping[No
         if record.folder or int(record.path.partition("/")[0]) in lost.last.shared:
             continue
         writer = record.writer
-        known = record.appeared_ns > 0 and writer in ahead_ns
-        appeared_ns = record.appeared_ns - ahead_ns[record.version.node] if known else 0
+        clock_ns = ahead_ns.get(writer) if writer else None
+        appeared_ns = record.appeared_ns - clock_ns if clock_ns is not None else 0
         new = appeared_ns > lost.last.until_ns and writer != lost.node
         for path in folders_above(record.path):
             folder = found.setdefault(path, _Contents())
@@ -98,8 +98,8 @@ def _series_of(path: str) -> str:
 
 def _takes_part(lost: LostNode, series: Collection[_Contents]) -> bool:
     """Whether the new folders of a series may lack files of the lost node, and the job can go back to older ones."""
-    old = [one for one in series if not one.new]
-    last = max((one for one in old if one.writers), key=lambda one: one.newest_ns, default=None)
+    last = max((one for one in series if one.writers), key=lambda one: one.newest_ns, default=None)
     if last is None:  # if there was nothing, the job can start without the first one
-        return not old or any(not one.empty for one in old)
+        old = [one for one in series if not one.new]
+        return not old or not all(one.empty for one in old)
     return lost.node in last.writers or last.newest_ns < lost.since_ns

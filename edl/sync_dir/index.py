@@ -119,7 +119,7 @@ class FileIndex:
 
     def wants(self, record: FileRecord) -> bool:
         """Whether another node's record is newer than what is here."""
-        over = (self.get(f"{folder}/") for folder in folders_above(record.path.rstrip("/")))
+        over = (self.get(f"{folder}/") for folder in folders_above(record.path))
         return all(one is None or record.version > one.version for one in (self.get(record.path), *over))
 
     def learn(self, record: FileRecord) -> None:

@@ -73,6 +73,7 @@ def test_files_of_the_directory_itself_stay() -> None:
 def test_of_folders_within_each_other_the_outermost_that_is_new() -> None:
     files = [wrote(A, "run/step-1/model", 50), wrote(B, "run/step-2/a/b/rng", 101)]
     assert incomplete(files, LOST, HERE) == ["0/run/step-2"]
+    assert incomplete([*files, wrote(B, "test/step-1/model", 60)], LOST, HERE) == ["0/run/step-2"]
 
 
 def test_a_shared_directory_has_lost_nothing() -> None:
@@ -99,6 +100,11 @@ def test_only_folders_with_the_same_name_but_for_numbers_tell_who_takes_part() -
     assert incomplete(files, LOST, HERE) == ["0/step-2"]
     assert incomplete([*files, wrote(B, "step-1-5/model", 70)], LOST, HERE) == ["0/step-2"]
     assert incomplete([*files, wrote(B, "step-15/model", 70)], LOST, HERE) == []
+
+
+def test_the_folder_before_is_the_one_with_the_newest_file() -> None:
+    files = [wrote(B, "step-0/model", 60), wrote(A, "step-1/model", 70), wrote(B, "step-1/rng", 50)]
+    assert incomplete([*files, wrote(B, "step-2/rng", 101)], LOST, HERE) == ["0/step-2"]
 
 
 def test_what_was_written_later_to_an_older_folder_does_not_tell_who_takes_part() -> None:
@@ -138,7 +144,7 @@ def test_removed_files_make_no_folder() -> None:
 
 
 def test_a_file_that_came_and_went_since_is_as_if_it_had_never_been() -> None:
-    files = [*BOTH, removed(B, "step-2/rng.tmp", 101), wrote(B, "step-2/rng", 102)]
+    files = [*BOTH, wrote(B, "step-2/rng", 102), removed(B, "step-2/rng.tmp", 101)]
     assert incomplete(files, LOST, HERE) == ["0/step-2"]
     assert incomplete([wrote(B, "step-2/rng", 102), removed(B, "step-1/x", 101)], LOST, HERE) == ["0/step-2"]
 
@@ -146,3 +152,4 @@ def test_a_file_that_came_and_went_since_is_as_if_it_had_never_been() -> None:
 def test_what_has_been_set_aside_is_over() -> None:
     aside = FileRecord("0/step-2/", FileVersion(9, 0, B), 0, 0, 0, removed=True)
     assert incomplete([*BOTH, aside], LOST, HERE) == []
+    assert incomplete([*BOTH, aside, wrote(B, "step-2/rng", 101)], LOST, HERE) == ["0/step-2"]
