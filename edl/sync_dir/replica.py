@@ -220,7 +220,6 @@ class NodeReplica:
             self._tree.move_aside(name, INCOMPLETE)
             for path in moved:
                 del self._known[path]
-                self._strangers.discard(path)
 
     def _put(self, record: FileRecord, staged: str) -> None:
         path, here = record.path, self._index.get(record.path)

@@ -664,6 +664,21 @@ def test_of_a_folder_only_what_is_older_is_set_aside(make: Make) -> None:
     assert a.files() == {"x/old.edl-before": "theirs", "x/new": "theirs"}
 
 
+def test_files_that_were_removed_before_are_not_set_aside(make: Make) -> None:
+    a = make("a")
+    replica = replica_with(a, theirs("0/x/f", 5), theirs("0/x/g", 5))
+    enter(a, replica, theirs("0/x/f", 6, removed=True))
+    enter(a, replica, theirs("0/x/", 7, removed=True))
+    assert a.files() == {"x.edl-before/g": "theirs"}
+
+
+def test_a_file_with_the_name_of_a_folder_that_was_set_aside_stays(make: Make) -> None:
+    a = make("a")
+    replica = replica_with(a, theirs("0/x", 5))
+    enter(a, replica, theirs("0/x/", 6, removed=True))
+    assert a.files() == {"x": "theirs"}
+
+
 def test_a_folder_whose_files_change_here_is_set_aside_later(make: Make) -> None:
     a = make("a")
     replica = replica_with(a, theirs("0/x/f", 5))
