@@ -373,6 +373,18 @@ def test_what_a_lost_node_finished_before_its_last_moment_stays(make: Make) -> N
     assert b.files() == {**WHOLE, "step-2/rng": "of b", "step-2/model": "of a"}
 
 
+def test_a_node_leaves_when_the_others_have_heard_it(make: Make) -> None:
+    """Not when it has answered: the answer may not arrive, and the node would be taken for lost."""
+    a, b = two_that_save(make)
+    b.sync.meet([])  # this test asks for it
+    request = {"node": "b", "life": "life-a", "has": 99}
+    for _ in range(2):
+        a.sync.report(request)
+        assert a.sync.passed_on(0.3, NEVER) == "b"
+    a.sync.report({**request, "ends": True})
+    assert a.sync.passed_on(LIMIT_S, NEVER) == ""
+
+
 def test_nothing_is_set_aside_for_a_node_that_has_left_or_stays_outside(make: Make) -> None:
     a, b = two_that_save(make)
     assert a.sync.passed_on(LIMIT_S, NEVER) == ""
@@ -412,6 +424,51 @@ def test_a_newcomer_does_not_judge_what_was_written_without_it(make: Make) -> No
     b.write("step-2/rng", "of b")
     assert alike(5, b, c) == []
     assert b.files() == c.files() == {**WHOLE, "step-2/rng": "of b"}
+
+
+def test_a_node_that_was_outside_does_not_judge_by_the_world_that_it_knew(make: Make) -> None:
+    a, b, c = make("a").open(), make("b").open(), make("c").open()
+    meet(a, b, c)
+    assert alike(1, a, b, c) == []
+    for node in (a, b, c):
+        node.write(f"step-1/{node.name}", "part")
+    assert alike(2, a, b, c) == []
+    a.close()
+    meet(b, c)
+    assert alike(3, b) == []
+    b.write("step-2/b", "whole")
+    assert alike(4, b, c) == []
+    assert in_use(b) == in_use(c) == {"step-1/a": "part", "step-1/b": "part", "step-1/c": "part", "step-2/b": "whole"}
+
+
+def an_hour_ahead() -> int:
+    return wall_clock_ns() + 3600 * 10**9
+
+
+def test_the_last_moment_of_a_lost_node_is_not_taken_by_its_clock(make: Make) -> None:
+    a, b = two_that_save(make)
+    a.tree.now_ns = an_hour_ahead
+    for _ in range(3):
+        b.sync.caught_up(LIMIT_S, NEVER)
+    a.close()
+    b.write("step-2/rng", "of b")
+    meet(b)
+    assert alike(3, b) == []
+    assert in_use(b) == WHOLE
+
+
+def test_a_folder_did_not_appear_later_because_of_its_writers_clock(make: Make) -> None:
+    a, b = two_that_save(make)
+    c = make("c")
+    c.tree.now_ns = an_hour_ahead
+    meet(a, b, c.open())
+    assert alike(3, a, b, c) == []
+    c.write("step-2/more", "of c")
+    assert alike(4, a, b, c) == []
+    a.close()
+    meet(b, c)
+    assert alike(5, b, c) == []
+    assert in_use(b) == in_use(c) == {**WHOLE, "step-2/more": "of c"}
 
 
 def test_a_folder_is_set_aside_whatever_times_its_files_show(make: Make) -> None:
