@@ -21,8 +21,6 @@ class PeerProgress:
     """Number of its newest change, of the same report."""
     entered: int = 0
     """Number of its newest change that has been entered here."""
-    started: int = 0
-    """Newest round before ``settled`` for which it had them: its workers may have run in that one."""
     writing: bool = False
     """Workers of earlier rounds than ``settled`` may still write there."""
     alike_head: int = 0
@@ -33,7 +31,7 @@ class PeerProgress:
     def after(self, report: PeerReport, entered: int) -> PeerProgress:
         """What is known with its next report. ``failure`` holds until its files have been asked for."""
         alike_head = self.alike_head if report.alike == self.alike else report.head
-        rounds = (report.settled, report.alike, report.head, entered, report.started)
+        rounds = (report.settled, report.alike, report.head, entered)
         return PeerProgress(*rounds, report.writing, alike_head, self.failure)
 
 

@@ -19,12 +19,12 @@ class FileVersion:
     """A version of one path; a larger one replaces a smaller one."""
 
     counter: int
-    """Higher than that of every version that the writing node knew. 0: the file is older than its node's launcher; 1:
-    the first workers have started with it."""
+    """Higher than that of every version that the writing node knew, and of all that were written before its round. 0:
+    the file is older than its node's launcher; 1: the first workers have started with it."""
     mtime_ns: int
     """Of these old files the time of the last change by the clock of its host, else 0."""
     node: NodeId
-    """The node that wrote it; decides between versions that did not know each other."""
+    """The node that wrote it; decides between versions of a round that did not know each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,14 @@ class FileRecord:
     """Permission bits."""
     removed: bool = False
     """In this version there is no file; size and time are those of the last one that its node knew."""
+    appeared_ns: int = 0
+    """When the node of this version noticed the first file of that name, by its clock. 0: another node had one before,
+    or it is older than the node's launcher."""
+
+    @property
+    def writer(self) -> NodeId | None:
+        """The node that made this version; None if that is not known, as of files that are older than the launchers."""
+        return self.version.node if self.version.counter > 1 else None
 
     @property
     def folder(self) -> str:
@@ -50,6 +58,10 @@ class FileRecord:
     def same_content(self, other: FileRecord) -> bool:
         """Whether both describe the same bytes: copies keep the time of the last change."""
         return (self.size, self.mtime_ns, self.removed) == (other.size, other.mtime_ns, other.removed)
+
+
+_IN_A_ROUND = 2**32
+"""More versions than a round can have."""
 
 
 class FileIndex:
@@ -63,6 +75,11 @@ class FileIndex:
         self.head = 0
         """Number of the newest change."""
 
+    def begin(self, number: int) -> None:
+        """Round ``number`` begins: versions from now on win over all of earlier rounds, also over those of a node that
+        was cut off from this one, and comes back with them."""
+        self._counter = max(self._counter, number * _IN_A_ROUND)
+
     def get(self, path: str) -> FileRecord | None:
         """The newest version of a path here, which may be its removal; None if the path was never there."""
         found = self._records.get(path)
@@ -72,13 +89,21 @@ class FileIndex:
         """Enter a file that was here before the launcher."""
         return self._enter(FileRecord(path, FileVersion(0, mtime_ns, self._node), size, mtime_ns, mode))
 
-    def wrote(self, path: str, size: int, mtime_ns: int, mode: int) -> FileRecord:
+    def wrote(self, path: str, size: int, mtime_ns: int, mode: int, now_ns: int) -> FileRecord:
         """Enter a file that was written on this node."""
-        return self._enter(FileRecord(path, self._next(), size, mtime_ns, mode))
+        here = self.get(path)
+        appeared_ns = now_ns if here is None else self._appeared_ns(here)
+        return self._enter(FileRecord(path, self._next(), size, mtime_ns, mode, appeared_ns=appeared_ns))
 
     def removed(self, path: str) -> FileRecord:
         """Enter the removal of a known file on this node. Raises ``KeyError``."""
-        return self._enter(dataclasses.replace(self._records[path][1], version=self._next(), removed=True))
+        here = self._records[path][1]
+        appeared_ns = self._appeared_ns(here)
+        return self._enter(dataclasses.replace(here, version=self._next(), removed=True, appeared_ns=appeared_ns))
+
+    def _appeared_ns(self, here: FileRecord) -> int:
+        """When what has another version now appeared. A time by another node's clock would be taken for one of ours."""
+        return here.appeared_ns if here.version.node == self._node else 0
 
     def set_aside(self, folder: str) -> FileRecord:
         """Enter that the files in a folder belong to the job no longer."""
@@ -94,7 +119,7 @@ class FileIndex:
 
     def wants(self, record: FileRecord) -> bool:
         """Whether another node's record is newer than what is here."""
-        over = (self.get(f"{folder}/") for folder in folders_above(record.path.rstrip("/")))
+        over = (self.get(f"{folder}/") for folder in folders_above(record.path))
         return all(one is None or record.version > one.version for one in (self.get(record.path), *over))
 
     def learn(self, record: FileRecord) -> None:

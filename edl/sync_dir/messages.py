@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,8 @@ from edl.types import NodeId
 
 FOR_EVER = 2**63 - 1
 """A moment after which a node writes nothing."""
+_PATH = re.compile(r"[0-9]{1,4}(/[^/]+)+/?", re.DOTALL)
+"""The number of a directory and a name in it. Which of these lead where is up to ``SyncedTree.locate``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +31,7 @@ class PeerReport:
     alike: int = 0
     """Newest round for which it has the files of all members."""
     started: int = 0
-    """Newest round before ``settled`` for which it had them: its workers may have run in that one."""
+    """Newest round in which its workers may have run."""
     writing: bool = False
     """Workers of earlier rounds than ``settled`` may still write there."""
     until_ns: int = 0
@@ -96,19 +99,30 @@ def _row(record: FileRecord) -> list[Any]:
     version = record.version
     return [
         *(record.path, version.counter, version.mtime_ns, version.node),
-        *(record.size, record.mtime_ns, record.mode, record.removed),
+        *(record.size, record.mtime_ns, record.mode, record.removed, record.appeared_ns),
     ]
 
 
 def _record(
-    path: str, counter: int, since_ns: int, node: str, size: int, mtime_ns: int, mode: int, removed: bool
+    path: str,
+    counter: int,
+    since_ns: int,
+    node: str,
+    size: int,
+    mtime_ns: int,
+    mode: int,
+    removed: bool,
+    appeared_ns: int,
 ) -> FileRecord:
-    numbers = (counter, since_ns, size, mtime_ns, mode)
+    numbers = (counter, since_ns, size, mtime_ns, mode, appeared_ns)
     if not all(type(one) is int for one in numbers) or not (isinstance(path, str) and isinstance(node, str)):
         raise TypeError(f"{path!r:.100} has values of other types")
+    if not _PATH.fullmatch(path):
+        raise TypeError(f"{path!r:.100} is no path in a synchronised directory")
     if path.endswith("/") and removed is not True:
         raise TypeError(f"{path!r:.100} is a folder, but not removed")
-    return FileRecord(path, FileVersion(counter, since_ns, NodeId(node)), size, mtime_ns, mode & 0o777, removed is True)
+    version = FileVersion(counter, since_ns, NodeId(node))
+    return FileRecord(path, version, size, mtime_ns, mode & 0o777, removed is True, appeared_ns)
 
 
 def number(frame: Mapping[str, Any], name: str) -> int:

@@ -90,11 +90,18 @@ class NodeReplica:
                     self._index.removed(change.path)
                     continue
                 self._known[change.path] = stamp
-                enter = self._index.found if old else self._index.wrote
-                enter(change.path, stamp.size, stamp.mtime_ns, stamp.mode)
+                if old:
+                    self._index.found(change.path, stamp.size, stamp.mtime_ns, stamp.mode)
+                else:
+                    self._index.wrote(change.path, stamp.size, stamp.mtime_ns, stamp.mode, now.ended_ns)
         self._strangers.difference_update(change.path for change in moment.changes if not old)
         self._before = now
         return moment.more
+
+    def begin(self, number: int) -> None:
+        """All that workers of rounds before ``number`` wrote has been entered."""
+        with self._index_lock:
+            self._index.begin(number)
 
     def adopt(self) -> None:
         """The workers start: what is here are the job's files."""
@@ -189,6 +196,8 @@ class NodeReplica:
             were_folders = {folder for one in make_room for folder in folders_above(one.path)}
             replaced = {one.path for one in files if one.removed or one.path not in were_folders}
             try:
+                for one in asides:
+                    self._tree.locate(one.folder)
                 for path in (*gone, *replaced):
                     self._tree.check(path, self._known.get(path))
             except LocalChange as change:
@@ -207,11 +216,10 @@ class NodeReplica:
         """Rename a folder; if it holds other files besides these ones, only these."""
         inside = [path for path in self._known if path.startswith(f"{folder}/")]
         whole = len(paths) == len(inside)
-        for path in ([folder] if whole else paths) if paths else ():
-            self._tree.move_aside(path, INCOMPLETE)
-        for path in paths:
-            del self._known[path]
-            self._strangers.discard(path)
+        for name, moved in [(folder, paths)] if paths and whole else [(path, [path]) for path in paths]:
+            self._tree.move_aside(name, INCOMPLETE)
+            for path in moved:
+                del self._known[path]
 
     def _put(self, record: FileRecord, staged: str) -> None:
         path, here = record.path, self._index.get(record.path)

@@ -20,8 +20,9 @@ from edl.errors import CheckpointError, EdlError
 from edl.ports import Clock, FileCopies, LentFile
 from edl.sync_dir import messages
 from edl.sync_dir.barrier import PeerProgress, behind, lacking
-from edl.sync_dir.cut import LostNode
+from edl.sync_dir.cut import LastMoment
 from edl.sync_dir.index import FileRecord
+from edl.sync_dir.losses import LauncherId, Losses
 from edl.sync_dir.messages import PeerReport
 from edl.sync_dir.replica import NodeReplica
 from edl.sync_dir.tree import SyncedTree
@@ -65,10 +66,10 @@ class _Peer:
     """Number of this node's newest change that it has."""
     shared: frozenset[int] = frozenset()
     """Directories that are the same ones there."""
-    ahead_ns: int = 0
-    """By how much its clock is ahead of this host's."""
+    ends: bool = False
+    """It has said that nothing more comes from there."""
     knows_end: bool = False
-    """It has asked since nothing more comes from here."""
+    """It has the same from here."""
     gone: bool = False
     failure: str = ""
     """Why it cannot fetch files itself, as it last reported."""
@@ -81,6 +82,10 @@ class _Peer:
     arrived: dict[FileRecord, str] = field(default_factory=dict)
     """Files that were fetched and wait for the others of their moment, with where they lie. Only the node's thread adds
     to it; another one takes over what it needs itself."""
+
+    @property
+    def launcher(self) -> LauncherId:
+        return self.address.node, self.life
 
 
 @dataclass(slots=True)
@@ -123,11 +128,8 @@ class DirectorySync:
         """Being fetched right now, each from one node."""
         self._tries: dict[FileRecord, _Tries] = {}
         """Of files whose last copy has failed."""
-        self._settled = self._alike = self._started = self._arrived_bytes = self._answers = 0
-        self._world: dict[NodeId, str] = {}
-        """The other members of round ``_alike``, each with its launcher's life."""
-        self._moments: dict[tuple[NodeId, str], LostNode] = {}
-        """By node and life, what would be here if it were lost now."""
+        self._settled = self._alike = self._arrived_bytes = self._answers = 0
+        self._losses = Losses()
         self._writing = False
         """Workers of earlier rounds than ``_settled`` may still write here."""
         self._leaving = False
@@ -184,14 +186,15 @@ class DirectorySync:
     def report(self, request: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
         """What this node has, for one that asks; remembers what that one has. See ``edl.ports.FileSource``."""
         node, has = NodeId(messages.text(request, "node")), messages.number(request, "has")
-        has = has if messages.text(request, "life") == self._life else 0
+        known = messages.text(request, "life") == self._life
+        has, knows_end = (has, request.get("ends") is True) if known else (0, False)
         with self._changed:
-            rounds, arrived_bytes = (self._settled, self._alike, self._started), self._arrived_bytes
+            rounds, arrived_bytes = (self._settled, self._alike, self._losses.started), self._arrived_bytes
             leaving, writing = self._leaving, self._writing
             failing = [(name, one.progress.failure) for name, one in self._peers.items() if one.progress.failure]
             peer = self._peers.get(node)
             if peer is not None:
-                peer.has, peer.knows_end = has, leaving
+                peer.has, peer.knows_end = has, knows_end
                 self._changed.notify_all()
         changes = self._replica.since(has)  # after the round: what was settled is in it
         failure = f"files of node {failing[0][0]}: {failing[0][1]}" if failing else ""
@@ -253,7 +256,7 @@ class DirectorySync:
     def _ask(self, peer: _Peer) -> str:
         """Ask once, and enter what has changed there; returns why that was not possible."""
         address, entered = peer.address, peer.progress.entered
-        request = {"node": self._node, "life": peer.life, "has": entered}
+        request = {"node": self._node, "life": peer.life, "has": entered, "ends": peer.ends}
         asked_ns = self._tree.now_ns()
         frame, body = self._copies.changes(address.host, address.port, request)
         answered_ns = self._tree.now_ns()
@@ -264,21 +267,24 @@ class DirectorySync:
         with self._changed:
             self._answers += 1
             peer.arrived_bytes, peer.answered = report.arrived_bytes, self._answers
-            peer.failure, peer.ahead_ns = report.failure, report.now_ns - (asked_ns + answered_ns) // 2
+            peer.failure = report.failure
+            self._losses.heard(report.started)
             peer.progress = peer.progress.after(report, entered)
             self._changed.notify_all()
         failure = "" if entered == report.head else self._enter(peer, records)
         if not failure:
             until_ns = asked_ns - (report.now_ns - report.until_ns)
+            moment = LastMoment(until_ns, report.now_ns - (asked_ns + answered_ns) // 2, peer.shared)
             with self._changed:
                 peer.progress = dataclasses.replace(peer.progress, entered=report.head)
-                self._moments[address.node, peer.life] = LostNode(address.node, until_ns, peer.shared)
+                peer.ends = report.until_ns == messages.FOR_EVER
+                self._losses.reached(peer.launcher, moment)
         return failure
 
     def _meet_life(self, peer: _Peer, life: str) -> None:
         self._drop_arrived(peer)
         peer.progress = PeerProgress(failure=peer.progress.failure)
-        peer.life, peer.shared = life, self._tree.shared_with(peer.address.node, life)
+        peer.life, peer.ends, peer.shared = life, False, self._tree.shared_with(peer.address.node, life)
         if peer.shared:
             names = ", ".join(self._tree.names(peer.shared))
             self._log(f"--sync-dir: {names} is shared with node {peer.address.node} anyway: nothing is copied there")
@@ -396,7 +402,7 @@ class DirectorySync:
     def _flush(self, cancelled: threading.Event) -> None:
         """Enter all that is finished. Two scans show that nothing else is. Raises ``CheckpointError``."""
         self._look()
-        while self._look() and not (cancelled.is_set() or self._closed):
+        while self._look() and not self._ends(cancelled):
             cancelled.wait(URGENT_PAUSE_S)
         if self._trouble:
             raise CheckpointError(f"--sync-dir: {self._trouble}")
@@ -420,46 +426,66 @@ class DirectorySync:
         others = frozenset(members) - {self._node}
         with self._waiting():
             self._flush(cancelled)
-            if cancelled.is_set():
+            self._gather(number, others, limit_s, cancelled, writing)
+            if self._ends(cancelled):
                 return
-            now_ns = self._tree.now_ns()
-            with self._changed:
-                self._settled, self._started, self._writing = max(self._settled, number), self._alike, writing
-                spares, answers = self._peers.keys() - others, self._answers
-                left = spares & self._world.keys()
-            self._wait(lambda: bool(self._late(spares, answers) or self._unsure(left, now_ns)), SPARE_S, cancelled)
-            if self._wait(lambda: bool(lacking(number, others, self._progress())), limit_s, cancelled):
-                raise self._not_fetched(lacking(number, others, self._progress())[0], limit_s)
-            if cancelled.is_set():
-                return
+            self._replica.begin(number)
             self._set_aside(others)
             with self._changed:
                 self._alike = max(self._alike, number)
-                self._world = {node: peer.life for node, peer in self._peers.items() if node in others}
             if self._wait(lambda: bool(behind(number, others, self._progress())), limit_s, cancelled):
                 raise self._not_passed_on(behind(number, others, self._progress())[0], limit_s)
-            if not cancelled.is_set():
-                self._replica.adopt()
+            with self._changed:
+                if self._ends(cancelled):
+                    return
+                world, living = self._members(others), {peer.launcher for peer in self._peers.values()}
+                self._losses.start(number, {peer.launcher for peer in world}, living, self._tree.now_ns())
+            self._replica.adopt()
+
+    def _gather(
+        self, number: int, others: Collection[NodeId], limit_s: float, cancelled: threading.Event, writing: bool
+    ) -> None:
+        """Wait until what all members have written is here, and for other nodes a little."""
+        with self._changed:
+            if self._ends(cancelled):
+                return
+            self._settled, self._writing = max(self._settled, number), writing
+            spares, answers = self._peers.keys() - others, self._answers
+        if self._wait(lambda: bool(lacking(number, others, self._progress())), limit_s, cancelled):
+            raise self._not_fetched(lacking(number, others, self._progress())[0], limit_s)
+        with self._changed:
+            if self._ends(cancelled):
+                return
+            now_ns = self._tree.now_ns()
+            ended = [peer.launcher for peer in self._members(others) if not peer.progress.writing]
+            self._losses.gathered(ended, now_ns)
+
+        def awaited() -> bool:
+            living = [peer.launcher for peer in self._members(spares) if not peer.refused]
+            return bool(self._late(spares, answers)) or self._losses.unsure(living, now_ns)
+
+        self._wait(awaited, SPARE_S, cancelled)
+
+    def _members(self, nodes: Collection[NodeId]) -> list[_Peer]:
+        return [peer for node, peer in self._peers.items() if node in nodes]
 
     def _set_aside(self, others: Collection[NodeId]) -> None:
-        """Set aside what may lack files of nodes that were lost since the last world. Only its members can know; the
-        other ones get what they find. Where workers run on, the state is theirs, and files are not taken from them."""
+        """Set aside what may lack files of nodes that were lost since the last world. If workers run on anywhere, the
+        state is theirs, and files are not taken from them."""
         with self._changed:
-            members = {node: peer for node, peer in self._peers.items() if node in others}
-            here = {(node, peer.life) for node, peer in members.items()}
-            last = max((peer.progress.started for peer in members.values()), default=0)
-            writing = self._writing or any(peer.progress.writing for peer in members.values())
-            certain = self._started >= last and not writing
-            lost = [one for one in self._world.items() if certain and one not in here]
-            moments = [self._moments[one] for one in sorted(lost) if one in self._moments]
-            ahead_ns = {self._node: 0, **{node: peer.ahead_ns for node, peer in members.items()}}
-            kept = {(node, peer.life) for node, peer in self._peers.items()}
-            self._moments = {one: moment for one, moment in self._moments.items() if one in kept}
+            members = self._members(others)
+            if self._writing or any(peer.progress.writing for peer in members):
+                return
+            lost = self._losses.lost({peer.launcher for peer in members})
+            ahead_ns = {**self._losses.ahead_ns(), self._node: 0}
         try:
-            for moment in moments:
-                self._replica.set_aside(moment, ahead_ns)
+            for one in lost:
+                self._replica.set_aside(one, ahead_ns)
         except OSError as error:
-            raise CheckpointError(f"--sync-dir: cannot rename {error.filename}: {error.strerror}") from error
+            raise CheckpointError(
+                f"--sync-dir: cannot rename {error.filename}: {error.strerror}. It may lack files of a lost node: let "
+                "this user rename it, or remove it"
+            ) from error
 
     def caught_up(self, limit_s: float, cancelled: threading.Event) -> None:
         """Wait until this node has what the others had when it was called, or nothing has arrived for ``limit_s``."""
@@ -474,7 +500,7 @@ class DirectorySync:
         with self._waiting():
             with contextlib.suppress(CheckpointError):
                 self._flush(cancelled)
-                self._leaving = True
+                self._leaving = not cancelled.is_set()
             head = self._replica.head
             with self._changed:
                 nodes, answers = set(self._peers), self._answers
@@ -490,16 +516,6 @@ class DirectorySync:
     def _has_all(self, peer: _Peer, head: int) -> bool:
         return peer.has >= head and (peer.knows_end or not self._leaving)
 
-    def _unsure(self, nodes: Collection[NodeId], now_ns: int) -> list[NodeId]:
-        """Those of these nodes that live, and may have finished files until ``now_ns`` that are not here."""
-        found = []
-        for node in nodes:
-            peer = self._peers.get(node)
-            moment = self._moments.get((node, peer.life)) if peer and not peer.refused else None
-            if moment and moment.until_ns < now_ns:
-                found.append(node)
-        return found
-
     def _late(self, nodes: Collection[NodeId], answers: int) -> list[NodeId]:
         """Those of these nodes that live, and whose files are not here as of an answer after so many."""
         found = []
@@ -510,6 +526,10 @@ class DirectorySync:
             if peer.answered <= answers or peer.progress.entered < peer.progress.head:
                 found.append(node)
         return found
+
+    def _ends(self, cancelled: threading.Event) -> bool:
+        """Whether a call that waits is to return without having got what it waits for."""
+        return cancelled.is_set() or self._closed
 
     def _progress(self) -> dict[NodeId, PeerProgress]:
         return {node: peer.progress for node, peer in self._peers.items()}
@@ -529,7 +549,7 @@ class DirectorySync:
         """Wait while ``unfinished``; returns True if nothing has moved for ``limit_s`` seconds."""
         seen, until_s = None, 0.0
         with self._changed:
-            while unfinished() and not (cancelled.is_set() or self._closed):
+            while unfinished() and not self._ends(cancelled):
                 now_s = self._clock.now_s()
                 moved = (
                     self._arrived_bytes,

@@ -241,13 +241,15 @@ class SyncedTree:
             folder = os.path.dirname(folder)
 
     def move_aside(self, path: str, why: str) -> None:
-        """Rename a file or folder, so that it is neither replaced nor copied. ``why`` follows its name in the log."""
+        """Rename a file or folder, so that it is neither replaced nor copied. ``why`` follows its name in the log. If
+        it is gone, a node that shares the directory was first."""
         target = self.locate(path)
         for number in range(1, MOST_FILES):
             aside = f"{target}{BEFORE}" + (f".{number}" if number > 1 else "")
             if not os.path.lexists(aside):
-                os.rename(target, aside)
-                self._log(f"--sync-dir: {target} {why}: moved to {aside}")
+                with contextlib.suppress(FileNotFoundError):
+                    os.rename(target, aside)
+                    self._log(f"--sync-dir: {target} {why}: moved to {aside}")
                 return
 
 

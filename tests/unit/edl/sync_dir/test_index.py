@@ -12,14 +12,15 @@ from edl.types import NodeId
 
 A, B = NodeId("a"), NodeId("b")
 FOLDER = "0/f"
+NOW = 1000
 PATHS = ("0/0", "0/1", "0/f/2", "0/f/3")
 
 
 def test_a_later_write_wins_whatever_the_order_of_arrival() -> None:
     a, b, c = FileIndex(A), FileIndex(B), FileIndex(NodeId("c"))
-    first = a.wrote("0/f", 1, 5, 0o644)
+    first = a.wrote("0/f", 1, 5, 0o644, NOW)
     b.learn(first)
-    second = b.wrote("0/f", 2, 4, 0o644)  # its clock is behind
+    second = b.wrote("0/f", 2, 4, 0o644, NOW)  # its clock is behind
     for record in (second, first):
         c.learn(record)
     a.learn(second)
@@ -29,7 +30,7 @@ def test_a_later_write_wins_whatever_the_order_of_arrival() -> None:
 def test_any_write_of_the_job_wins_over_a_file_that_was_there_before() -> None:
     a, b = FileIndex(A), FileIndex(B)
     old = b.found("0/f", 9, 10**19, 0o644)
-    new = a.wrote("0/f", 1, 1, 0o644)
+    new = a.wrote("0/f", 1, 1, 0o644, NOW)
     assert not a.wants(old)
     assert b.wants(new)
 
@@ -49,13 +50,13 @@ def test_old_files_that_workers_have_started_with_win_over_a_newcomers() -> None
     assert a.get("0/f") == b.get("0/f")
     newcomer = FileIndex(NodeId("c")).found("0/f", 1, 99, 0o644)
     assert not a.wants(newcomer)
-    assert a.wrote("0/f", 2, 5, 0o644).version > FileVersion(1, 99, B)
+    assert a.wrote("0/f", 2, 5, 0o644, NOW).version > FileVersion(1, 99, B)
 
 
 def test_what_the_job_wrote_keeps_its_version_when_its_workers_start_again() -> None:
     a, b = FileIndex(A), FileIndex(B)
-    b.learn(a.wrote("0/f", 1, 10, 0o644))
-    newest = b.wrote("0/f", 2, 20, 0o644)
+    b.learn(a.wrote("0/f", 1, 10, 0o644, NOW))
+    newest = b.wrote("0/f", 2, 20, 0o644, NOW)
     b.adopt()
     assert b.get("0/f") == newest and a.wants(newest)
 
@@ -70,20 +71,20 @@ def test_a_version_that_is_here_already_is_no_change() -> None:
 
 def test_a_removal_is_a_version() -> None:
     a, b = FileIndex(A), FileIndex(B)
-    b.learn(a.wrote("0/f", 1, 5, 0o644))
+    b.learn(a.wrote("0/f", 1, 5, 0o644, NOW))
     gone = a.removed("0/f")
     assert b.wants(gone)
     b.learn(gone)
     assert b.total() == (0, 0)
-    assert b.wrote("0/f", 2, 6, 0o644).version > gone.version
+    assert b.wrote("0/f", 2, 6, 0o644, NOW).version > gone.version
 
 
 def test_changes_are_listed_from_a_number_on_and_each_path_once() -> None:
     a = FileIndex(A)
-    first = a.wrote("0/f", 1, 5, 0o644)
-    a.wrote("0/g", 1, 5, 0o644)
+    first = a.wrote("0/f", 1, 5, 0o644, NOW)
+    a.wrote("0/g", 1, 5, 0o644, NOW)
     number = a.head
-    again = a.wrote("0/f", 2, 6, 0o644)
+    again = a.wrote("0/f", 2, 6, 0o644, NOW)
     assert a.since(number) == [again]
     assert [record.path for record in a.since(0)] == ["0/g", "0/f"]
     assert first not in a.since(0)
@@ -95,15 +96,15 @@ def test_an_older_version_is_not_entered_but_counts() -> None:
     a.learn(FileRecord("0/f", FileVersion(7, 0, B), 1, 1, 0o644))
     a.learn(FileRecord("0/f", FileVersion(3, 0, B), 1, 1, 0o644))
     assert a.head == 1
-    assert a.wrote("0/g", 1, 1, 0o644).version.counter == 8
+    assert a.wrote("0/g", 1, 1, 0o644, NOW).version.counter == 8
 
 
 def test_a_folder_is_set_aside_with_what_was_in_it_before() -> None:
     a, b, c = FileIndex(A), FileIndex(B), FileIndex(NodeId("c"))
-    old, beside = a.wrote("0/x/y/old", 1, 5, 0o644), a.wrote("0/xy", 1, 5, 0o644)
+    old, beside = a.wrote("0/x/y/old", 1, 5, 0o644, NOW), a.wrote("0/xy", 1, 5, 0o644, NOW)
     b.learn(old)
     aside = b.set_aside("0/x")
-    new = b.wrote("0/x/y/new", 1, 5, 0o644)
+    new = b.wrote("0/x/y/new", 1, 5, 0o644, NOW)
     for record in (new, aside, old, beside):
         c.learn(record)
     for record in (aside, new):
@@ -112,6 +113,45 @@ def test_a_folder_is_set_aside_with_what_was_in_it_before() -> None:
     assert sorted(one.path for one in a.records()) == ["0/x/", "0/x/y/new", "0/xy"]
     assert sorted(one.path for one in c.records()) == ["0/x/", "0/x/y/new", "0/xy"]
     assert c.total() == (2, 2)
+
+
+def test_a_round_wins_over_earlier_ones_also_where_nobody_knew_them() -> None:
+    """A node is cut off, and comes back with what its workers went on to write."""
+    a, b = FileIndex(A), FileIndex(B)
+    for index in (a, b):
+        index.begin(2)
+    stale = [a.wrote("0/x/model", 1, 5, 0o644, NOW) for _ in range(9)][-1]
+    b.begin(3)
+    newest = b.wrote("0/x/model", 2, 4, 0o644, NOW)
+    assert not b.wants(stale)
+    assert a.wants(newest)
+    a.wrote("0/y/model", 1, 5, 0o644, NOW)
+    a.learn(b.set_aside("0/y"))
+    assert [one.path for one in a.records()] == ["0/x/model", "0/y/"]
+
+
+def test_later_versions_keep_when_the_file_appeared_as_far_as_its_clock_is_known() -> None:
+    a, b = FileIndex(A), FileIndex(B)
+    first = a.wrote("0/f", 1, 5, 0o644, 10)
+    assert first.appeared_ns == 10
+    assert a.wrote("0/f", 2, 6, 0o644, 20).appeared_ns == 10
+    assert a.removed("0/f").appeared_ns == 10
+    again = a.wrote("0/f", 3, 7, 0o644, 40)
+    assert again.appeared_ns == 10
+    b.learn(again)
+    assert b.removed("0/f").appeared_ns == b.wrote("0/f", 4, 8, 0o644, 50).appeared_ns == 0
+    a.found("0/old", 1, 5, 0o644)
+    assert a.wrote("0/old", 1, 6, 0o644, 60).appeared_ns == 0
+    a.set_aside("0/x")
+    assert a.wrote("0/x/f", 1, 6, 0o644, 70).appeared_ns == 70
+
+
+def test_the_writer_of_files_that_are_older_than_the_launchers_is_not_known() -> None:
+    a = FileIndex(A)
+    a.found("0/f", 1, 0, 0o644)  # its time says nothing
+    a.adopt()
+    assert [record.writer for record in a.records()] == [None]
+    assert a.wrote("0/f", 1, 0, 0o644, NOW).writer == A
 
 
 @dataclass
@@ -168,7 +208,7 @@ class Nodes:
             del node.files[path]
         else:
             self.size += 1
-            node.files[path] = node.index.wrote(path, self.size, self.size, 0o644).version
+            node.files[path] = node.index.wrote(path, self.size, self.size, 0o644, NOW).version
         node.log.append(self.only(node.files, node.name))
 
     def ask(self, node: ModelNode, other: ModelNode) -> None:

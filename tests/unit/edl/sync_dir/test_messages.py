@@ -21,7 +21,7 @@ from edl.sync_dir.messages import (
 )
 from edl.types import NodeId
 
-RECORD = FileRecord("0/ä/b", FileVersion(3, 0, NodeId("a")), 10**12, 1_700_000_000_123_456_789, 0o640, removed=True)
+RECORD = FileRecord("0/ä/b", FileVersion(3, 0, NodeId("a")), 10**12, 1_700_000_000_123_456_789, 0o640, True, 10**18)
 
 
 def test_records_and_reports_come_back() -> None:
@@ -42,6 +42,18 @@ def test_only_what_is_removed_may_be_a_folder() -> None:
     assert record_from(record_to(folder)).folder == "0/a"
     with pytest.raises(ProtocolError):
         record_from(record_to(replace(folder, removed=False)))
+
+
+@pytest.mark.parametrize("path", ["", "0", "0/", "0//", "x/a", "/a", "0/a//", "0//a/", "0/a//b", "9" * 5 + "/a", "²/a"])
+def test_what_is_no_path_in_a_directory_is_a_protocol_error(path: str) -> None:
+    """``0/`` would set everything aside."""
+    with pytest.raises(ProtocolError):
+        record_from(record_to(replace(RECORD, path=path)))
+
+
+@pytest.mark.parametrize("path", ["0/a", "12/a/", "0/a\n", "0/a /b\n/", "0/..a"])
+def test_other_paths_come_back(path: str) -> None:
+    assert record_from(record_to(replace(RECORD, path=path))).path == path
 
 
 @pytest.mark.parametrize("frame", [{}, {"record": 7}, {"record": [1]}])
