@@ -88,14 +88,10 @@ class GuardedStore:
                 self._revision = done
                 return done
             value, self._revision = await self._stored()
-            if self._revision == last or not self.is_own(value):
+            if self._revision == last or not value.startswith(self._own.encode()):
                 raise FencedOut("another Master has been elected")
             if value == mine:
                 return self._revision
-
-    def is_own(self, value: bytes) -> bool:
-        """Whether this value of ``last_write`` is of one of these writes, and not of another term."""
-        return value.startswith(self._own.encode())
 
     async def _stored(self) -> tuple[bytes, int]:
         return _in(await self._store.read(self._last_write), self._last_write)

@@ -119,7 +119,7 @@ class MasterShell:
         """``before``: the previous Master's node, as far as this launcher knows."""
         self._deps, self.token = deps, token
         self._guard = Guard(deps.keys.master, token)
-        self.store = GuardedStore(deps.store, self._guard, deps.keys.last_write, deps.clock, deps.log)
+        self._store = GuardedStore(deps.store, self._guard, deps.keys.last_write, deps.clock, deps.log)
         self._events: asyncio.Queue[_Incoming] = asyncio.Queue()
         self._held: _Incoming | None = None
         """Taken from the queue already, to be processed after the current events."""
@@ -235,9 +235,9 @@ class MasterShell:
 
     async def _take_over(self) -> None:
         keys = self._deps.keys
-        snapshot = await self.store.read(keys.prefix)
+        snapshot = await self._store.read(keys.prefix)
         values = {entry.key: entry.value for entry in snapshot.entries}
-        record = record_in(values, keys) or await just_ended(self.store, keys)
+        record = record_in(values, keys) or await just_ended(self._store, keys)
         nodes = await self._readable(NodeInfo, values, keys.nodes)
         self.history.load(await self._readable(HistoryEntry, values, keys.history))
         self._tally.take_over(self.history.last(KEPT), record)
@@ -339,7 +339,7 @@ class MasterShell:
         keys = self._deps.keys
         history = history_operations(keys, self.history, added)
         for operations in transactions([*history, *service_operations(keys, gathered.kept)]):
-            await self.store.write(operations)
+            await self._store.write(operations)
         if added:
             assert self._state is not None  # noqa: S101 - as above
             self._publish(self._state, self._state, added, wall_s)
@@ -368,14 +368,14 @@ class MasterShell:
         keys = self._deps.keys
         *earlier, last = list(transactions(history_operations(keys, self.history, added))) or [[]]
         for operations in earlier:  # the history may be written before the changes that it describes
-            await self.store.write(operations)
+            await self._store.write(operations)
         last += record_operations(keys, self._stored, record)
         last.append(Put(keys.goodput, self._goodput.stored()))
         before = self._stored.sizing if self._stored is not None else Sizing()
         resized = record.sizing != before or not self._size_revision
         if resized:
             last.append(Put(keys.scale, plain.dumps(record.sizing)))
-        revision = await self.store.write(last)
+        revision = await self._store.write(last)
         if resized:
             self._size_revision = revision
 
@@ -419,7 +419,7 @@ class MasterShell:
         status = job_status(self._state, self._deps.node, self.history.last(KEPT), self._size_revision, now_s)
         waiting = "; ".join(part for part in (status.scale.waiting, self._explanation) if part)
         scale = dataclasses.replace(status.scale, waiting=waiting)
-        warnings = [text for text in (self.store.trouble(),) if text]
+        warnings = [text for text in (self._store.trouble(),) if text]
         return dataclasses.replace(
             status,
             services=self._hosting.views(),
@@ -468,8 +468,8 @@ class MasterShell:
 
     async def store_trouble(self) -> str:
         """Why the store does not answer or takes no writes; see ``WatchedMaster``."""
-        if self.store.trouble():
-            return self.store.trouble()
+        if self._store.trouble():
+            return self._store.trouble()
         try:
             await asyncio.wait_for(self._deps.store.read(self._deps.keys.over), STORE_ANSWER_S)
         except StoreError as error:
@@ -484,7 +484,7 @@ class MasterShell:
 
     async def keep(self, name: str, value: str) -> None:
         """Store a companion's value under the fencing token; see ``WatchedMaster``."""
-        await self.store.write_once([Put(self._deps.keys.companion(name), value.encode())])
+        await self._store.write_once([Put(self._deps.keys.companion(name), value.encode())])
         self._companions.values[name] = value
 
     def answer_with(self, name: str, answer: Callable[[Asked], Awaitable[Answer]]) -> None:

@@ -25,7 +25,7 @@ from edl.master.goodput.stored import StoredSlotTimes
 from edl.master.shell import MasterDeps, MasterShell
 from edl.master.state import MasterState, Record
 from edl.master.stored import record_in
-from edl.ports import Condition, Operation, Put
+from edl.ports import Operation
 from edl.testing.sim.alarming import SimWatchdogs
 from edl.testing.sim.goodput_check import GoodputCheck, amount_ns
 from edl.testing.sim.memory_checkpoints import SimMemory
@@ -62,7 +62,7 @@ class SimLauncher(SimProcess):
         """Since when it has reached neither the store nor the elected Master. Set by the world."""
         self.server = SimServer(self)
         self.server.sent = self._sent
-        self.store = StoreClient(deps.store, deps.network, self, self._wrote)
+        self.store = StoreClient(deps.store, deps.network, self, self._writes)
         self.processes = SimProcesses(self, warm_s, lambda: self.workers)
         self.group = SimWorkers(self, self.processes)
         self.candidate: Candidate | None = None
@@ -250,15 +250,16 @@ class SimLauncher(SimProcess):
         if self.candidate is not None and self.candidate.shell is not None:
             self._token = self.candidate.shell.token
 
-    def _wrote(self, operations: Sequence[Operation], conditions: Sequence[Condition]) -> None:
-        """A write has taken effect. If it wrote the Master's record, it came from the Master's last decision; or it is
-        a late one of an earlier term under the same token, which fences the present term at its next write."""
-        deps, keys, decision = self.deps, self.deps.keys, self._decision
+    def _writes(self, operations: Sequence[Operation]) -> Callable[[], None]:
+        """A write is sent. If it writes the Master's record, that comes from the Master's last decision. It may take
+        effect late, in another term under the same token, which it fences at its next write."""
+        return functools.partial(self._wrote, operations, self._decision, self._decided_s, self._token)
+
+    def _wrote(
+        self, operations: Sequence[Operation], decision: ev.Decision | None, decided_s: float, token: FencingToken
+    ) -> None:
+        deps, keys = self.deps, self.deps.keys
         written = {operation.key for operation in operations}
-        shell = self.master_shell
-        last = next((one.value for one in operations if isinstance(one, Put) and one.key == keys.last_write), b"")
-        if last and shell is not None and not shell.store.is_own(last):
-            return
         if keys.goodput in written:
             stored = deps.store.values(keys.goodput).values()  # none once the job has ended
             deps.checks.stored_ns = sum(amount_ns(plain.loads(StoredSlotTimes, value)) for value in stored)
@@ -274,7 +275,7 @@ class SimLauncher(SimProcess):
         changed = deps.checks.record != record
         elected = deps.store.created(keys.master)
         revision = deps.store.modified(keys.scale)
-        deps.checks.record_written(decision.state, self._decided_s, self._token, elected, revision)
+        deps.checks.record_written(decision.state, decided_s, token, elected, revision)
         if deps.kill_on_write and changed:
             deps.kill_on_write = False
             self.after(0.0, self.crash)

@@ -111,7 +111,7 @@ class Owner(Protocol):
         ...
 
     def copied(self) -> None:
-        """A shard of another node's commit has arrived."""
+        """A shard of another node's commit has arrived, be it a copy or for a worker that restores."""
         ...
 
     def progressed(self, slot: int, commit: int) -> None:
@@ -265,6 +265,7 @@ class SimMemory:
             self._ask(version, shard, others[1:])
             return
         self._put(("loaded", f"{version}", shard), part)
+        self.owner.copied()
         if source is not None and (owed := source._owed.to_write) is not None:
             self._owed.take(owed)
             self._save()

@@ -122,13 +122,14 @@ class StoreClient:
         store: SimStore,
         network: Network,
         caller: StoreUser,
-        wrote: Callable[[Sequence[Operation], Sequence[Condition]], None] = lambda operations, conditions: None,
+        writes: Callable[[Sequence[Operation]], Callable[[], None]] = lambda operations: lambda: None,
     ) -> None:
-        """``wrote`` is called when a write of this process takes effect, before the process gets the answer."""
+        """``writes`` is called when this process sends a write, and what it returns when that takes effect, before the
+        process gets the answer."""
         self._store = store
         self._network = network
         self._caller = caller
-        self._wrote = wrote
+        self._writes = writes
         self.renewed_s = caller.loop.time()
         """When the last granted renewal was requested, by the process's clock."""
 
@@ -187,11 +188,12 @@ class StoreClient:
         self, operations: Sequence[Operation], conditions: Sequence[Condition] = (), *, repeatable: bool = False
     ) -> int | None:
         """Apply all operations if all conditions hold; returns the revision, or ``None``."""
+        takes_effect = self._writes(operations)
 
         def write(memory: MemoryStore) -> int | None:
             revision = memory.write_now(operations, conditions)
             if revision is not None:
-                self._wrote(operations, conditions)
+                takes_effect()
             return revision
 
         return await self._ask(write, late=True)
