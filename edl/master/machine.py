@@ -304,7 +304,7 @@ def _expired(turn: MasterTurn, event: NodeExpired) -> None:
     entry = turn.current(event.node, event.incarnation)
     if entry is None:
         return
-    leaving = entry.status is NodeStatus.LEAVING
+    leaving = entry.status is NodeStatus.LEAVING or away.has_left(turn, entry)
     if not leaving:
         checking.suspect(turn, entry.info, "it went silent")
     _lost(turn, entry, "left" if leaving else f"silent for {turn.spec.timeouts.lease_ttl_s:g} s (lease ended)")
@@ -319,8 +319,9 @@ def _lost(turn: MasterTurn, entry: NodeEntry, how: str) -> None:
     if entry.status is NodeStatus.LEAVING:
         _replan_without_source(turn)
         return
-    away.remember(turn, node, entry.info.incarnation, since_s=turn.now_s)
-    turn.note(Kind.NODE_LOST, f"node {node} lost: {how}", node)
+    if not away.has_left(turn, entry):  # an earlier Master has dismissed it
+        away.remember(turn, node, entry.info.incarnation, since_s=turn.now_s)
+        turn.note(Kind.NODE_LOST, f"node {node} lost: {how}", node)
     if turn.member(entry) is None or node in turn.finished:
         _replan_without_source(turn)
         return
