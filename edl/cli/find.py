@@ -245,8 +245,12 @@ async def _client(
         master = plain.loads(MasterInfo, values[keys.master])
         token = token_of(values[keys.token], secret, keys.job)
         if token is None:
-            what = f"job {keys.job} has {described(values[keys.token])}, and this command has {described_own(secret)}"
-            raise SettingError("--secret-file", "''", what, "Give the job's --secret-file, or EDL_SECRET")
+            its, none = described(values[keys.token]), described(b"")
+            what = f"job {keys.job} has {its}, and this command has {described_own(secret)}"
+            advice = "Give the job's --secret-file, or EDL_SECRET"
+            if its == none:
+                advice = "Leave out --secret-file and EDL_SECRET"
+            raise SettingError("--secret-file", None, what, advice)
         client = JobClient(keys.job, master, token, identity)
         registered = sorted(key for key in values if key.startswith(keys.nodes))
         client.launchers = tuple(plain.loads(NodeInfo, values[key]) for key in registered)

@@ -10,7 +10,7 @@ import pytest
 
 from edl import __version__
 from edl.cli.find import SHOWN_NODES, JobClient, NoMaster, _client, _only_job, _silence
-from edl.errors import ProtocolError
+from edl.errors import ProtocolError, SettingError
 from edl.master.election import MasterInfo
 from edl.ports import Put
 from edl.testing.clock import FakeClock
@@ -20,6 +20,7 @@ from edl.wire import plain
 from edl.wire.keys import JobKeys
 from edl.wire.messages import NOT_THE_MASTER, Finish
 from edl.wire.release import Founder
+from edl.wire.secret import Secret, stored_token
 
 KEYS = JobKeys(JobId("job"))
 
@@ -91,3 +92,19 @@ def test_a_job_of_another_version_is_named_before_anything_of_it_is_decoded() ->
     with pytest.raises(ProtocolError):
         asyncio.run(_client(store, KEYS, None, None, heard.append))
     assert len(heard) == 1
+
+
+def test_a_secret_that_the_job_does_not_have_is_left_out() -> None:
+    store = MemoryStore(FakeClock())
+    master = plain.dumps(MasterInfo(NodeId("a"), "127.0.0.1", 1))
+    store.write_now([Put(KEYS.master, master), Put(KEYS.token, b"the token of a job without a secret")])
+    mine = Secret(b"long enough for a secret")
+    with pytest.raises(SettingError) as refused:
+        asyncio.run(_client(store, KEYS, mine, None))
+    assert str(refused.value) == (
+        f"--secret-file: job job has none, and this command has a secret with the fingerprint {mine.fingerprint}. "
+        "Leave out --secret-file and EDL_SECRET"
+    )
+    store.write_now([Put(KEYS.token, stored_token(mine))])
+    with pytest.raises(SettingError, match=r"and this command has none\. Give the job's --secret-file, or EDL_SECRET"):
+        asyncio.run(_client(store, KEYS, None, None))

@@ -398,10 +398,36 @@ def test_next_master_leaves_a_running_world_alone() -> None:
     assert (rule.state.record.phase, rule.told()) == (Phase.RUNNING, {})
 
 
+def notes(rule: Rule) -> list[ev.HistoryNote]:
+    return [one for one in rule.effects if isinstance(one, ev.HistoryNote)]
+
+
 def test_next_master_counts_out_who_died_meanwhile() -> None:
     rule = Rule(NodeRange(1, 2), record=pair().state.record, present="b")
-    assert rule.state.record.reason == "a lost while the job had no Master"
+    text = "node a lost while the job had no Master"
+    assert rule.state.record.reason == text
     assert rule.state.record.phase is Phase.FORMING
+    assert notes(rule) == [ev.HistoryNote(ev.Kind.NODE_LOST, text, "a")], "it notifies as any other loss"
+
+
+def test_next_master_notes_each_node_that_died_meanwhile() -> None:
+    rule = Rule(NodeRange(1, 2), record=pair().state.record, present="")
+    assert [(one.kind, one.node) for one in notes(rule)[:2]] == [(ev.Kind.NODE_LOST, "a"), (ev.Kind.NODE_LOST, "b")]
+    assert rule.state.record.reason.startswith("nodes a, b lost while the job had no Master")
+    assert ev.Kind.WORLD_STOPPED not in [one.kind for one in notes(rule)]
+
+
+def test_next_master_does_not_repeat_what_an_earlier_one_has_noted() -> None:
+    before = Rule(NodeRange(3, 3))
+    before.join("a", "b", "c")
+    before.lose("c")
+    assert [one.kind for one in notes(before)][:1] == [ev.Kind.NODE_LOST]
+    assert notes(Rule(NodeRange(3, 3), record=before.state.record, present="ab")) == []
+    before.feed(ev.NodeRegistered(info("c", 1)))
+    before.attach("c", life=1)
+    before.ready("c", life=1)
+    taken = take_over(before.spec, before.state.record, [info("a"), info("b"), info("c", 1)], 200.0)
+    assert [one for one in taken.effects if isinstance(one, ev.HistoryNote)] == []
 
 
 def test_absent_nodes_are_those_that_live_and_are_not_attached() -> None:
