@@ -121,14 +121,14 @@ def _handle_lost_members(turn: MasterTurn) -> None:
     if not gone:
         return
     what = "lost while the job had no Master"
-    news = [member for member in gone if _is_lost_only_now(turn, member)]
+    lately = [member for member in gone if _is_lost_only_now(turn, member)]
     for member in gone:
         away.remember(turn, member.node, member.incarnation, since_s=None)
-    for member in news:
+    for member in lately:
         turn.mention(Kind.NODE_LOST, f"node {member.node} {what}", member.node)
     how = f"{'node' if len(gone) == 1 else 'nodes'} {', '.join(member.node for member in gone)} {what}"
     if turn.record.phase is Phase.RUNNING:
-        turn.reason = how if news else turn.reason
+        turn.reason = how if lately else turn.reason
         stop_world(turn, how)
     else:
         _refund_charge(turn, how)

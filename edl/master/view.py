@@ -37,6 +37,8 @@ def job_status(
     known, drops = KnownHealth(record.health), KnownDrops(record.dropped)
     saved = planning.newest_stored(state)
     paced = [entry for entry in state.nodes.values() if entry.paced_round == record.round]
+    # A world that stops may have lost some of the holders that its nodes have counted.
+    kept = [] if state.spec.independent or record.phase is not Phase.RUNNING else [one.holders for one in paced]
     return JobStatus(
         job=state.spec.job,
         phase=_phase(record),
@@ -76,7 +78,7 @@ def job_status(
             for one in record.dropped
         ),
         commit=max((entry.commit for entry in paced), default=0),
-        holders=0 if state.spec.independent else min((entry.holders for entry in paced if entry.holders), default=0),
+        holders=min((number for number in kept if number), default=0),
     )
 
 

@@ -154,7 +154,10 @@ def test_first_world_waits_for_a_node_that_warms_up() -> None:
 def test_too_few_nodes_end_the_job_after_the_recover_time() -> None:
     rule = Rule(NodeRange(2, 3))
     rule.join("a")
-    assert rule.reason == "waiting for the first nodes; 1 node ready, at least 2 needed (--nnodes=2:3)"
+    assert rule.reason == (
+        "waiting for the first nodes; 1 node ready, at least 2 needed (--nnodes=2:3); "
+        "without them the job ends after 10 s (--recover-timeout)"
+    )
     rule.wait(10.0)
     finish = rule.told()["a"]
     assert isinstance(finish, Finish)

@@ -41,3 +41,4 @@ def test_a_world_that_does_not_run_has_neither_workers_nor_a_pace() -> None:
     status = job_status(rule.state, NodeId("a"), ())
     assert (status.phase, status.world_size, status.scale.nodes) == ("forming", 0, 0)
     assert shown(rule) == ({"a": 0.0}, 7)
+    assert status.holders == 0, "b was one of the holders that a had counted"
