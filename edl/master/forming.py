@@ -7,6 +7,7 @@ the step in which the last awaited node becomes ready or is proven dead.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 from edl.config import FaultTolerance
@@ -364,7 +365,8 @@ def _wait_for_nodes(turn: MasterTurn, missing: str) -> None:
         waited = f"{missing} for {limit:g} s (--recover-timeout={limit:g})"
         _end(turn, ExitCode.NOT_ENOUGH_NODES, f"{waited}; {turn.record.reason}")
         return
-    reason = f"{turn.record.reason}; {missing}; without them the job ends after {duration(limit)} (--recover-timeout)"
+    end = f"; without them the job ends after {duration(limit)} (--recover-timeout)" if math.isfinite(limit) else ""
+    reason = f"{turn.record.reason}; {missing}{end}"
     if reason != turn.reason:
         turn.note(Kind.WAITING, reason)
     turn.wake_at(deadline_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import pytest
@@ -399,6 +400,16 @@ def test_next_master_leaves_a_running_world_alone() -> None:
     rule.attach("a", seen=1, running=1)
     rule.attach("b", seen=1, running=1)
     assert (rule.state.record.phase, rule.told()) == (Phase.RUNNING, {})
+
+
+def test_a_job_may_wait_for_ever() -> None:
+    timeouts = Timeouts(math.inf, shutdown_s=1.0, lease_ttl_s=3.0)
+    spec = JobSpec(JobId("job"), NodeRange(2, 3), 1, FaultTolerance.ELASTIC, timeouts)
+    state = take_over(spec, None, [info("a")], 0.0).state
+    state = step(state, ev.NodeAttached(Attach(info("a"), Round(0), Round(0), done=False)), 1.0).state
+    ready = Ready(Round(0), (9000, 1, 2))
+    decision = step(state, ev.NodeSaid(NodeId("a"), info("a").incarnation, ready), 1e6)
+    assert decision.reason == "waiting for the first nodes; 1 node ready, at least 2 needed (--nnodes=2:3)"
 
 
 def notes(rule: Rule) -> list[ev.HistoryNote]:
