@@ -23,7 +23,7 @@ from edl.adapters.knocking import knock
 from edl.errors import PortInUse, ProtocolError, StoreError
 from edl.wire import codec
 from edl.wire.address import address
-from edl.wire.messages import AgentMessage, Asked, MasterMessage
+from edl.wire.messages import NOT_THE_MASTER, AgentMessage, Asked, MasterMessage
 from edl.wire.node_requests import OptionsRequest, OptionValues, OutputLines, OutputRequest, StacksRequest
 from edl.wire.purpose import Purpose
 from edl.wire.scale_requests import Granted, ScaleRequest
@@ -202,7 +202,7 @@ class MasterServer:
     async def _serving_master(self, context: Any) -> MasterService:
         service = self._service
         if service is None or not service.serving:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "this launcher is not the Master")
+            await context.abort(grpc.StatusCode.UNAVAILABLE, NOT_THE_MASTER)
         assert service is not None  # noqa: S101 - abort raises
         return service
 

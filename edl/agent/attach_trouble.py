@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from edl.wire.address import address
+from edl.wire.messages import NOT_THE_MASTER
 
 QUIET_LEASES = 3.0
 """Lease times for which attempts may fail without a word: so long an election may take, and a Master's take-over."""
@@ -31,8 +32,8 @@ class AttachTrouble:
             return
         self._said = True
         self._log(
-            f"cannot attach to the Master at {address(host, port)} for {tried_s:.0f} s: {why}. If its launcher runs, "
-            "check that this host may connect to that port (firewalls, and --local-addr there). Trying again"
+            f"cannot attach to the Master at {address(host, port)} for {tried_s:.0f} s: {why}. {_advice(why)}. "
+            "Trying again"
         )
 
     def attached(self) -> None:
@@ -40,3 +41,9 @@ class AttachTrouble:
         if self._said:
             self._log("attached to the Master")
         self._place, self._said = None, False
+
+
+def _advice(why: str) -> str:
+    if NOT_THE_MASTER in why:  # the network is fine
+        return "It has stepped down, or cannot take office because the store is slow or full: its log says why"
+    return "If its launcher runs, check that this host may connect to that port (firewalls, and --local-addr there)"

@@ -27,7 +27,7 @@ from edl.types import JobId
 from edl.wire import plain
 from edl.wire.address import address
 from edl.wire.keys import JobKeys
-from edl.wire.messages import Finish
+from edl.wire.messages import NOT_THE_MASTER, Finish
 from edl.wire.records import NodeInfo
 from edl.wire.release import founder_of, remark
 from edl.wire.secret import Secret, described, described_own, token_of
@@ -150,7 +150,10 @@ def _who_elects(values: Mapping[str, bytes], keys: JobKeys) -> str:
     """Explains why there is no Master, and how to proceed if none is elected."""
     nodes = sorted(key[len(keys.nodes) :] for key in values if key.startswith(keys.nodes))
     if not nodes:
-        return "None of its launchers is registered: they have ended, or cannot reach this store. Start them again"
+        return (
+            "None of its launchers is registered: they have ended, or cannot reach this store. Those that still run "
+            "register by themselves once they reach it; start the others again"
+        )
     some = ", ".join(nodes[:SHOWN_NODES]) + (", …" if len(nodes) > SHOWN_NODES else "")
     return (
         f"Its launchers ({some}) are electing one, which takes about a second. If none appears, see their output: "
@@ -159,12 +162,18 @@ def _who_elects(values: Mapping[str, bytes], keys: JobKeys) -> str:
 
 
 def _silence(client: JobClient, error: grpc.aio.AioRpcError) -> str:
-    """Explain an error: a Master that has exited, one that is frozen, or one with a different secret."""
+    """Explain an error: a Master that has exited, one that has stepped down, one that is frozen, or one with a
+    different secret."""
     code, where = error.code(), f"the Master of job {client.job} on node {client.node} ({client.place})"
     if code is grpc.StatusCode.UNAUTHENTICATED:
         return f"{where} does not accept this token: the job has been restarted. Try again"
     if code is grpc.StatusCode.UNAVAILABLE and "refused" in (error.details() or ""):
         return f"{where} has exited; another launcher takes over when its lease expires. Try again"
+    if code is grpc.StatusCode.UNAVAILABLE and NOT_THE_MASTER in (error.details() or ""):
+        return (
+            f"{where} has stepped down, or cannot take office because the store is slow or full. Another launcher may "
+            "take over. Try again in a few seconds; if it lasts, see the logs of the launchers"
+        )
     if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
         return (
             f"{where} does not answer: its host or its launcher is frozen, overloaded or unreachable. Another launcher "
@@ -236,8 +245,12 @@ async def _client(
         master = plain.loads(MasterInfo, values[keys.master])
         token = token_of(values[keys.token], secret, keys.job)
         if token is None:
-            what = f"job {keys.job} has {described(values[keys.token])}, and this command has {described_own(secret)}"
-            raise SettingError("--secret-file", "''", what, "Give the job's --secret-file, or EDL_SECRET")
+            its, none = described(values[keys.token]), described(b"")
+            what = f"job {keys.job} has {its}, and this command has {described_own(secret)}"
+            advice = "Give the job's --secret-file, or EDL_SECRET"
+            if its == none:
+                advice = "Leave out --secret-file and EDL_SECRET"
+            raise SettingError("--secret-file", None, what, advice)
         client = JobClient(keys.job, master, token, identity)
         registered = sorted(key for key in values if key.startswith(keys.nodes))
         client.launchers = tuple(plain.loads(NodeInfo, values[key]) for key in registered)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import enum
+import textwrap
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ WIDE = 64
 """Columns from which on hosts are shown."""
 _NOTICES = 3
 """Most lines of each kind in the summary: warnings, data sets."""
+_REASON = 4
+"""Most lines of the reason why a job does not train."""
 _EVENTS = 3
 """Lines for events that nodes do not take."""
 _SETTLED = {"running": 4, "ready": 4, "done": 5, "spare": 5, "cordoned": 3}
@@ -91,7 +94,7 @@ def _summary(status: JobStatus, width: int, problem: str) -> list[FrameLine]:
     lines += [FrameLine(text) for text in _flow([*_pace(status, pace_of(status)), *_budget(status)], width)]
     if status.goodput:
         lines.append(FrameLine(f"goodput: {goodput({one.name: one.value for one in status.goodput})}"))
-    lines.append(FrameLine(one_line(status.reason), LineLook.DIM))
+    lines += _reason(status, width)
     raised = (f"alarm: {described(alarm, alarm.text)}" for alarm in status.alarms)
     notices = [*raised, *status.warnings, *(f"incomplete: {text}" for text in status.flaws)]
     lines += [FrameLine(one_line(text), LineLook.WARNING) for text in _folded(notices, "warning")]
@@ -100,6 +103,14 @@ def _summary(status: JobStatus, width: int, problem: str) -> list[FrameLine]:
         FrameLine(one_line(text)) for text in _folded([f"{one.service}: {one.text}" for one in status.services], "")
     ]
     return lines
+
+
+def _reason(status: JobStatus, width: int) -> list[FrameLine]:
+    """Why the job does what it does: one line while it trains, and otherwise what it waits for, whole."""
+    reason = one_line(status.reason)
+    if status.phase == "running":
+        return [FrameLine(reason, LineLook.DIM)]
+    return [FrameLine(text) for text in textwrap.wrap(reason, width)[:_REASON]]
 
 
 def _pace(status: JobStatus, pace: JobPace) -> list[str]:
@@ -129,7 +140,7 @@ def _plans(status: JobStatus) -> list[str]:
     return [
         *([f"stop requested by {status.kill}"] if status.kill else []),
         *([f"agreeing on a step boundary to {status.boundary}"] if status.boundary else []),
-        *([f"pending: {status.scale.waiting}"] if status.scale.waiting else []),
+        *([f"pending: {status.scale.waiting}"] if status.scale.waiting not in ("", status.reason) else []),
     ]
 
 

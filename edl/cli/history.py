@@ -23,6 +23,8 @@ SHOWN = 200
 """Default of ``--last``."""
 _MARGIN = 3
 """Lines of a file that are read for each row: a round has several."""
+_AFTER_END = 50
+"""Lines at least that are read to find the end of a job: checkpoints may be complete, and alarms cleared, after it."""
 
 
 @click.command()
@@ -83,7 +85,7 @@ def _list(runs: Sequence[RunFiles], as_json: bool) -> None:
     from edl.history.timeline import summary
     from edl.wire.json_messages import encode
 
-    found = (summary(view.lines, view.first) for view in (_read(one, 1) for one in runs))
+    found = (summary(view.lines, view.first) for view in (_read(one, _AFTER_END) for one in runs))
     if as_json:
         for one in found:
             click.echo(encode(one))
@@ -98,7 +100,7 @@ def _show(files: RunFiles, last: int, since_s: float, *, errors: bool, as_json: 
     from edl.wire.history_lines import line_text
 
     whole = since_s > 0 or not last
-    view = _read(files, 0 if whole else last if as_json else last * _MARGIN)
+    view = _read(files, 0 if whole else last if as_json else max(last * _MARGIN, _AFTER_END))
     lines = [line for line in view.lines if line.moment_s >= since_s] if since_s else view.lines
     if as_json:
         output = sys.stdout.buffer

@@ -60,6 +60,10 @@ def nodes_to_ask(
     for rank in ranks:
         holder = next((view.node for view in status.nodes if _holds(view.first_rank, ranks_of(view), rank)), None)
         if holder is None or holder not in known:
+            if not status.world_size:
+                raise UsageError(
+                    f"no world runs at this moment, and no node that is left had rank {rank} in the last one"
+                )
             raise UsageError(
                 f"no node of the current world has rank {rank}; its ranks are 0 to {status.world_size - 1}"
             )

@@ -68,7 +68,7 @@ def show_status(
 
 def _lines(status: JobStatus) -> list[str]:
     """Lines about the state and the services, as far as the job has any."""
-    lines = scale_lines(status.scale)
+    lines = [line for line in scale_lines(status.scale) if line != f"Pending: {status.reason}"]  # it stands above
     if any(node.underway for node in status.nodes):
         began = f"from {_commit(status.restored)}" if status.restored.commit else "without a checkpoint"
         lines.append(f"State: era {status.era}, began {began}")

@@ -7,6 +7,7 @@ the step in which the last awaited node becomes ready or is proven dead.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 from edl.config import FaultTolerance
@@ -16,7 +17,7 @@ from edl.master.events import Kind
 from edl.master.restoring import Load, Restore, Unusable, choose, newest_in_memory
 from edl.master.state import FailedWrites, NodeEntry, NodeStatus, Phase
 from edl.master.turn import MasterTurn
-from edl.rendezvous.phrases import count, listed
+from edl.rendezvous.phrases import count, duration, listed
 from edl.rendezvous.ranks import order
 from edl.rendezvous.rules import NextSize
 from edl.types import NodeId, Rank, Round
@@ -357,14 +358,15 @@ def _grace_is_over(turn: MasterTurn, size: int) -> bool:
 
 
 def _wait_for_nodes(turn: MasterTurn, missing: str) -> None:
-    deadline_s = turn.forming_since_s + turn.spec.timeouts.recover_s
+    limit = turn.spec.timeouts.recover_s
+    deadline_s = turn.forming_since_s + limit
     turn.grace_until_s = None
     if turn.now_s >= deadline_s:
-        limit = turn.spec.timeouts.recover_s
         waited = f"{missing} for {limit:g} s (--recover-timeout={limit:g})"
         _end(turn, ExitCode.NOT_ENOUGH_NODES, f"{waited}; {turn.record.reason}")
         return
-    reason = f"{turn.record.reason}; {missing}"
+    end = f"; without them the job ends after {duration(limit)} (--recover-timeout)" if math.isfinite(limit) else ""
+    reason = f"{turn.record.reason}; {missing}{end}"
     if reason != turn.reason:
         turn.note(Kind.WAITING, reason)
     turn.wake_at(deadline_s)

@@ -39,6 +39,9 @@ class GuardedStore:
         self._clock = clock
         self._log = log
         self._why = ""
+        """The newest reason why a write or a read waits; empty: none waits."""
+        self._kind: type[StoreError] | None = None
+        """The kind of the reason that was logged."""
         self._since_s = 0.0
         self._writing = asyncio.Lock()
         self._revision: int | None = None
@@ -104,19 +107,20 @@ class GuardedStore:
             except (FencedOut, LeaseLost):
                 raise
             except StoreError as error:
-                self._waits(str(error))
+                self._waits(error)
                 silent = isinstance(error, StoreUnavailable) and not isinstance(error, StoreFull)
                 await asyncio.sleep(RETRY_S if silent else pauses.next())
             else:
-                self._why = ""
+                self._why, self._kind = "", None
                 return result
 
-    def _waits(self, why: str) -> None:
+    def _waits(self, error: StoreError) -> None:
+        """Log each kind of reason once: the text names another member of the store at each attempt."""
         if not self._why:
             self._since_s = self._clock.now_s()
-        if why != self._why:
-            self._log(f"world changes wait for the store, training continues: {why}")
-        self._why = why
+        if type(error) is not self._kind:
+            self._log(f"world changes wait for the store, training continues: {error}")
+        self._why, self._kind = str(error), type(error)
 
 
 def _in(snapshot: PrefixSnapshot, key: str) -> tuple[bytes, int]:

@@ -55,7 +55,7 @@ from edl.master.forming import (
     tell_outcome,
     try_to_form,
 )
-from edl.master.state import Flaw, MasterState, NodeEntry, NodeStatus, Phase, Record
+from edl.master.state import Away, Flaw, MasterState, NodeEntry, NodeStatus, Phase, Record
 from edl.master.turn import MasterTurn
 from edl.rendezvous.phrases import count
 from edl.types import Incarnation, NodeId, Round
@@ -81,7 +81,7 @@ from edl.wire.messages import (
     WorkerFailed,
     WorkersDone,
 )
-from edl.wire.records import NO_STATE, NodeInfo
+from edl.wire.records import NO_STATE, Member, NodeInfo
 
 
 def take_over(spec: JobSpec, record: Record | None, nodes: Sequence[NodeInfo], now_s: float) -> Decision:
@@ -120,13 +120,25 @@ def _handle_lost_members(turn: MasterTurn) -> None:
     gone = [m for m in members if m.incarnation not in alive and m.node not in turn.finished]
     if not gone:
         return
+    what = "lost while the job had no Master"
+    lately = [member for member in gone if _is_lost_only_now(turn, member)]
     for member in gone:
         away.remember(turn, member.node, member.incarnation, since_s=None)
-    how = f"{', '.join(member.node for member in gone)} lost while the job had no Master"
+    for member in lately:
+        turn.mention(Kind.NODE_LOST, f"node {member.node} {what}", member.node)
+    how = f"{'node' if len(gone) == 1 else 'nodes'} {', '.join(member.node for member in gone)} {what}"
     if turn.record.phase is Phase.RUNNING:
+        turn.reason = how if lately else turn.reason
         stop_world(turn, how)
     else:
         _refund_charge(turn, how)
+
+
+def _is_lost_only_now(turn: MasterTurn, member: Member) -> bool:
+    """Whether no earlier Master has noted that this member is gone: it had lost or dismissed it, and perhaps seen it
+    return, while the next world was not formed yet."""
+    returned = turn.record.phase is Phase.FORMING and member.node in turn.nodes
+    return not returned and Away(member.node, member.incarnation) not in turn.record.away
 
 
 def step(state: MasterState, event: Event, now_s: float) -> Decision:
@@ -304,7 +316,7 @@ def _expired(turn: MasterTurn, event: NodeExpired) -> None:
     entry = turn.current(event.node, event.incarnation)
     if entry is None:
         return
-    leaving = entry.status is NodeStatus.LEAVING
+    leaving = entry.status is NodeStatus.LEAVING or away.has_left(turn, entry)
     if not leaving:
         checking.suspect(turn, entry.info, "it went silent")
     _lost(turn, entry, "left" if leaving else f"silent for {turn.spec.timeouts.lease_ttl_s:g} s (lease ended)")
@@ -319,8 +331,9 @@ def _lost(turn: MasterTurn, entry: NodeEntry, how: str) -> None:
     if entry.status is NodeStatus.LEAVING:
         _replan_without_source(turn)
         return
-    away.remember(turn, node, entry.info.incarnation, since_s=turn.now_s)
-    turn.note(Kind.NODE_LOST, f"node {node} lost: {how}", node)
+    if not away.has_left(turn, entry):  # an earlier Master has dismissed it
+        away.remember(turn, node, entry.info.incarnation, since_s=turn.now_s)
+        turn.note(Kind.NODE_LOST, f"node {node} lost: {how}", node)
     if turn.member(entry) is None or node in turn.finished:
         _replan_without_source(turn)
         return

@@ -37,11 +37,13 @@ def job_status(
     known, drops = KnownHealth(record.health), KnownDrops(record.dropped)
     saved = planning.newest_stored(state)
     paced = [entry for entry in state.nodes.values() if entry.paced_round == record.round]
+    # A world that stops may have lost some of the holders that its nodes have counted.
+    kept = [] if state.spec.independent or record.phase is not Phase.RUNNING else [one.holders for one in paced]
     return JobStatus(
         job=state.spec.job,
         phase=_phase(record),
         round=record.round,
-        world_size=record.world.size if record.world else 0,
+        world_size=record.world.size if record.world and record.phase is Phase.RUNNING else 0,
         reason=state.reason or record.reason,
         nnodes=str(record.sizing.bounds(state.spec.nodes)),
         fault_tolerance=state.spec.fault_tolerance.value,
@@ -76,7 +78,7 @@ def job_status(
             for one in record.dropped
         ),
         commit=max((entry.commit for entry in paced), default=0),
-        holders=0 if state.spec.independent else min((entry.holders for entry in paced if entry.holders), default=0),
+        holders=min((number for number in kept if number), default=0),
     )
 
 
@@ -151,6 +153,7 @@ def _node_view(entry: NodeEntry, record: Record, *, out: str) -> NodeView:
     member = world.members[position] if world and position >= 0 else None
     spare = running and entry.status is NodeStatus.READY and member is None
     limit = entry.hang_limit
+    paced = running and member is not None and entry.paced_round == record.round
     outside = out if not (running and member is not None) else ""
     shown = outside or ("spare" if spare else entry.status.value)
     return NodeView(
@@ -167,9 +170,9 @@ def _node_view(entry: NodeEntry, record: Record, *, out: str) -> NodeView:
         index=entry.info.index,
         places=member.used if member else (),
         spare_slots=entry.info.spare_slots,
-        step_s=entry.step_s if member is not None and entry.paced_round == record.round else 0.0,
+        step_s=entry.step_s if paced else 0.0,
         members=entry.info.members,
-        ranks=entry.ranks if member is not None and entry.paced_round == record.round else (),
+        ranks=entry.ranks if paced else (),
         hang_limit_s=limit.limit_s if limit is not None else 0.0,
         hang_pauses=limit.pauses if limit is not None else 0,
         hang_needed=limit.needed if limit is not None else 0,

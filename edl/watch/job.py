@@ -237,7 +237,9 @@ def _waiting(memory: JobMemory, seen: JobSnapshot, limit: float) -> str | None:
     return f"not training for {duration(seen.at_s - since_s)} (limit {duration(limit)}): {seen.reason}. See edl status"
 
 
-def _members(memory: JobMemory, seen: JobSnapshot, limit: float) -> str:
+def _members(memory: JobMemory, seen: JobSnapshot, limit: float) -> str | None:
+    if seen.phase == "forming" and not seen.round and seen.store_up < seen.store_total:
+        return None  # they may not have started yet
     total, up = seen.store_total, seen.store_up
     spare = up - (total // 2 + 1)
     if up >= total or spare >= limit:

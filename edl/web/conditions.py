@@ -118,22 +118,29 @@ def _nodes(status: JobStatus) -> int:
     return status.scale.nodes or sum(node.position >= 0 for node in status.nodes)
 
 
-_WORLD = {Kind.WORLD_FORMED: True, Kind.WORLD_STOPPED: False, Kind.JOB_ENDED: False}
+_WORLD = {Kind.WORLD_FORMED: True, Kind.WORLD_STOPPED: False, Kind.WAITING: False, Kind.JOB_ENDED: False}
 _MOVING = {
     Kind.NODE_JOINED: True,
     Kind.NODE_RETURNED: True,
     Kind.NODE_LOST: True,
     Kind.WORLD_STOPPED: True,
+    Kind.WAITING: True,
     Kind.BOUNDARY: True,
     Kind.WORLD_FORMED: False,
 }
-_FEWER = {Kind.NODE_LOST: True, Kind.WORLD_STOPPED: True, Kind.WORLD_FORMED: False}
+_FEWER = {Kind.NODE_LOST: True, Kind.WORLD_STOPPED: True, Kind.WAITING: True, Kind.WORLD_FORMED: False}
 
 
-def _by_kind(table: Mapping[Kind, bool]) -> Transition:
-    """A transition that depends only on the kind of the entry."""
+def _by_kind(table: Mapping[Kind, bool], rests: bool | None = None) -> Transition:
+    """A transition that depends only on the kind of the entry. ``rests``: the value once the job is suspended."""
     by_value = {kind.value: after for kind, after in table.items()}
-    return lambda entry: by_value.get(entry.kind)
+
+    def transition(entry: HistoryEntry) -> bool | None:
+        # The entry is recognised by the text of edl.master.resizing.
+        resting = entry.kind == Kind.SCALE.value and entry.text.startswith("the job is suspended")
+        return rests if resting else by_value.get(entry.kind)
+
+    return transition
 
 
 def _suspension(entry: HistoryEntry) -> bool | None:
@@ -144,10 +151,10 @@ def _suspension(entry: HistoryEntry) -> bool | None:
 
 
 _RULES: tuple[tuple[str, Callable[[JobStatus], Evaluation], Transition], ...] = (
-    ("Available", _available, _by_kind(_WORLD)),
-    ("Progressing", _progressing, _by_kind(_MOVING)),
+    ("Available", _available, _by_kind(_WORLD, rests=False)),
+    ("Progressing", _progressing, _by_kind(_MOVING, rests=False)),
     ("Suspended", _suspended, _suspension),
-    ("Degraded", _degraded, _by_kind(_FEWER)),
+    ("Degraded", _degraded, _by_kind(_FEWER, rests=False)),
     ("Stopping", _stopping, lambda entry: None),
     ("Ended", _ended, _by_kind({Kind.JOB_ENDED: True})),
 )

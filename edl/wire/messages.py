@@ -13,6 +13,9 @@ from edl.wire.rank_pace import RankPace
 from edl.wire.records import NO_SETTINGS, NO_STATE, Failure, Holding, NodeInfo, Settings, Version, World
 from edl.wire.scale_requests import DrainMode
 
+NOT_THE_MASTER = "this launcher is not the Master"
+"""What a launcher answers to a call for the Master before it takes office and after it steps down."""
+
 
 @dataclass(frozen=True, slots=True)
 class Attach:

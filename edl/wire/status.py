@@ -155,7 +155,7 @@ class JobStatus:
     phase: str
     round: int
     world_size: int
-    """Number of workers of the current world."""
+    """Number of workers of the running world; 0: none runs."""
     reason: str
     nnodes: str
     fault_tolerance: str

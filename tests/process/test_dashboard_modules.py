@@ -162,6 +162,26 @@ def test_the_cost_of_a_change_is_read_from_the_masters_own_words() -> None:
 
 
 @pytest.mark.slow
+def test_a_job_that_waits_or_sleeps_has_no_workers() -> None:
+    async def scenario(run: Callable[..., Awaitable[Any]]) -> None:
+        entries = [
+            {"at_s": at_s, "kind": kind, "text": text}
+            for at_s, kind, text in [
+                (1, "world-formed", "round 1: 3 nodes, 3 workers (…)"),
+                (100, "node-lost", "node c lost"),
+                (101, "waiting", "2 nodes ready"),
+                (300, "world-formed", "round 2: 2 nodes, 2 workers (…)"),
+                (400, "scale", "job suspended by kim"),
+                (401, "scale", "the job is suspended, as requested by kim"),
+                (600, "world-formed", "round 3: 2 nodes, 2 workers (…)"),
+            ]
+        ]
+        assert await run("changes.js", "m.sizes(given)", entries) == [[1, 101, 300, 401, 600], [3, 0, 2, 0, 2]]
+
+    modules(scenario)
+
+
+@pytest.mark.slow
 def test_events_are_read_however_they_are_cut() -> None:
     async def scenario(run: Callable[..., Awaitable[Any]]) -> None:
         text = (

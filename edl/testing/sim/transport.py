@@ -12,7 +12,7 @@ from typing import Protocol
 
 from edl.testing.sim.network import End, Stream
 from edl.testing.sim.process import SimDeps, SimProcess
-from edl.wire.messages import AgentMessage, MasterMessage
+from edl.wire.messages import NOT_THE_MASTER, AgentMessage, MasterMessage
 
 UNREACHABLE_S = 0.3, 1.2
 """Shortest and longest time in seconds until a call without an answer fails."""
@@ -142,7 +142,7 @@ class SimConnection:
         server = self._server_of(other)
         if server.service is None:
             await asyncio.sleep(network.delay_s())
-            return "unavailable: this launcher is not the Master"
+            return f"unavailable: {NOT_THE_MASTER}"
         coming: asyncio.Queue[MasterMessage | None] = asyncio.Queue()
         self._end = end = End(self._process, coming.put_nowait, lambda: coming.put_nowait(None))
         self._stream = stream = server.accept(end)

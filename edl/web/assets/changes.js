@@ -58,6 +58,10 @@ export function worldChanges(entries) {
   return found.reverse();
 }
 
+/** Whether no world runs any more after this entry. A lost node stops the world without an entry of its own about that. */
+const stops = (entry) => entry.kind === "world-stopped" || entry.kind === "waiting" ||
+  (entry.kind === "scale" && entry.text.startsWith("the job is suspended"));
+
 /** The size of the world over time: times in seconds, and numbers of workers. Pauses that would be thinner than a line
  * are left out. */
 export function sizes(entries) {
@@ -65,7 +69,7 @@ export function sizes(entries) {
   const times = [];
   const workers = [];
   for (const entry of entries) {
-    const value = entry.kind === "world-formed" ? workersOf(entry.text) : entry.kind === "world-stopped" ? 0 : null;
+    const value = entry.kind === "world-formed" ? workersOf(entry.text) : stops(entry) ? 0 : null;
     if (value === null) continue;
     const last = times.length - 1;
     if (value > 0 && workers[last] === 0 && entry.at_s - times[last] < span * THINNEST) {

@@ -165,6 +165,14 @@ def test_own_times_tell_the_slow_rank_from_those_that_wait() -> None:
     assert len(pace_lines(unknown)) == 1
 
 
+def test_a_job_that_waits_says_for_what_once_and_whole() -> None:
+    why = "node n0001 lost: its launcher is gone (connection refused); 1 node ready, at least 2 needed (--nnodes=2:3)"
+    scale = dataclasses.replace(THREE.scale, waiting=why)
+    shown = texts(frame(dataclasses.replace(THREE, phase="forming", reason=why, scale=scale), None, LARGE))
+    assert why in " ".join(shown.split())
+    assert "pending" not in shown
+
+
 def test_alarms() -> None:
     status = job(node(0), alarms=(Alarm("straggler", "slot 1", "warning", "the others wait", "n0000"),))
     assert "alarm: straggler (slot 1) on n0000: the others wait" in texts(frame(status, None, LARGE))

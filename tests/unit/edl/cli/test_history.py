@@ -57,6 +57,13 @@ class TestShowing:
         done = history(str(tmp_path), "--json", "--last=2")
         assert [json.loads(text)["kind"] for text in done.stdout.splitlines()] == ["event", "end"]
 
+    def test_the_end_is_found_although_a_checkpoint_was_complete_after_it(self, tmp_path: Path) -> None:
+        write(tmp_path)
+        with (tmp_path / "job" / HistoryPart(RUN, 3, 1).name).open("ab") as file:
+            file.writelines(line_text(line(3, number + 1, number, at_s=1e9 + number)) for number in (4, 5, 6))
+        assert "succeeded, 2 rounds, " in history(str(tmp_path), "--list").stdout
+        assert "succeeded" in history(str(tmp_path), "--last=1").stdout
+
     def test_several_jobs_are_listed(self, tmp_path: Path) -> None:
         for job in ("one", "two"):
             write(tmp_path, job)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import pytest
@@ -89,6 +90,9 @@ def test_who_cannot_be_asked() -> None:
         nodes_to_ask(LAUNCHERS, STATUS, ("a", "x"), ())
     with pytest.raises(UsageError, match="no node of the current world has rank 4; its ranks are 0 to 3"):
         nodes_to_ask(LAUNCHERS, STATUS, (), (4,))
+    stopped = dataclasses.replace(STATUS, phase="suspended", world_size=0)
+    with pytest.raises(UsageError, match="no world runs at this moment, and no node that is left had rank 4"):
+        nodes_to_ask(LAUNCHERS, stopped, (), (4,))
     names = [f"n{number}" for number in range(MOST_NODES + 1)]
     many = [launcher(name) for name in names]
     with pytest.raises(UsageError, match="65 nodes are too many to ask at once"):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from edl.config import NodeRange
+from edl.job_records import HealthMode, HealthRules
 from edl.master import events as ev
 from edl.master.away import KEPT
 from edl.master.state import Phase
@@ -118,6 +121,23 @@ def test_a_node_that_drains_is_away_once_it_is_dismissed() -> None:
     assert [one.text for one in notes(rule)] == [
         "node c is ready with 2 slots, its workers wait; it was away for 1.5 s"
     ]
+
+
+@pytest.mark.parametrize("event", [ev.NodeRefused, ev.NodeExpired])
+def test_a_node_that_was_dismissed_by_an_earlier_master_is_not_lost(
+    event: type[ev.NodeRefused] | type[ev.NodeExpired],
+) -> None:
+    """It exits before it attaches to the next Master, as when the Master's node is drained with it."""
+    before = training("abc")
+    before.say("c", Leaving("edl drain", grace_s=30.0))
+    before.change()
+    assert isinstance(before.told()["c"], Dismissed)
+    health = HealthRules(HealthMode.FAILURE)
+    rule = Rule(NodeRange(1, 3), record=before.state.record, present="abc", health=health)
+    rule.feed(event(NodeId("c"), info("c").incarnation))
+    assert NodeId("c") not in rule.state.nodes
+    assert [one for one in rule.effects if isinstance(one, ev.HistoryNote)] == []
+    assert not rule.state.record.health.suspects, "nor is it suspected"
 
 
 def test_the_members_of_a_world_are_not_away() -> None:

@@ -72,6 +72,13 @@ def test_what_is_decided_is_written_as_soon_as_it_can_be(error: StoreError) -> N
     ]
 
 
+def test_the_members_of_a_store_take_turns_in_not_answering_and_that_is_said_once() -> None:
+    silent = [StoreUnavailable(f"member {number % 3}: silent") for number in range(6)]
+    store, said = written(*silent)
+    assert said == ["world changes wait for the store, training continues: member 0: silent"]
+    assert store.trouble[-1].endswith("member 2: silent"), "the status has the newest reason"
+
+
 def test_another_reason_is_said_as_well() -> None:
     _, said = written(StoreUnavailable("silent"), StoreFull("no room"), StoreFull("no room"))
     assert [text.partition(": ")[2] for text in said] == ["silent", "no room"]

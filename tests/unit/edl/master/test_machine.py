@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import pytest
@@ -154,7 +155,10 @@ def test_first_world_waits_for_a_node_that_warms_up() -> None:
 def test_too_few_nodes_end_the_job_after_the_recover_time() -> None:
     rule = Rule(NodeRange(2, 3))
     rule.join("a")
-    assert rule.reason == "waiting for the first nodes; 1 node ready, at least 2 needed (--nnodes=2:3)"
+    assert rule.reason == (
+        "waiting for the first nodes; 1 node ready, at least 2 needed (--nnodes=2:3); "
+        "without them the job ends after 10 s (--recover-timeout)"
+    )
     rule.wait(10.0)
     finish = rule.told()["a"]
     assert isinstance(finish, Finish)
@@ -398,10 +402,46 @@ def test_next_master_leaves_a_running_world_alone() -> None:
     assert (rule.state.record.phase, rule.told()) == (Phase.RUNNING, {})
 
 
+def test_a_job_may_wait_for_ever() -> None:
+    timeouts = Timeouts(math.inf, shutdown_s=1.0, lease_ttl_s=3.0)
+    spec = JobSpec(JobId("job"), NodeRange(2, 3), 1, FaultTolerance.ELASTIC, timeouts)
+    state = take_over(spec, None, [info("a")], 0.0).state
+    state = step(state, ev.NodeAttached(Attach(info("a"), Round(0), Round(0), done=False)), 1.0).state
+    ready = Ready(Round(0), (9000, 1, 2))
+    decision = step(state, ev.NodeSaid(NodeId("a"), info("a").incarnation, ready), 1e6)
+    assert decision.reason == "waiting for the first nodes; 1 node ready, at least 2 needed (--nnodes=2:3)"
+
+
+def notes(rule: Rule) -> list[ev.HistoryNote]:
+    return [one for one in rule.effects if isinstance(one, ev.HistoryNote)]
+
+
 def test_next_master_counts_out_who_died_meanwhile() -> None:
     rule = Rule(NodeRange(1, 2), record=pair().state.record, present="b")
-    assert rule.state.record.reason == "a lost while the job had no Master"
+    text = "node a lost while the job had no Master"
+    assert rule.state.record.reason == text
     assert rule.state.record.phase is Phase.FORMING
+    assert notes(rule) == [ev.HistoryNote(ev.Kind.NODE_LOST, text, "a")], "it notifies as any other loss"
+
+
+def test_next_master_notes_each_node_that_died_meanwhile() -> None:
+    rule = Rule(NodeRange(1, 2), record=pair().state.record, present="")
+    assert [(one.kind, one.node) for one in notes(rule)[:2]] == [(ev.Kind.NODE_LOST, "a"), (ev.Kind.NODE_LOST, "b")]
+    assert rule.state.record.reason.startswith("nodes a, b lost while the job had no Master")
+    assert ev.Kind.WORLD_STOPPED not in [one.kind for one in notes(rule)]
+
+
+def test_next_master_does_not_repeat_what_an_earlier_one_has_noted() -> None:
+    before = Rule(NodeRange(3, 3))
+    before.join("a", "b", "c")
+    before.lose("c")
+    assert [one.kind for one in notes(before)][:1] == [ev.Kind.NODE_LOST]
+    assert notes(Rule(NodeRange(3, 3), record=before.state.record, present="ab")) == []
+    before.feed(ev.NodeRegistered(info("c", 1)))
+    before.attach("c", life=1)
+    before.ready("c", life=1)
+    taken = take_over(before.spec, before.state.record, [info("a"), info("b"), info("c", 1)], 200.0)
+    assert [one for one in taken.effects if isinstance(one, ev.HistoryNote)] == []
 
 
 def test_absent_nodes_are_those_that_live_and_are_not_attached() -> None:

@@ -31,3 +31,14 @@ def test_those_of_an_earlier_round_are_not() -> None:
     rule.say("a", Pace(Round(0), 7, 0.5, holders=1))
     assert shown(rule) == ({"a": 0.0, "b": 0.0}, 0)
     assert job_status(rule.state, NodeId("a"), ()).holders == 0
+
+
+def test_a_world_that_does_not_run_has_neither_workers_nor_a_pace() -> None:
+    rule = training("ab")
+    rule.say("a", Pace(Round(1), 7, 0.5, holders=2))
+    rule.say("b", Pace(Round(1), 7, 0.5, holders=2))
+    rule.lose("b")
+    status = job_status(rule.state, NodeId("a"), ())
+    assert (status.phase, status.world_size, status.scale.nodes) == ("forming", 0, 0)
+    assert shown(rule) == ({"a": 0.0}, 7)
+    assert status.holders == 0, "b was one of the holders that a had counted"

@@ -101,6 +101,14 @@ class Course:
         return worlds
 
 
+def test_members_whose_launchers_have_not_started_yet_are_not_lost() -> None:
+    starting = replace(START, phase="forming", round=0, underway=False, store_total=3, store_up=2)
+    memory, found = fired(JobMemory(), starting)
+    assert found == set(), "the launchers of a job start one after the other"
+    memory, found = fired(memory, replace(starting, at_s=2.0, phase="running", round=1))
+    assert found == {"store-members"}, "and a job that trains without one is told so"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(300))
 def test_random_courses_follow_the_rules(seed: int) -> None:

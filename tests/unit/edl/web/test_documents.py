@@ -82,6 +82,19 @@ def test_since_when_a_condition_holds_is_read_from_the_history() -> None:
     assert since(changed(phase="ended"), line(4, "world-formed"), line(5, "job-ended"))["Ended"] == 5
 
 
+def test_a_job_that_waits_or_sleeps_is_unavailable_since_then() -> None:
+    """A lost node stops the world without a line of its own about that."""
+    waits = changed(phase="forming", world_size=0)
+    lost = [line(1, "world-formed"), line(2, "node-lost"), line(3, "waiting", "0 nodes ready"), line(4, "alarm")]
+    assert since(waits, *lost)["Available"] == 3
+    assert since(STATUS, *lost, line(5, "world-formed"))["Available"] == 5
+    asleep = changed(scaled(suspended=True), phase="forming", world_size=0)
+    rest = [line(1, "world-formed"), line(2, "scale", "job suspended by kim"), line(3, "boundary", "suspended by kim")]
+    rest += [line(4, "scale", "the job is suspended, as requested by kim"), line(5, "state")]
+    assert (since(asleep, *rest)["Available"], since(asleep, *rest)["Progressing"]) == (4, 4)
+    assert since(asleep, *rest)["Degraded"] == 1, "it never was"
+
+
 def test_a_node_that_returns_begins_a_change_like_a_new_one() -> None:
     moving = scaled(generation=5)
     for kind in ("node-joined", "node-returned"):
