@@ -151,7 +151,7 @@ def test_whatever_the_agent_waits_for_is_given_up_on_the_second_signal(
     async def scenario() -> None:
         stuck = Stuck()
         shell = shell_of(stuck)
-        monkeypatch.setattr(shell, "_enter", lambda world: None)
+        monkeypatch.setattr(shell, "_enter", lambda world, started: None)
         doing = asyncio.ensure_future(shell._carry_out(None, ev.Decision(shell.state, (effect,), "")))
         await stuck.waiting.wait()
         shell.post(ev.Interrupted(signal.SIGTERM, again=False))
