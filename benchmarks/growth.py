@@ -183,6 +183,7 @@ def _all_there(times: Sequence[float], nodes: int) -> bool:
 
 def nodes_process(pipe: Pipe, infos: Sequence[NodeInfo], port: int, lease_s: float) -> None:
     """Run all nodes; answers the requests of the main process."""
+    collect_rarely()
     asyncio.run(_nodes(pipe, infos, port, lease_s))
 
 
@@ -434,7 +435,7 @@ class Bench:
 @contextlib.asynccontextmanager
 async def master_with_nodes(count: int, endpoint: str, lease_s: float = LEASE_S) -> AsyncIterator[Bench]:
     """A Master in this process, and this number of nodes in another one that begin to attach."""
-    collect_rarely()  # as a launcher does
+    collect_rarely()
     store, keys = CountingStore([endpoint], request_timeout_s=5.0), JobKeys(JOB)
     spec = JobSpec(JOB, NodeRange(1, count), timeouts=Timeouts(join_grace_s=120.0, lease_ttl_s=lease_s))
     meter = Meter(store)
