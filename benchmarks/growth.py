@@ -36,6 +36,7 @@ import psutil
 from benchmarks.common.etcd import PrivateEtcd
 from edl.adapters.clock import SystemClock, wall_clock_s
 from edl.adapters.etcd import EtcdStore
+from edl.adapters.garbage import collect_rarely
 from edl.adapters.transport import Connection, MasterClient, MasterServer, refuses
 from edl.agent.shell import LONGEST_RECONNECT_PAUSE_S, RECONNECT_PAUSE_S
 from edl.config import JobSpec, NodeRange, Timeouts
@@ -182,6 +183,7 @@ def _all_there(times: Sequence[float], nodes: int) -> bool:
 
 def nodes_process(pipe: Pipe, infos: Sequence[NodeInfo], port: int, lease_s: float) -> None:
     """Run all nodes; answers the requests of the main process."""
+    collect_rarely()
     asyncio.run(_nodes(pipe, infos, port, lease_s))
 
 
@@ -433,6 +435,7 @@ class Bench:
 @contextlib.asynccontextmanager
 async def master_with_nodes(count: int, endpoint: str, lease_s: float = LEASE_S) -> AsyncIterator[Bench]:
     """A Master in this process, and this number of nodes in another one that begin to attach."""
+    collect_rarely()
     store, keys = CountingStore([endpoint], request_timeout_s=5.0), JobKeys(JOB)
     spec = JobSpec(JOB, NodeRange(1, count), timeouts=Timeouts(join_grace_s=120.0, lease_ttl_s=lease_s))
     meter = Meter(store)

@@ -37,6 +37,8 @@ _OPTIONS = [
     ("grpc.max_send_message_length", 64 * 1024 * 1024),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
+    # Otherwise a message that arrives is answered with a ping, by which gRPC estimates how much may be under way.
+    ("grpc.http2.bdp_probe", 0),
     # By default the server drops clients that ping this often.
     ("grpc.http2.min_ping_interval_without_data_ms", 50),
     ("grpc.http2.max_ping_strikes", 0),
@@ -47,6 +49,9 @@ _OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),  # one connection per channel: streams are limited per connection
 ]
 DEFAULT_LEASE_TTL_S = 3.0
+RECEIVED_AT_ONCE = 1024 * 1024
+"""Bytes that a client accepts before it has read them: more than the start of a world of some thousand nodes, so that
+the Master can send it without waiting."""
 STACKS_TIMEOUT_S = 15.0
 """Seconds that a launcher may take to answer with the stacks of all its workers."""
 LEAST_CONNECT_S = 1.0
@@ -80,7 +85,8 @@ def _options(lease_ttl_s: float, pings_after: float) -> list[tuple[str, int]]:
 def _channel(host: str, port: int, lease_ttl_s: float, identity: Identity | None) -> grpc.aio.Channel:
     """A channel. ``identity`` is set in jobs with a secret: both ends then prove that they hold it in the TLS
     handshake."""
-    options: list[tuple[str, Any]] = [*_options(lease_ttl_s, AGENT_PINGS_AFTER)]
+    window = ("grpc.http2.lookahead_bytes", RECEIVED_AT_ONCE)
+    options: list[tuple[str, Any]] = [*_options(lease_ttl_s, AGENT_PINGS_AFTER), window]
     if identity is None:
         return grpc.aio.insecure_channel(address(host, port), options=options)
     options += identity.channel_options

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING
 
 from data_service.leases.machine import LeaseMachine
 from edl.adapters.clock import SystemClock, wall_clock_s
+from edl.adapters.garbage import collect_rarely
 from edl.adapters.knocking import answers
 from edl.adapters.local_jobs import LocalJob
 from edl.adapters.processes import ForkServerProcesses
@@ -98,6 +99,7 @@ READERS_GRACE_S = 5.0
 
 async def launch(settings: LaunchSettings) -> int:
     """Take part in the job that ``settings`` describe; returns the exit status. Raises ``EdlError``."""
+    collect_rarely()
     log = console(settings.node.name)
     return await cancelled_by_signals(_launch(settings, log), log)
 

@@ -224,8 +224,8 @@ class MasterTurn:
         """Replace fields of a node's entry; returns the new entry, or this one if they have these values already."""
         node = entry.info.node
         if self.nodes.get(node) is entry and all(getattr(entry, name) == value for name, value in changes.items()):
-            return entry  # to copy an entry is most of what a new world costs the machine
-        changed = dataclasses.replace(entry, **changes)
+            return entry
+        changed = entry._replace(**changes)
         self.nodes[node] = changed
         return changed
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from edl.master import events as ev
 from edl.master.goodput.slot_use import NO_COST, TRAINING, SlotUse, taking_part, use_of
@@ -24,9 +25,9 @@ Amounts = Mapping[SlotUse, int]
 """Slot-nanoseconds by use."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stint:
-    """The current use of a node's slots, which is not in ``SlotTimes.spent`` yet."""
+class Stint(NamedTuple):
+    """The current use of a node's slots, which is not in ``SlotTimes.spent`` yet. A ``NamedTuple`` like ``NodeEntry``,
+    because a new world replaces each several times."""
 
     incarnation: Incarnation
     slots: int
@@ -221,12 +222,12 @@ class _Book:
             return
         if not entry.attached:  # what it does is not known until it attaches, or is lost
             if stint.silent_ns is None:
-                self.stints[node] = dataclasses.replace(stint, silent_ns=self.now_ns)
+                self.stints[node] = stint._replace(silent_ns=self.now_ns)
             return
         if stint.silent_ns is not None:
-            stint = self.stints[node] = dataclasses.replace(stint, silent_ns=None)
+            stint = self.stints[node] = stint._replace(silent_ns=None)
         if self._was_starting(stint):
-            stint = self.stints[node] = dataclasses.replace(stint, use=SlotUse.STARTING)
+            stint = self.stints[node] = stint._replace(use=SlotUse.STARTING)
         joined, paced = self.joined.get(node), self.paced.get(node)
         if joined is not None and stint.use is SlotUse.STARTING:
             change = SlotUse.RESIZE if self.times.planned else SlotUse.RENDEZVOUS
@@ -239,7 +240,7 @@ class _Book:
         elif use is not stint.use or slots != stint.slots:
             self._close(node, stint, {})
         if use is not stint.use or slots != stint.slots:  # a new stint begins now
-            self.stints[node] = dataclasses.replace(self.stints[node], use=use, slots=slots, idle=idle)
+            self.stints[node] = self.stints[node]._replace(use=use, slots=slots, idle=idle)
 
     def _was_starting(self, stint: Stint) -> bool:
         """Whether what counted as training was the start of a script, as the first report of training now shows."""
@@ -267,7 +268,7 @@ class _Book:
             left_ns -= taken_ns
         self._add(stint.use, left_ns * stint.slots)
         self._add(SlotUse.IDLE, (self.now_ns - stint.since_ns) * stint.idle)
-        self.stints[node] = dataclasses.replace(stint, since_ns=self.now_ns)
+        self.stints[node] = stint._replace(since_ns=self.now_ns)
 
     def begin_world(self) -> tuple[SlotTimes, Cost | None]:
         """Notice that all members of the world train; returns the result."""

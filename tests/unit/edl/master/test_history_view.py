@@ -256,7 +256,7 @@ class TestStatus:
 
 
 def underway(entry: NodeEntry, how: str = "in process") -> NodeEntry:
-    return dataclasses.replace(entry, underway=True, how=how)
+    return entry._replace(underway=True, how=how)
 
 
 TRAINING = dataclasses.replace(WORLD, members=(member("c", 13, 0), member("a", 11, 2, slots=1)), era=4)
@@ -280,7 +280,7 @@ class TestState:
     def test_says_by_which_way_workers_came_into_the_round(self) -> None:
         nodes = job_status(IN_TRAINING, NodeId("a"), ()).nodes
         assert [(view.underway, view.how) for view in nodes] == [(True, "in process"), (True, "restarted (was killed)")]
-        stale = dataclasses.replace(TRAINERS[0], underway=False, draining=True)
+        stale = TRAINERS[0]._replace(underway=False, draining=True)
         state = dataclasses.replace(IN_TRAINING, nodes={stale.info.node: stale})
         (view,) = job_status(state, NodeId("a"), ()).nodes
         assert (view.underway, view.how, view.draining) == (False, "", True)
@@ -302,7 +302,7 @@ class TestState:
         assert job_status(state, NodeId("a"), ()).kill == "me"
 
     def test_says_where_the_last_checkpoint_is_as_long_as_history_knows(self) -> None:
-        lying = [dataclasses.replace(entry, stored=Version(3, 40)) for entry in TRAINERS]
+        lying = [entry._replace(stored=Version(3, 40)) for entry in TRAINERS]
         state = dataclasses.replace(IN_TRAINING, nodes={entry.info.node: entry for entry in lying})
         history = (
             kept(1, "commit 40 is complete in /old/40"),

@@ -211,9 +211,7 @@ class TestSize:
 
     def test_a_sharded_state_that_is_only_in_memory_lets_the_size_change(self) -> None:
         rule = training("ab")
-        nodes = {
-            n: dataclasses.replace(e, holdings=(Holding(Version(1, 5), 0, 4),)) for n, e in rule.state.nodes.items()
-        }
+        nodes = {n: e._replace(holdings=(Holding(Version(1, 5), 0, 4),)) for n, e in rule.state.nodes.items()}
         rule.state = dataclasses.replace(rule.state, nodes=nodes)
         assert rule.submit(Resize(1, "me"), saves=False) is Verdict.ACCEPTED
         assert rule.state.agreement is not None

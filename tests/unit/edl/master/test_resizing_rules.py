@@ -89,10 +89,7 @@ class TestSavesAndDepartures:
     def test_nor_if_nodes_have_said_of_no_newer_commit(self) -> None:
         rule = training("abc")
         rule.say("a", Kept(Version(1, 5), "dir"))
-        entries = {
-            node: dataclasses.replace(entry, holdings=(Holding(Version(1, 5)),))
-            for node, entry in rule.state.nodes.items()
-        }
+        entries = {node: entry._replace(holdings=(Holding(Version(1, 5)),)) for node, entry in rule.state.nodes.items()}
         rule.state = dataclasses.replace(rule.state, nodes=entries)
         rule.submit(Drain(("c",), "me", mode=CAREFUL))
         assert (ordered(rule), agreed(rule)) == ("", Purpose.SAVE)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -62,13 +61,13 @@ def part(number: int, of: int, commit: int = 5) -> Holding:
         ([node("b", part(0, 2), part(1, 2, commit=4))], True),
         ([node("b", part(0, 2), part(1, 3))], True),
         ([node("b", stored=Version(1, 5))], False),
-        ([replace(node("b", part(0, 2), part(1, 2)), draining=True)], True),
+        ([node("b", part(0, 2), part(1, 2))._replace(draining=True)], True),
     ],
 )
 def test_a_node_that_leaves_may_be_the_last_with_the_newest_state(others: list[NodeEntry], last: bool) -> None:
     entry = node("a", part(0, 2), part(1, 2))
     for attached in (True, False):
-        nodes = {one.info.node: replace(one, attached=attached) for one in (entry, *others)}
+        nodes = {one.info.node: one._replace(attached=attached) for one in (entry, *others)}
         stored = any(one.stored.commit for one in others)
         assert is_last_holder(cast(Any, SimpleNamespace(nodes=nodes)), entry) is (last or not (attached or stored))
     newer = {one.info.node: one for one in (entry, node("b", whole(1, 6)))}
@@ -168,7 +167,7 @@ def test_copies_on_other_racks_are_spread_evenly_and_stay_where_they_are() -> No
     first = names(members, [])
     assert sorted(first.values()) == sorted(first), "each has one, on the other rack"
     assert all((one < "e") != (other < "e") for one, other in first.items())
-    left = [replace(one, copy_holder=NodeId(first[one.info.node])) for one in members if one.info.node != "e"]
+    left = [one._replace(copy_holder=NodeId(first[one.info.node])) for one in members if one.info.node != "e"]
     then = names(left, [])
     moved = [one for one, other in then.items() if other != first[one]]
     assert [first[NodeId(one)] for one in moved] == ["e"], "only who had copies there sends them to another"
@@ -189,7 +188,7 @@ def test_copies_move_off_a_node_that_has_too_many_once_others_can_share_them() -
     alone = [node(name, rack="1") for name in "abcd"] + [node("e", rack="2")]
     first = names(alone, [])
     assert [first[name] for name in "abcd"] == ["e"] * 4, "there is no other rack"
-    joined = [replace(one, copy_holder=NodeId(first[one.info.node])) for one in alone]
+    joined = [one._replace(copy_holder=NodeId(first[one.info.node])) for one in alone]
     then = names([*joined, *(node(name, rack="2") for name in "fgh")], [])
     assert sorted(then[name] for name in "abcd") == ["e", "f", "g", "h"]
 
@@ -198,7 +197,7 @@ def test_copies_move_off_a_node_that_has_too_many_once_others_can_share_them() -
 def test_copies_stay_where_they_are_while_the_nodes_do(racks: list[str]) -> None:
     members = [node(name, rack=rack) for name, rack in zip("abcdefgh", racks, strict=False)]
     first = names(members, [])
-    again = [replace(one, copy_holder=NodeId(first[one.info.node])) for one in members]
+    again = [one._replace(copy_holder=NodeId(first[one.info.node])) for one in members]
     assert names(again, []) == first
 
 

@@ -71,10 +71,7 @@ def test_nothing_is_known_of_saving_so_it_tries() -> None:
 
 def test_a_sharded_state_is_written_by_whoever_has_a_part() -> None:
     rule = measured()
-    parts = {
-        node: dataclasses.replace(entry, holdings=(Holding(Version(1, 5), 0, 3),))
-        for node, entry in rule.state.nodes.items()
-    }
+    parts = {node: entry._replace(holdings=(Holding(Version(1, 5), 0, 3),)) for node, entry in rule.state.nodes.items()}
     rule.state = dataclasses.replace(rule.state, nodes=parts)
     rule.say("b", Leaving("spot", 0.1))
     assert dismissed(rule, "b").save
