@@ -233,10 +233,12 @@ class CountingStore(EtcdStore):
 
     writes = written_bytes = 0
 
-    async def write(self, operations: Sequence[Operation], conditions: Sequence[Condition] = ()) -> int | None:
+    async def write(
+        self, operations: Sequence[Operation], conditions: Sequence[Condition] = (), *, repeatable: bool = False
+    ) -> int | None:
         self.writes += 1
         self.written_bytes += sum(len(one.value) for one in operations if isinstance(one, Put))
-        return await super().write(operations, conditions)
+        return await super().write(operations, conditions, repeatable=repeatable)
 
 
 @dataclass
