@@ -45,10 +45,11 @@ async def followed(
         why = "it has ended the connection"
         try:
             async with connect() as client:
-                if last is not None and await _has_begun_again(client, last):
-                    say("the job has been started again: its events are counted from 1 again")
-                    last, after = None, 0
+                if last is not None and not await _continues(client, last):
+                    after = 0
                 async for entry in client.events(after, follow=True):
+                    if last is not None and entry.number <= last.number:
+                        say("the job has been started again: its events are counted from 1 again")
                     found, failed, after, last = True, 0, entry.number, entry
                     ended = ended or entry.kind == Kind.JOB_ENDED.value
                     yield entry
@@ -69,9 +70,9 @@ async def followed(
             await pause()
 
 
-async def _has_begun_again(client: HistoryCalls, last: HistoryEntry) -> bool:
-    """Whether this history is not the one that ``last`` was in. If that entry has made room for others, its number
-    decides."""
+async def _continues(client: HistoryCalls, last: HistoryEntry) -> bool:
+    """Whether this history goes on after ``last``. If that entry has made room for others, its number decides. A job
+    that was started again has no entries at all until its first node is ready."""
     kept = [entry async for entry in client.events(0, follow=False)]
     same = [entry for entry in kept if entry.number == last.number]
-    return same != [last] if same else bool(kept) and kept[-1].number < last.number
+    return same == [last] if same else bool(kept) and kept[-1].number > last.number

@@ -34,8 +34,9 @@ class Masters:
         self.asked: list[int] = []
         self.said: list[str] = []
         self.pauses = 0
-        self.before: list[HistoryEntry] = []
-        """What a Master after the first one has of the history already."""
+        self.told: list[HistoryEntry] = []
+        self.before: list[HistoryEntry] | None = None
+        """What a Master after the first one has of the history already; None: what was told so far."""
 
     @contextlib.asynccontextmanager
     async def connect(self) -> AsyncIterator[Masters]:
@@ -47,14 +48,16 @@ class Masters:
     async def events(self, after: int, follow: bool) -> AsyncIterator[HistoryEntry]:
         assert not isinstance(self.now, Exception)
         if not follow:
-            for kept in self.before:
+            for kept in self.told if self.before is None else self.before:
                 yield kept
             return
         self.asked.append(after)
         for one in self.now:
             if isinstance(one, Exception):
                 raise one
-            yield one
+            if one.number > after:
+                self.told.append(one)
+                yield one
 
     async def pause(self) -> None:
         self.pauses += 1
@@ -82,6 +85,7 @@ def test_goes_on_with_the_next_master_where_the_last_one_stopped(end: list[Excep
     [
         [entry(1)],
         [replace(entry(1), at_s=7.0), replace(entry(2), at_s=8.0), replace(entry(3), at_s=9.0)],
+        [],  # none of its nodes is ready yet
     ],
 )
 def test_a_job_that_was_started_again_is_shown_from_its_beginning(before: list[HistoryEntry]) -> None:
@@ -92,11 +96,20 @@ def test_a_job_that_was_started_again_is_shown_from_its_beginning(before: list[H
     assert masters.said[-1] == "the job has been started again: its events are counted from 1 again"
 
 
-@pytest.mark.parametrize("before", [[entry(1), entry(2)], [entry(1), entry(3)], []])
+@pytest.mark.parametrize("before", [[entry(1), entry(2)], [entry(1), entry(3)]])
 def test_the_same_job_is_not_shown_twice(before: list[HistoryEntry]) -> None:
     masters = Masters([entry(1), entry(2), GONE], [entry(3), ENDED])
     masters.before = before
     assert masters.seen() == [1, 2, 3, 4]
+    assert masters.asked == [0, 2]
+
+
+def test_a_job_that_has_ended_meanwhile_was_not_started_again() -> None:
+    """Its last Master has cleared the history, and another one only tells the outcome to the nodes."""
+    masters = Masters([entry(1), entry(2), GONE], [GONE], NoMaster("job job has ended", Finish(0, "stopped")))
+    masters.before = []
+    assert masters.seen() == [1, 2]
+    assert masters.said[1:] == ["job job has ended"]
 
 
 def test_ends_with_the_job_although_its_master_tells_more() -> None:
