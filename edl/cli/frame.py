@@ -16,7 +16,17 @@ from dataclasses import dataclass
 
 from rich.cells import cell_len, set_cell_size
 
-from edl.cli.node_text import JobPace, is_slow, kind_of, pace_of, ranks_of, rate_text, samples_text, step_text
+from edl.cli.node_text import (
+    JobPace,
+    is_slow,
+    kind_of,
+    pace_of,
+    pending,
+    ranks_of,
+    rate_text,
+    samples_text,
+    step_text,
+)
 from edl.master.alarms import described
 from edl.rendezvous.phrases import count, goodput, one_line
 from edl.wire.status import HistoryEntry, JobStatus, NodeView
@@ -110,7 +120,8 @@ def _reason(status: JobStatus, width: int) -> list[FrameLine]:
     reason = one_line(status.reason)
     if status.phase == "running":
         return [FrameLine(reason, LineLook.DIM)]
-    return [FrameLine(text) for text in textwrap.wrap(reason, width)[:_REASON]]
+    lines = textwrap.wrap(reason, width, max_lines=_REASON, placeholder=" …", break_on_hyphens=False)
+    return [FrameLine(text) for text in lines]
 
 
 def _pace(status: JobStatus, pace: JobPace) -> list[str]:
@@ -140,7 +151,7 @@ def _plans(status: JobStatus) -> list[str]:
     return [
         *([f"stop requested by {status.kill}"] if status.kill else []),
         *([f"agreeing on a step boundary to {status.boundary}"] if status.boundary else []),
-        *([f"pending: {status.scale.waiting}"] if status.scale.waiting not in ("", status.reason) else []),
+        *([f"pending: {missing}"] if (missing := pending(status)) else []),
     ]
 
 

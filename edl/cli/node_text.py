@@ -1,4 +1,4 @@
-"""Words for a node of the status: its state, its ranks, and its step time. Pure."""
+"""Words for the status: a node's state, ranks and step time, and what the job waits for. Pure."""
 
 from __future__ import annotations
 
@@ -124,3 +124,9 @@ def samples_text(samples_per_s: float) -> str:
 
 def _three_digits(number: float) -> str:
     return f"{number:.0f}" if number >= 99.95 else f"{number:.3g}"
+
+
+def pending(status: JobStatus) -> str:
+    """What the size of the job waits for, without the reason of the status, which stands elsewhere."""
+    waiting, reason = status.scale.waiting, status.reason
+    return "" if waiting == reason else waiting.removeprefix(f"{reason}; ")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import time
 from collections.abc import Sequence
 
@@ -13,7 +14,7 @@ from rich.text import Text
 
 from edl.agent.failure_report import failure_text
 from edl.arithmetic.hyper import describe
-from edl.cli.node_text import kind_of, pace_of, ranks_of, rate_text, samples_text, step_text
+from edl.cli.node_text import kind_of, pace_of, pending, ranks_of, rate_text, samples_text, step_text
 from edl.master.alarms import described
 from edl.rendezvous.phrases import count, duration, goodput, lines_of, listed, one_line
 from edl.wire.health import HealthView
@@ -68,7 +69,7 @@ def show_status(
 
 def _lines(status: JobStatus) -> list[str]:
     """Lines about the state and the services, as far as the job has any."""
-    lines = [line for line in scale_lines(status.scale) if line != f"Pending: {status.reason}"]  # it stands above
+    lines = scale_lines(dataclasses.replace(status.scale, waiting=pending(status)))
     if any(node.underway for node in status.nodes):
         began = f"from {_commit(status.restored)}" if status.restored.commit else "without a checkpoint"
         lines.append(f"State: era {status.era}, began {began}")

@@ -165,12 +165,31 @@ def test_own_times_tell_the_slow_rank_from_those_that_wait() -> None:
     assert len(pace_lines(unknown)) == 1
 
 
+WAITS = "node n0001 lost: its launcher is gone (connection refused); 1 node ready, at least 2 needed (--nnodes=2:3)"
+PODS = "training: 1 of 2 nodes have joined (Insufficient nvidia.com/gpu)"
+
+
+def waiting(text: str) -> JobStatus:
+    """A job that waits for nodes. ``text``: what its size waits for."""
+    return dataclasses.replace(
+        THREE, phase="forming", reason=WAITS, scale=dataclasses.replace(THREE.scale, waiting=text)
+    )
+
+
 def test_a_job_that_waits_says_for_what_once_and_whole() -> None:
-    why = "node n0001 lost: its launcher is gone (connection refused); 1 node ready, at least 2 needed (--nnodes=2:3)"
-    scale = dataclasses.replace(THREE.scale, waiting=why)
-    shown = texts(frame(dataclasses.replace(THREE, phase="forming", reason=why, scale=scale), None, LARGE))
-    assert why in " ".join(shown.split())
+    shown = texts(frame(waiting(WAITS), None, LARGE))
+    assert WAITS in " ".join(shown.split())
     assert "pending" not in shown
+    explained = texts(frame(waiting(f"{WAITS}; {PODS}"), None, LARGE))
+    assert f"pending: {PODS}" in explained, "the scheduler's words follow"
+    assert explained.count("its launcher is gone") == 1
+
+
+def test_an_option_is_not_broken_between_lines_and_what_is_left_out_shows() -> None:
+    narrow = texts(frame(waiting(WAITS), None, ScreenSize(24, 24)))
+    assert "(--nnodes=2:3)" not in narrow and " …\n" in narrow
+    for width in range(60, 120):
+        assert "(--nnodes=2:3)" in texts(frame(waiting(WAITS), None, ScreenSize(width, 24)))
 
 
 def test_alarms() -> None:

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from edl.cli.show import SCREEN, hang_lines, health_lines, show_status
 from edl.wire.health import HealthView
+from edl.wire.scale_requests import ScaleView
 from edl.wire.status import JobStatus, NodeView
 
 
@@ -95,3 +96,17 @@ def test_the_address_of_the_dashboard_is_shown() -> None:
     lines = text.getvalue().splitlines()
     at = lines.index("Dashboard: http://10.0.0.1:8080/ (edl token prints a token for it)")
     assert lines[at + 1] == "HTTP: http://10.0.0.1:8080/v1/jobs/big"
+
+
+@pytest.mark.parametrize(
+    ("waiting", "pending"),
+    [("too few nodes", []), ("too few nodes; 1 of 2 pods run", ["Pending: 1 of 2 pods run"]), ("x", ["Pending: x"])],
+)
+def test_what_a_job_waits_for_is_said_once(waiting: str, pending: list[str]) -> None:
+    text = io.StringIO()
+    scale = ScaleView(minimum=2, maximum=2, waiting=waiting)
+    status = dataclasses.replace(job([node(0)]), phase="forming", reason="too few nodes", scale=scale)
+    show_status(Console(file=text, width=120), status)
+    lines = text.getvalue().splitlines()
+    assert [line for line in lines if line.startswith("Pending")] == pending
+    assert sum("too few nodes" in line for line in lines) == 1
