@@ -162,8 +162,9 @@ class EtcdStore:
     """``Store`` on one or more etcd endpoints (``"host:port"``).
 
     ``request_timeout_s`` bounds every call. Connections are made on first use, in the event loop of that call. A write
-    that got no answer raises ``StoreUnavailable`` and is never sent twice; reads, lease calls and watches are retried
-    on another endpoint. With ``user``, etcd's password login is used, and repeated when etcd no longer knows the token.
+    that got no answer raises ``StoreUnavailable`` and is sent again only if it is ``repeatable``; reads, lease calls
+    and watches are retried on another endpoint. With ``user``, etcd's password login is used, and repeated when etcd no
+    longer knows the token.
     """
 
     def __init__(

@@ -191,6 +191,8 @@ class Endpoint:
         one."""
         self.foreign = False
         """Whether its last answer came from another cluster."""
+        self.answered_s = 0.0
+        """Time of its last answer to a call, be it a refusal."""
         self._suspect_until = 0.0
 
     def connected(self) -> bool:
@@ -399,12 +401,15 @@ class Connections:
                 metadata = await self.metadata(endpoint)
                 sent = True
                 answer = await attempt(endpoint, remaining_s / max(tries, 1), metadata)
+                endpoint.answered_s = _now_s()
                 if not self.is_foreign(endpoint, answer):
                     return answer
                 if _now_s() >= deadline_s:
                     raise self.unavailable(f"{endpoint.address}: {FOREIGN}")
             except grpc.aio.AioRpcError as error:
                 failure = verdict(error)
+                if failure is not EtcdFailure.UNKNOWN:
+                    endpoint.answered_s = _now_s()
                 if failure in _DEFINITE and await self._says_nothing_of_ours(endpoint):
                     if _now_s() >= deadline_s:
                         raise self.unavailable(f"{endpoint.address}: {FOREIGN}") from error
@@ -427,14 +432,24 @@ class Connections:
         the same call that comes after the election is answered at once. Raises ``StoreError`` like ``call``."""
         if len(self.addresses) == 1:
             return await self.call(attempt, repeatable=True)
+        asked: list[tuple[Endpoint, float]] = []
+
+        def first(endpoint: Endpoint, timeout_s: float, metadata: Metadata) -> Awaitable[Any]:
+            asked.append((endpoint, _now_s()))
+            return attempt(endpoint, timeout_s, metadata)
+
         calls: list[asyncio.Future[Any]] = []
         pause_s = URGENT_AFTER * self.timeout_s
         try:
             while True:
-                calls.append(asyncio.ensure_future(self.call(attempt, repeatable=True, patient=True)))
+                sent = self.call(attempt if calls else first, repeatable=True, patient=True)
+                calls.append(asyncio.ensure_future(sent))
                 done, _ = await asyncio.wait(calls, timeout=pause_s, return_when=asyncio.FIRST_COMPLETED)
                 if done:  # else: a call ends without an answer only at its time limit, the first one before the others
-                    return next((one for one in done if one.exception() is None), min(done, key=calls.index)).result()
+                    answer = next((one for one in done if one.exception() is None), min(done, key=calls.index)).result()
+                    if not calls[0].done() and asked:
+                        self._judge_silence(*asked[-1])
+                    return answer
                 pause_s = URGENT_PAUSE * self.timeout_s
                 if self._endpoints:
                     self.leave(self._endpoints[self._current], silent=False)
@@ -442,6 +457,12 @@ class Connections:
             for one in calls:
                 one.cancel()
             await asyncio.gather(*calls, return_exceptions=True)
+
+    def _judge_silence(self, endpoint: Endpoint, since_s: float) -> None:
+        """Another call has been answered before the one that this member got at ``since_s``: is it silent? Its streams
+        must not wait for what gRPC's pings take to notice that its host has lost power."""
+        if endpoint.answered_s < since_s <= _now_s() - URGENT_AFTER * self.timeout_s:
+            self.leave(endpoint, silent=True)
 
     async def metadata(self, endpoint: Endpoint) -> Metadata:
         """Metadata for a call: it requires a leader, and carries the login token if there is a user."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
@@ -16,11 +17,19 @@ MEMBERS = ("a", "b", "c")
 Answers = Callable[[str], Awaitable[Any]]
 
 
-def members(*names: str) -> Connections:
-    """Connections to these members, which stand; the test plays the answers. The time limit is for them to keep."""
+def members(*names: str, down: str = "", suspects: list[str] | None = None) -> Connections:
+    """Connections to these members, which stand except for ``down``; the test plays the answers. The time limit is for
+    them to keep. ``suspects``: takes the names of those that are found silent."""
     rpc = Connections(names, 0.01)
+    found = [] if suspects is None else suspects
     endpoints: list[Any] = [
-        SimpleNamespace(address=name, connected=lambda: True, suspected=lambda: False, suspect=lambda: None)
+        SimpleNamespace(
+            address=name,
+            answered_s=0.0,
+            connected=lambda name=name: name != down,
+            suspected=lambda: False,
+            suspect=functools.partial(found.append, name),
+        )
         for name in names
     ]
     rpc._endpoints = endpoints
@@ -75,6 +84,77 @@ def test_the_first_error_ends_it() -> None:
 
     with pytest.raises(StoreError, match="refused"):
         urgently(members(*MEMBERS), answers)
+
+
+def test_an_answer_counts_more_than_an_error_that_comes_with_it() -> None:
+    both = asyncio.Event()
+
+    async def answers(name: str) -> str:
+        if name == "a":
+            await both.wait()
+            raise StoreError("refused")
+        both.set()
+        return name
+
+    assert urgently(members(*MEMBERS), answers) == "b"
+
+
+def test_a_member_that_is_silent_while_another_answers_loses_its_streams() -> None:
+    """Its host may have lost power: the watches must not wait until gRPC notices that."""
+    suspects: list[str] = []
+
+    async def answers(name: str) -> str:
+        if name == "a":
+            await asyncio.Event().wait()
+        return name
+
+    assert urgently(members(*MEMBERS, suspects=suspects), answers) == "b"
+    assert suspects == ["a"]
+
+
+def test_a_member_that_answers_the_repetition_is_not_silent() -> None:
+    suspects: list[str] = []
+    asked: list[str] = []
+
+    async def answers(name: str) -> str:
+        asked.append(name)
+        if len(asked) == 1:  # it was passing this one on to a leader that has died
+            await asyncio.Event().wait()
+        return name
+
+    assert urgently(members("a", "b", down="b", suspects=suspects), answers) == "a"
+    assert asked == ["a", "a"]
+    assert suspects == []
+
+
+def test_who_is_cancelled_asks_nobody_any_more() -> None:
+    suspects: list[str] = []
+    given_up: list[str] = []
+    twice = asyncio.Event()
+
+    async def answers(name: str) -> str:
+        try:
+            if name == "b":
+                twice.set()
+            await asyncio.Event().wait()
+        finally:
+            given_up.append(name)
+        return name
+
+    async def main() -> None:
+        async def attempt(endpoint: Endpoint, timeout_s: float, metadata: Metadata) -> Any:
+            return await answers(endpoint.address)
+
+        urgent = asyncio.ensure_future(members(*MEMBERS, suspects=suspects).hedged(attempt))
+        await asyncio.wait_for(twice.wait(), 60)
+        urgent.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await urgent
+        assert {"a", "b"} <= set(given_up)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(main())
+    assert suspects == []
 
 
 def test_a_lone_member_is_asked_once() -> None:
