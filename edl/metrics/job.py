@@ -58,11 +58,7 @@ def _waits(facts: JobFacts) -> Values:
 
 def _samples_per_s(status: JobStatus) -> float | None:
     times, batch = _step_times(status), status.settings.global_batch
-    return batch / statistics.median(times) if times and batch and _runs(status) else None
-
-
-def _runs(status: JobStatus) -> bool:
-    return status.phase == "running"
+    return batch / statistics.median(times) if times and batch else None
 
 
 def _by_kind(facts: JobFacts) -> Values:
@@ -135,11 +131,7 @@ JOB_METRICS: tuple[Metric[JobFacts], ...] = (
         _status(lambda status: sum(node.draining for node in status.nodes)),
     ),
     Metric("edl_world_nodes", "Nodes of the running world.", _status(lambda status: status.scale.nodes)),
-    Metric(
-        "edl_world_workers",
-        "Workers of the running world.",
-        _status(lambda status: status.world_size if _runs(status) else 0),
-    ),
+    Metric("edl_world_workers", "Workers of the running world.", _status(lambda status: status.world_size)),
     Metric("edl_desired_nodes", "Requested number of nodes; 0: none.", _status(lambda status: status.scale.requested)),
     Metric("edl_minimum_nodes", "Smallest allowed number of nodes.", _status(lambda status: status.scale.minimum)),
     Metric("edl_maximum_nodes", "Largest allowed number of nodes.", _status(lambda status: status.scale.maximum)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from edl.master import guarded as guarded_module
 from edl.master.candidate import Candidate, CandidateCallbacks
 from edl.master.election import MasterInfo
 from edl.master.shell import MasterShell
-from edl.ports import Delete, PrefixSnapshot, Put
+from edl.ports import Condition, Delete, Operation, PrefixSnapshot, Put
 from edl.types import FencingToken, Incarnation, NodeId
 from edl.wire import plain
 from edl.wire.messages import Finish
@@ -159,6 +160,30 @@ class TestElectionWithoutStore:
             (entry,) = bench.store.read_now(KEYS.master).entries
             assert launcher.follows == [("a", FencingToken(entry.create_revision))]
             assert entry.create_revision == entry.mod_revision  # it was not created a second time
+
+        play(scenario)
+
+    def test_one_of_whose_writes_only_the_repetitions_are_answered_is_won(self) -> None:
+        """Their conditions fail, because the first attempts have come through. So it is with the Master's writes."""
+
+        async def scenario(bench: Bench) -> None:
+            async def twice(
+                operations: Sequence[Operation], conditions: Sequence[Condition] = (), *, repeatable: bool = False
+            ) -> int | None:
+                done = bench.store.write_now(operations, conditions)
+                return bench.store.write_now(operations, conditions) if repeatable else done
+
+            bench.store.write = twice  # type: ignore[method-assign]
+            old = bench.crown()
+            launcher = Launcher(bench, "b")
+            launcher.register(bench)
+            await until(lambda: launcher.follows == [("a", old)])
+            launcher.candidate.master_refused(old)
+            await until(lambda: launcher.candidate.shell is not None and launcher.candidate.shell.serving)
+            (entry,) = bench.store.read_now(KEYS.master).entries
+            assert launcher.follows[1:] == [("b", FencingToken(entry.create_revision))]
+            assert bench.record() is not None
+            assert len(launcher.rules) == 1, "it was elected once, and stays"
 
         play(scenario)
 
