@@ -26,8 +26,9 @@ BACKENDS = {
 }
 
 REQUEST_TIMEOUT_S = {Backend.ETCD: 2.0, Backend.EMBEDDED: 0.5}
-"""Default timeouts of a call. A write in progress when etcd's leader dies is never answered, so the timeout adds to the
-recovery from the loss of a host with an embedded member. Embedded members answer in milliseconds."""
+"""Default timeouts of a call. A write in progress when etcd's leader dies is never answered and is sent again after a
+part of the timeout, which so adds to the recovery from the loss of a host with an embedded member. Embedded members
+answer in milliseconds."""
 
 
 def job_and_store(options: Mapping[str, Any], nodes: NodeRange, checkpoint_dir: str) -> tuple[JobId, StoreSettings]:

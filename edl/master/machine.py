@@ -328,12 +328,11 @@ def _lost(turn: MasterTurn, entry: NodeEntry, how: str) -> None:
     turn.tell(entry, Expelled(f"{node}: {how}"))
     turn.dead |= {entry.info.incarnation}
     del turn.nodes[node]
-    if entry.status is NodeStatus.LEAVING:
+    if entry.status is NodeStatus.LEAVING or away.has_left(turn, entry):  # the latter under an earlier Master
         _replan_without_source(turn)
         return
-    if not away.has_left(turn, entry):  # an earlier Master has dismissed it
-        away.remember(turn, node, entry.info.incarnation, since_s=turn.now_s)
-        turn.note(Kind.NODE_LOST, f"node {node} lost: {how}", node)
+    away.remember(turn, node, entry.info.incarnation, since_s=turn.now_s)
+    turn.note(Kind.NODE_LOST, f"node {node} lost: {how}", node)
     if turn.member(entry) is None or node in turn.finished:
         _replan_without_source(turn)
         return

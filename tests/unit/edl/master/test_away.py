@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from edl.config import NodeRange
 from edl.job_records import HealthMode, HealthRules
 from edl.master import events as ev
 from edl.master.away import KEPT
-from edl.master.state import Phase
+from edl.master.state import Away, Phase
 from edl.types import NodeId, Round
 from edl.wire.messages import Dismissed, Leaving, Ready
 from edl.wire.scale_requests import Suspend
@@ -138,6 +140,19 @@ def test_a_node_that_was_dismissed_by_an_earlier_master_is_not_lost(
     assert NodeId("c") not in rule.state.nodes
     assert [one for one in rule.effects if isinstance(one, ev.HistoryNote)] == []
     assert not rule.state.record.health.suspects, "nor is it suspected"
+
+
+def test_nor_is_a_failure_excused_because_it_exits() -> None:
+    """It was dismissed for want of nodes, while the next world was forming after a failure that was charged."""
+    before = training("abc")
+    before.fail("a")
+    record = dataclasses.replace(before.state.record, away=(Away(NodeId("c"), info("c").incarnation),))
+    assert (record.phase, record.charged, record.restarts) == (Phase.FORMING, True, 1)
+    rule = Rule(NodeRange(1, 3), record=record, present="abc")
+    rule.feed(ev.NodeExpired(NodeId("c"), info("c").incarnation))
+    assert NodeId("c") not in rule.state.nodes
+    assert (rule.state.record.charged, rule.state.record.restarts) == (True, 1)
+    assert "lost" not in rule.state.record.reason
 
 
 def test_the_members_of_a_world_are_not_away() -> None:
