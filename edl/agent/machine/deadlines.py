@@ -111,6 +111,9 @@ def _isolation(turn: AgentTurn) -> Deadline:
 
     def act() -> None:
         turn.log(f"no contact with the store or the Master for {limit_s:g} s: stopping the workers")
+        if turn.state.draining is not None:
+            turn.leave(turn.state.draining, SIGTERM)
+            return
         rounds.break_off(turn)
 
     isolated = not turn.state.connected and turn.state.unbroken

@@ -66,7 +66,8 @@ def leave(turn: AgentTurn, outcome: Outcome, why: str, deadline_s: float, number
         where = "at the next step boundary, " if state.in_world else ""
         turn.log(f"{why}: leaving the job {where}within {by_s - turn.now_s:g} s")
         turn.set(draining=outcome, drain_by_s=by_s)
-        turn.say(Leaving(why, drain_s))
+        if state.connected:  # else the next Master hears it first
+            turn.say(Leaving(why, drain_s))
         return
     grace = f"; the workers have {state.timeouts.shutdown_s:g} s" if state.alive else ""
     turn.log(f"{why}: leaving the job{grace}")
@@ -79,8 +80,10 @@ def leave(turn: AgentTurn, outcome: Outcome, why: str, deadline_s: float, number
 def _drain_s(turn: AgentTurn, limit_s: float, number: int) -> float:
     """Seconds to wait for the others or for the Master's answer; 0: do not wait."""
     state = turn.state
-    if not state.connected or not state.registered or limit_s <= 0:
+    if not state.registered or limit_s <= 0:
         return 0.0
+    if not state.connected:  # the Master may have just gone, and its successor lets the others go on without this node
+        return limit_s * DRAIN_SHARE if state.underway and number != SIGINT else 0.0
     parting = state.phase is AgentPhase.STOPPING and state.leave is Leave.AT_BOUNDARY
     if state.underway or parting:
         return limit_s * DRAIN_SHARE

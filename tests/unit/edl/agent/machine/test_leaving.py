@@ -138,6 +138,18 @@ class TestSignals:
         node = settled(idle()).feed(ev.Disconnected(), ev.Interrupted(SIGTERM, again=False))
         assert outcome(node).exit_code == ExitCode.TERMINATED
 
+    def test_a_node_that_trains_waits_for_the_next_master_to_let_it_go(self) -> None:
+        """As two nodes that are drained one after the other, the Master's first."""
+        node = settled(training()).feed(ev.Disconnected(), ev.Interrupted(SIGTERM, again=False))
+        assert (phase(node), node.said(), node.did(ev.SignalWorkers)) == (AgentPhase.RUNNING, [], [])
+        node.feed(ev.Connected())
+        assert Leaving("left the job on SIGTERM", 5.0) in node.said()
+
+    def test_but_not_longer_than_a_node_without_a_master_may_train(self) -> None:
+        node = settled(training()).feed(ev.Disconnected(), ev.Interrupted(SIGTERM, again=False)).wait(3.0)
+        assert node.did(ev.SignalWorkers) == [ev.SignalWorkers(SIGTERM, (0, 1))]
+        assert outcome(node.feed(ended(0, -SIGTERM), ended(1, -SIGTERM))).exit_code == ExitCode.TERMINATED
+
     def test_plain_workers_end_at_once_and_the_master_says_how_the_launcher_does(self) -> None:
         node = settled(running()).feed(ev.Interrupted(SIGTERM, again=False))
         assert node.said() == [Leaving("SIGTERM")]
