@@ -22,6 +22,7 @@ from edl.wire.messages import Depart
 from edl.wire.purpose import Purpose
 from edl.wire.records import NO_STATE, Version
 from edl.wire.scale_requests import Cordon, Drain, DrainMode, Resize, ScaleRequest, SetBounds, Suspend, Verdict
+from edl.wire.status import SUSPENDED
 
 FINISHING = "the workers finish"
 """Why nothing is changed any more: those that have finished would repeat their work."""
@@ -319,7 +320,7 @@ def observe(turn: MasterTurn) -> None:
         turn.resizing = False
         turn.cooling_until_s = turn.now_s + turn.spec.cooldown_s
     world = turn.record.world
-    what = "the job is suspended"
+    what = SUSPENDED
     if not sizing.suspended and world is not None:
         what = f"{count(len(world.members))} in round {world.round}"
     more = f" ({found.waiting})" if found.waiting else ""

@@ -37,20 +37,12 @@ class PeerProgress:
 
 def lacking(number: int, members: Collection[NodeId], peers: Mapping[NodeId, PeerProgress]) -> list[NodeId]:
     """Other members of round ``number`` whose files are not all here, or not known to be."""
-    found = []
-    for node in sorted(members):
-        peer = peers.get(node, PeerProgress())
-        if peer.settled < number or peer.entered < peer.head:
-            found.append(node)
-    return found
+    known = {node: peers.get(node, PeerProgress()) for node in sorted(members)}
+    return [node for node, peer in known.items() if peer.settled < number or peer.entered < peer.head]
 
 
 def behind(number: int, members: Collection[NodeId], peers: Mapping[NodeId, PeerProgress]) -> list[NodeId]:
     """Other members that do not have the files of all members yet, or have set some aside that are still here, as far
     as is known."""
-    found = []
-    for node in sorted(members):
-        peer = peers.get(node, PeerProgress())
-        if peer.alike < number or peer.entered < peer.alike_head:
-            found.append(node)
-    return found
+    known = {node: peers.get(node, PeerProgress()) for node in sorted(members)}
+    return [node for node, peer in known.items() if peer.alike < number or peer.entered < peer.alike_head]

@@ -112,7 +112,7 @@ class FileIndex:
     def adopt(self) -> None:
         """The workers start: what is here are the job's files, and win over what newcomers bring. All members hold the
         same records, so they all get the same versions again."""
-        for _, record in list(self._records.values()):
+        for record in self.records():
             version = record.version
             if version.counter == 0:
                 self._enter(dataclasses.replace(record, version=dataclasses.replace(version, counter=1)))
@@ -139,7 +139,7 @@ class FileIndex:
 
     def older_in(self, aside: FileRecord) -> list[FileRecord]:
         """What is in a folder, in versions before the one that sets it aside."""
-        inside = [record for path, (_, record) in self._records.items() if path.startswith(aside.path)]
+        inside = (record for record in self.records() if record.path.startswith(aside.path))
         return [record for record in inside if record.version < aside.version]
 
     def records(self) -> list[FileRecord]:
@@ -148,7 +148,7 @@ class FileIndex:
 
     def total(self) -> tuple[int, int]:
         """Number of files, and their size in bytes."""
-        sizes = [record.size for _, record in self._records.values() if not record.removed]
+        sizes = [record.size for record in self.records() if not record.removed]
         return len(sizes), sum(sizes)
 
     def _next(self) -> FileVersion:

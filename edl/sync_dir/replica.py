@@ -114,7 +114,7 @@ class NodeReplica:
         ``OSError``. See ``edl.sync_dir.cut.incomplete``."""
         with self._disk, self._index_lock:
             for folder in incomplete(self._index.records(), lost, ahead_ns):
-                self._move_aside(folder, [path for path in self._known if path.startswith(f"{folder}/")])
+                self._move_aside(folder, self._inside(folder))
                 self._index.set_aside(folder)
 
     # --- for other nodes ---------------------------------------------------------------------------------------------
@@ -212,10 +212,12 @@ class NodeReplica:
                 self._index.learn(one)  # also of an older version, the counter counts
             return ""
 
+    def _inside(self, folder: str) -> list[str]:
+        return [path for path in self._known if path.startswith(f"{folder}/")]
+
     def _move_aside(self, folder: str, paths: Sequence[str]) -> None:
         """Rename a folder; if it holds other files besides these ones, only these."""
-        inside = [path for path in self._known if path.startswith(f"{folder}/")]
-        whole = len(paths) == len(inside)
+        whole = len(paths) == len(self._inside(folder))
         for name, moved in [(folder, paths)] if paths and whole else [(path, [path]) for path in paths]:
             self._tree.move_aside(name, INCOMPLETE)
             for path in moved:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from edl.wire.status import HistoryEntry, JobStatus, Kind
+from edl.wire.status import SUSPENDED, HistoryEntry, JobStatus, Kind
 
 TYPES = ("Available", "Progressing", "Suspended", "Degraded", "Stopping", "Ended")
 
@@ -136,8 +136,7 @@ def _by_kind(table: Mapping[Kind, bool], rests: bool | None = None) -> Transitio
     by_value = {kind.value: after for kind, after in table.items()}
 
     def transition(entry: HistoryEntry) -> bool | None:
-        # The entry is recognised by the text of edl.master.resizing.
-        resting = entry.kind == Kind.SCALE.value and entry.text.startswith("the job is suspended")
+        resting = entry.kind == Kind.SCALE.value and entry.text.startswith(SUSPENDED)
         return rests if resting else by_value.get(entry.kind)
 
     return transition

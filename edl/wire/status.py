@@ -38,6 +38,10 @@ class Kind(enum.Enum):
     JOB_ENDED = "job-ended"
 
 
+SUSPENDED = "the job is suspended"
+"""What an entry of kind ``scale`` begins with once no world is to run. The dashboard (``changes.js``) knows it, too."""
+
+
 @dataclass(frozen=True, slots=True)
 class HistoryEntry:
     """One line of a job's history."""
