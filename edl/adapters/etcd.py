@@ -118,7 +118,7 @@ class _WatchStream:
         # Thanks to progress reports, an idle watch that reconnects continues from a revision that is not compacted yet.
         create = rpc_pb2.WatchCreateRequest(key=key, range_end=end, start_revision=max(seen, 1), progress_notify=True)
         await self._call.write(rpc_pb2.WatchRequest(create_request=create))
-        created = await self.next(self._connections.timeout_s)
+        created = await self.next(self._connections.limit_s)
         if created is None:
             self._connections.leave(self.endpoint, silent=True)
             return False
@@ -250,7 +250,7 @@ class EtcdStore:
             finally:
                 call.cancel()
 
-        answer = await self._connections.call(attempt, repeatable=True)
+        answer = await self._connections.hedged(attempt)
         return float(answer.TTL)
 
     async def revoke_lease(self, lease: int) -> None:

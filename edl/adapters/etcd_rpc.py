@@ -19,6 +19,7 @@ import grpc
 import grpc.aio
 from pyetcd.etcdrpc import kv_pb2, rpc_pb2, rpc_pb2_grpc
 
+from edl.adapters.answer_time import AnswerTime
 from edl.adapters.clock import SystemClock
 from edl.adapters.identity import Identity
 from edl.errors import LeaseLost, StoreError, StoreFull, StoreRefused, StoreUnavailable
@@ -261,7 +262,8 @@ class Connections:
     ) -> None:
         """``one_cluster``: accept answers only from the cluster that answered first, or that of ``expect``."""
         self.addresses = tuple(addresses)
-        self.timeout_s = timeout_s
+        self._timeout_s = timeout_s
+        self._time = AnswerTime(timeout_s, len(self.addresses))
         self.closed = asyncio.Event()
         self._tls = tls
         self._user = user
@@ -281,6 +283,11 @@ class Connections:
         self._current = 0
         self._stood = False
         """Whether a connection has ever been up, which proves that the certificates were right."""
+
+    @property
+    def limit_s(self) -> float:
+        """Seconds that a call may take now: as configured, and more while the store is slow."""
+        return self._time.limit_s(_now_s())
 
     @property
     def names(self) -> str:
@@ -378,7 +385,7 @@ class Connections:
             return False
         try:
             request = rpc_pb2.RangeRequest(key=b"\0", serializable=True)
-            answer = await endpoint.kv.Range(request, timeout=self.timeout_s, metadata=NEEDS_LEADER)
+            answer = await endpoint.kv.Range(request, timeout=self.limit_s, metadata=NEEDS_LEADER)
         except grpc.aio.AioRpcError:
             return False
         return self.is_foreign(endpoint, answer)
@@ -390,18 +397,22 @@ class Connections:
         Otherwise it is only sent again when it certainly had no effect. ``patient``: an endpoint may use all the time,
         instead of its share. Raises ``StoreError``.
         """
-        deadline_s = _now_s() + self.timeout_s
+        began_s = _now_s()
+        deadline_s = began_s + self.limit_s
         tries = len(self.addresses) if repeatable and not patient else 1
         logins = 0
         while True:
-            endpoint = await self.pick(deadline_s)
+            # More time is for answers only: a connection that does not stand is reported after the configured time.
+            endpoint = await self.pick(min(deadline_s, began_s + self._timeout_s))
             remaining_s = max(deadline_s - _now_s(), LONGEST_PAUSE_S)
             sent = False
             try:
                 metadata = await self.metadata(endpoint)
-                sent = True
+                sent, sent_s = True, _now_s()
+                self._time.asked(sent_s)
                 answer = await attempt(endpoint, remaining_s / max(tries, 1), metadata)
                 endpoint.answered_s = _now_s()
+                self._time.answered(endpoint.answered_s - sent_s)
                 if not self.is_foreign(endpoint, answer):
                     return answer
                 if _now_s() >= deadline_s:
@@ -410,6 +421,7 @@ class Connections:
                 failure = verdict(error)
                 if failure is not EtcdFailure.UNKNOWN:
                     endpoint.answered_s = _now_s()
+                    self._time.refused()
                 if failure in _DEFINITE and await self._says_nothing_of_ours(endpoint):
                     if _now_s() >= deadline_s:
                         raise self.unavailable(f"{endpoint.address}: {FOREIGN}") from error
@@ -439,7 +451,8 @@ class Connections:
             return attempt(endpoint, timeout_s, metadata)
 
         calls: list[asyncio.Future[Any]] = []
-        pause_s = URGENT_AFTER * self.timeout_s
+        limit_s = self.limit_s
+        pause_s = URGENT_AFTER * limit_s
         try:
             while True:
                 sent = self.call(attempt if calls else first, repeatable=True, patient=True)
@@ -448,9 +461,9 @@ class Connections:
                 if done:  # else: a call ends without an answer only at its time limit, the first one before the others
                     answer = next((one for one in done if one.exception() is None), min(done, key=calls.index)).result()
                     if not calls[0].done() and asked:
-                        self._judge_silence(*asked[-1])
+                        self._judge_silence(*asked[-1], URGENT_AFTER * limit_s)
                     return answer
-                pause_s = URGENT_PAUSE * self.timeout_s
+                pause_s = URGENT_PAUSE * limit_s
                 if self._endpoints:
                     self.leave(self._endpoints[self._current], silent=False)
         finally:
@@ -458,10 +471,11 @@ class Connections:
                 one.cancel()
             await asyncio.gather(*calls, return_exceptions=True)
 
-    def _judge_silence(self, endpoint: Endpoint, since_s: float) -> None:
-        """Another call has been answered before the one that this member got at ``since_s``: is it silent? Its streams
-        must not wait for what gRPC's pings take to notice that its host has lost power."""
-        if endpoint.answered_s < since_s <= _now_s() - URGENT_AFTER * self.timeout_s:
+    def _judge_silence(self, endpoint: Endpoint, since_s: float, late_s: float) -> None:
+        """Another call has been answered before the one that this member got at ``since_s``: is it silent, after at
+        least ``late_s``? Its streams must not wait for what gRPC's pings take to notice that its host has lost power.
+        """
+        if endpoint.answered_s < since_s <= _now_s() - late_s:
             self.leave(endpoint, silent=True)
 
     async def metadata(self, endpoint: Endpoint) -> Metadata:
@@ -477,7 +491,7 @@ class Connections:
     async def _log_in(self, endpoint: Endpoint, user: str) -> str:
         request = rpc_pb2.AuthenticateRequest(name=user, password=self._password or "")
         try:
-            answer = await endpoint.auth.Authenticate(request, timeout=self.timeout_s, metadata=NEEDS_LEADER)
+            answer = await endpoint.auth.Authenticate(request, timeout=self.limit_s, metadata=NEEDS_LEADER)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
                 return ""  # authentication is disabled in etcd: no token is needed
@@ -512,7 +526,7 @@ class Connections:
         """The error for "no answer", with gRPC's details."""
         if "no leader" in detail:  # this member runs, but has lost the others
             advice = "More than half of its members must run: start the missing ones"
-        return StoreUnavailable(f"no answer from etcd at {self.names} within {self.timeout_s:g} s ({detail}). {advice}")
+        return StoreUnavailable(f"no answer from etcd at {self.names} within {self.limit_s:.2g} s ({detail}). {advice}")
 
     async def _unreachable(self) -> StoreError:
         """The error that says why no connection is up. gRPC reports the reason only for a call, so a harmless one is
@@ -540,4 +554,4 @@ class Connections:
         opened = [*self._endpoints, *self._replaced]
         for endpoint in opened:
             endpoint.end_streams()
-        await asyncio.gather(*(endpoint.channel.close(grace=self.timeout_s) for endpoint in opened))
+        await asyncio.gather(*(endpoint.channel.close(grace=self._timeout_s) for endpoint in opened))

@@ -26,12 +26,20 @@ class Entitlement:
 
     def __init__(self, lease_ttl_s: float, now_s: float) -> None:
         self._lease_ttl_s = lease_ttl_s
-        self.interval_s = lease_ttl_s * LOOK_SHARE
-        """Intended seconds between two checks."""
         self._leased_s = -math.inf
         self._lost = False
         self.until_s = now_s + lease_ttl_s * LIFE_SHARE
         """The deadline that the fork server was last given."""
+
+    @property
+    def interval_s(self) -> float:
+        """Intended seconds between two checks."""
+        return self._lease_ttl_s * LOOK_SHARE
+
+    def granted(self, asked_s: float, lease_ttl_s: float) -> None:
+        """Note that the store has granted a new lease of ``lease_ttl_s`` seconds, asked for at ``asked_s``."""
+        self._lease_ttl_s = lease_ttl_s
+        self.leased(asked_s)
 
     def leased(self, asked_s: float) -> None:
         """Note that the store renewed the lease. The request was sent at ``asked_s``, so the lease lasts at least from

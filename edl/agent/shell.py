@@ -94,7 +94,7 @@ class AgentShell:
             if deps.switches is not None
             else None
         )
-        self._entitlement = Entitlement(state.timeouts.lease_ttl_s, deps.clock.now_s())
+        self._entitlement = Entitlement(state.info.lease_within(state.timeouts.lease_ttl_s), deps.clock.now_s())
         self._outcome: Outcome | None = None
         self._hurry: asyncio.Event | None = None
         """Exists while the agent waits; set when a second interrupt demands that it stop waiting."""
@@ -563,7 +563,7 @@ class AgentShell:
             asked_s = self._deps.clock.now_s()
             try:
                 info = await self._deps.register()
-                self._entitlement.leased(asked_s)
+                self._entitlement.granted(asked_s, info.lease_within(self._state.timeouts.lease_ttl_s))
                 self._entitle()
                 self.post(ev.Registered(info))
                 return

@@ -52,10 +52,11 @@ def etcd_store(wanted: StoreSettings, endpoints: Sequence[str]) -> EtcdStore:
     )
 
 
-def etcd_leases(wanted: StoreSettings, endpoints: Sequence[str]) -> EtcdLeases:
+def etcd_leases(wanted: StoreSettings, endpoints: Sequence[str], lease_ttl_s: float) -> EtcdLeases:
     """A blocking client of the store for leases only, used by the thread that renews the lease while the event loop is
-    busy."""
-    return EtcdLeases(endpoints, wanted.request_timeout_s, _tls(wanted), wanted.user or None, wanted.password or None)
+    busy. Then the store is often busy as well, and nothing but the lease waits for the answer."""
+    limit_s = max(wanted.request_timeout_s, lease_ttl_s / 2)
+    return EtcdLeases(endpoints, limit_s, _tls(wanted), wanted.user or None, wanted.password or None)
 
 
 def _tls(wanted: StoreSettings) -> EtcdTls | Identity | None:

@@ -340,7 +340,6 @@ def _put_together(
         make_agent=lambda candidate, register: _agent(settings, deps, candidate, processes, warming, register, log),
         make_deps=lambda candidate, agent: LauncherDeps(
             job=spec.job,
-            lease_ttl_s=spec.timeouts.lease_ttl_s,
             clock=clock,
             store=store,
             member=deps.opened.member,
@@ -359,7 +358,7 @@ def _put_together(
             worker_status=settings.report.worker_status,
             guard=lambda renewed: LeaseGuard(
                 spec.timeouts.lease_ttl_s,
-                etcd_leases(settings.store, deps.opened.endpoints),
+                etcd_leases(settings.store, deps.opened.endpoints, spec.timeouts.lease_ttl_s),
                 processes.entitle_aside,
                 renewed,
                 log,

@@ -24,6 +24,7 @@ from edl.exit_codes import ExitCode
 from edl.launch.addresses import address_towards, etcd_store
 from edl.launch.console import console
 from edl.launch.helper_process import HelperProcess
+from edl.launch.lease_length import LeaseLength
 from edl.launch.leave_signals import SIGNALS
 from edl.launch.settings import HelperSettings
 from edl.ports import Delete, Operation, Put, Store
@@ -106,6 +107,9 @@ class Helpers:
         """Set when the keys have to be updated."""
         self._lease = 0
         """The lease of the keys; 0: none."""
+        self._lease_s = deps.lease_ttl_s
+        """Duration of the lease."""
+        self._length = LeaseLength(deps.lease_ttl_s)
         self._renewed_s = self._clock.now_s()
         """When the last successful renewal was sent."""
         self._store_down = False
@@ -221,12 +225,13 @@ class Helpers:
             self._changed.clear()
             try:
                 await self._renew_and_sync()
-                pause_s = self._deps.lease_ttl_s / 3
+                pause_s = self._lease_s / 3
                 if self._store_down:
                     self._store_down = False
                     self._deps.log("the store answers again")
             except LeaseLost:
                 self._lease, pause_s = 0, 0.0
+                self._length.lost(self._clock.now_s())
                 self._lease_ended()
             except StoreError as error:  # also one that refuses by now: decision 0035
                 pause_s = RETRY_S
@@ -254,9 +259,9 @@ class Helpers:
     def _fence_if_isolated(self) -> None:
         """Fence the processes if neither the store nor a Master has been reachable for the lease time: others may have
         taken over."""
-        late = self._clock.now_s() - self._renewed_s >= self._deps.lease_ttl_s
+        late = self._clock.now_s() - self._renewed_s >= self._lease_s
         if late and self._running and all(process.masterless for process in self._running.values()):
-            self._fence(f"neither the store nor a Master could be reached for {self._deps.lease_ttl_s:g} s")
+            self._fence(f"neither the store nor a Master could be reached for {self._lease_s:g} s")
 
     def _fence(self, why: str) -> None:
         """Kill the processes of a fenced kind; ``run`` replaces them under new names."""
@@ -274,7 +279,8 @@ class Helpers:
         if self._lease:
             await deps.store.renew_lease(self._lease)
         else:
-            self._lease = await deps.store.grant_lease(deps.lease_ttl_s)
+            lease_s = self._length.next_s(sent_s)
+            self._lease, self._lease_s = await deps.store.grant_lease(lease_s), lease_s
         self._renewed_s = sent_s
         here = deps.keys.helper(self._kind.service, f"{folder}/{deps.node}-")
         snapshot = await deps.store.read(deps.keys.helper(self._kind.service, f"{folder}/"))

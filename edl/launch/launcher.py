@@ -102,9 +102,9 @@ class ReportFiles(Protocol):
 class LeaseRenewer(Protocol):
     """Renews the lease while the event loop is busy; implemented by ``LeaseGuard``."""
 
-    def holds(self, lease: int, asked_s: float) -> None:
-        """Called when the lease was granted or renewed by a request sent at ``asked_s``. ``lease`` 0: the launcher has
-        none."""
+    def holds(self, lease: int, asked_s: float, lease_s: float) -> None:
+        """Called when the lease of ``lease_s`` seconds was granted or renewed by a request sent at ``asked_s``.
+        ``lease`` 0: the launcher has none."""
         ...
 
     def end(self) -> None:
@@ -117,7 +117,6 @@ class LauncherDeps:
     """The parts of a launcher, built by ``edl.launch.compose``."""
 
     job: JobId
-    lease_ttl_s: float
     clock: Clock
     store: Store
     member: EtcdMember | None
@@ -240,10 +239,10 @@ class Launcher:
         deps = self._deps
         while True:
             self._renewed_s = deps.clock.now_s()
-            self._guard.holds(deps.registration.lease, self._renewed_s)
+            self._guard.holds(deps.registration.lease, self._renewed_s, deps.registration.lease_s)
             await deps.registration.keep(self._renewed, self._missed)
             deps.registration.lease = Incarnation(0)
-            self._guard.holds(0, 0.0)
+            self._guard.holds(0, 0.0, deps.registration.lease_s)
             deps.candidate.unregistered()
             self._renewing.clear()
             deps.agent.post(LeaseGone())
@@ -273,14 +272,14 @@ class Launcher:
             self._store_down = False
             self._deps.log("the store answers again")
         self._renewed_s = self._deps.clock.now_s()
-        self._guard.holds(self._deps.registration.lease, asked_s)
+        self._guard.holds(self._deps.registration.lease, asked_s, self._deps.registration.lease_s)
         self._deps.agent.leased(asked_s)
 
     def _missed(self) -> None:
         if not self._store_down:
             self._store_down = True
             self._deps.log("the store does not answer: workers that train go on, changes of the world wait")
-        if self._deps.clock.now_s() - self._renewed_s >= self._deps.lease_ttl_s:
+        if self._deps.clock.now_s() - self._renewed_s >= self._deps.registration.lease_s:
             self._deps.candidate.out_of_touch()
 
     def _interrupt(self, number: int) -> None:

@@ -73,7 +73,6 @@ class LeaseGuard:
         renewed: Callable[[float], None],
         log: Callable[[str], None],
     ) -> None:
-        self._ttl_s = ttl_s
         self._leases = leases
         self._entitle = entitle
         self._renewed = renewed
@@ -82,14 +81,15 @@ class LeaseGuard:
         self._loop = asyncio.get_running_loop()
         self._over = threading.Event()
         self._lease = 0
+        self._ttl_s = ttl_s
         self._renewed_s = 0.0
         self._asked_s: float | None = None
         threading.Thread(target=self._run, name="edl-lease", daemon=True).start()
 
-    def holds(self, lease: int, asked_s: float) -> None:
-        """Called on the event loop when it has obtained or renewed this lease by a request sent at ``asked_s``.
-        ``lease`` 0: the launcher has none."""
-        self._lease, self._renewed_s = lease, asked_s
+    def holds(self, lease: int, asked_s: float, lease_s: float) -> None:
+        """Called on the event loop when it has obtained or renewed this lease, of ``lease_s`` seconds, by a request
+        sent at ``asked_s``. ``lease`` 0: the launcher has none."""
+        self._lease, self._renewed_s, self._ttl_s = lease, asked_s, lease_s
 
     def end(self) -> None:
         """Let the renewing thread end. Does not wait for it."""

@@ -55,7 +55,7 @@ class NodeObserver:
             exits=dict(self._wired.agent.exits),
             store_answers=launcher.store_answers,
             lease_age_s=launcher.lease_age_s,
-            lease_ttl_s=self._lease_ttl_s,
+            lease_ttl_s=agent.info.lease_within(self._lease_ttl_s),
             held=max((one.version for one in holdings), default=NO_STATE),
             stored=self._checkpoints.stored[0],
             parts=len(holdings),

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from edl.config import JobSpec
 from edl.errors import ForeignJob, JobConflict, LeaseLost, ProtocolError, StoreError, StoreUnavailable
 from edl.exit_codes import ExitCode
+from edl.launch.lease_length import WINDOW_S, LeaseLength
 from edl.launch.options.agreement import differences
 from edl.master.stored import left_by_masters
 from edl.ports import Condition, CreatedAt, Delete, KeyValue, ModifiedAt, Operation, Put, Store
@@ -44,7 +45,17 @@ class JobEnded(JobConflict):
 
 
 class _Silent(Exception):
-    """Another launcher holds the name or rank that this one needs, and neither refuses connections nor answers."""
+    """Another launcher holds the name or rank that this one needs, and neither refuses connections nor answers.
+    ``lease_s``: the duration of its lease."""
+
+    def __init__(self, text: str, lease_s: float) -> None:
+        self.lease_s = lease_s
+        super().__init__(text)
+
+
+def _ends_within_s(lease_s: float) -> float:
+    """Seconds after which a lease that still exists must have been renewed, so that its launcher is alive."""
+    return LEASES * lease_s + SLACK_S
 
 
 class Registration:
@@ -88,6 +99,9 @@ class Registration:
         as the token."""
         self.lease = Incarnation(0)
         """The lease of the node's key; 0: not registered."""
+        self.lease_s = spec.timeouts.lease_ttl_s
+        """Duration of the lease."""
+        self._length = LeaseLength(spec.timeouts.lease_ttl_s)
 
     async def agree(self) -> None:
         """Agree with the other launchers on the job's specification and token, or found the job.
@@ -188,10 +202,9 @@ class Registration:
             return None
         return ForeignJob(refusal(self._spec.job, self._origin.edl, founder))
 
-    @property
-    def _leases_end_s(self) -> float:
-        """Seconds after which a lease that still exists must have been renewed, so that its launcher is alive."""
-        return LEASES * self._spec.timeouts.lease_ttl_s + SLACK_S
+    def _lease_of(self, other: NodeInfo) -> float:
+        """Duration of another launcher's lease in seconds."""
+        return other.lease_within(self._spec.timeouts.lease_ttl_s)
 
     async def _until_gone(self, conflict: JobConflict) -> dict[str, KeyValue]:
         """Wait until no launcher of the job holds a lease; returns the job's keys. Raises ``conflict`` if a launcher is
@@ -200,7 +213,7 @@ class Registration:
         Leases may outlive their launchers: a restarted store extends each by its full time. So the leases of launchers
         that are certainly dead are revoked, and those of silent launchers get time to expire.
         """
-        checks = 0
+        checks, lease_s = 0, self._spec.timeouts.lease_ttl_s
         while self._in_use(entries := await self._entries()):
             for key, entry in entries.items():
                 if key.startswith(self._keys.nodes):
@@ -208,11 +221,12 @@ class Registration:
                         other = plain.loads(NodeInfo, entry.value)
                     except ProtocolError:
                         continue  # of a very different version: only its lease tells whether it is alive
+                    lease_s = max(lease_s, self._lease_of(other))
                     if await self._refuses(other.host, other.port):
                         await self._store.revoke_lease(other.incarnation)
                     elif await self._answers(other.host, other.port):
                         raise conflict
-            if checks * SILENT_PAUSE_S > self._leases_end_s:
+            if checks * SILENT_PAUSE_S > _ends_within_s(lease_s):
                 raise conflict
             if checks == 2:
                 self._log(f"job {self._spec.job} has launchers that do not answer: waiting for their leases to expire")
@@ -288,10 +302,12 @@ class Registration:
         """
         waits = 0
         while True:
-            lease = Incarnation(await self._store.grant_lease(self._spec.timeouts.lease_ttl_s))
+            lease_s = self._length.next_s(asyncio.get_running_loop().time())
+            lease = Incarnation(await self._store.grant_lease(lease_s))
             try:
-                named = await self._take_name(dataclasses.replace(info, incarnation=lease))
+                named = await self._take_name(dataclasses.replace(info, incarnation=lease, lease_s=lease_s))
             except LeaseLost:
+                self._lost_lease()
                 await asyncio.sleep(RETRY_S)  # this launcher was frozen, or the store down, for longer than the lease
             except (JobConflict, _Silent) as error:
                 with contextlib.suppress(StoreError):
@@ -301,8 +317,20 @@ class Registration:
                 waits += 1
                 await self._wait_for(error, waits)
             else:
-                self.lease = lease
+                self._say_longer(lease_s)
+                self.lease, self.lease_s = lease, lease_s
                 return named
+
+    def _lost_lease(self) -> None:
+        self._length.lost(asyncio.get_running_loop().time())
+
+    def _say_longer(self, lease_s: float) -> None:
+        if lease_s > self.lease_s:
+            losses = self._length.losses(asyncio.get_running_loop().time())
+            self._log(
+                f"this launcher has lost its lease {losses} times within {WINDOW_S / 60:g} min although it lives: the "
+                f"new one lasts {lease_s:g} s instead of {self.lease_s:g} s"
+            )
 
     async def _take_name(self, named: NodeInfo) -> NodeInfo:
         """Create the node's key under the lease of ``named``. Raises ``JobConflict`` or ``_Silent`` if the name or the
@@ -320,7 +348,7 @@ class Registration:
     async def _wait_for(self, silent: _Silent, waits: int) -> None:
         """Wait ``SILENT_PAUSE_S`` for the lease of a silent launcher to expire. Raises ``JobConflict`` after so many
         waits that the launcher must have renewed it: then it is alive, even if this host cannot reach it."""
-        limit_s = self._leases_end_s
+        limit_s = _ends_within_s(silent.lease_s)
         if waits * SILENT_PAUSE_S > limit_s:
             raise JobConflict(
                 f"{silent}. It has not answered for {limit_s:g} s, but it is alive, because it renews its lease"
@@ -340,7 +368,7 @@ class Registration:
             if taken and not await self._refuses(other.host, other.port):
                 where = f"in job {self._spec.job} by node {other.node} ({other.host})"
                 if not await self._answers(other.host, other.port):
-                    raise _Silent(f"--node-rank={info.node_rank} is taken {where}")
+                    raise _Silent(f"--node-rank={info.node_rank} is taken {where}", self._lease_of(other))
                 raise JobConflict(
                     f"--node-rank={info.node_rank} is taken {where}. Give each node its own rank, or omit --node-rank"
                 )
@@ -361,22 +389,23 @@ class Registration:
                     f"{other.host}:{other.port}. Use another --node-id"
                 )
             else:
-                place = f"{other.host}:{other.port}"
-                raise _Silent(f"node id {other.node} is in use in job {self._spec.job} by the launcher at {place}")
+                where = f"in job {self._spec.job} by the launcher at {other.host}:{other.port}"
+                raise _Silent(f"node id {other.node} is in use {where}", self._lease_of(other))
 
     async def keep(self, renewed: Callable[[float], None], missed: Callable[[], None]) -> None:
-        """Renew the lease three times per lease time; returns when it is lost.
+        """Renew the lease three times per lease time; returns when it is lost, after which the next one may be longer.
 
         ``renewed`` is called after each success with the time of the request on the event loop's clock, ``missed``
         after each failure.
         """
-        pause_s, loop, said = self._spec.timeouts.lease_ttl_s / 3, asyncio.get_running_loop(), ""
+        loop, said = asyncio.get_running_loop(), ""
         while True:
             lease, sent_s = self.lease, loop.time()
             try:
                 await self._store.renew_lease(lease)
             except LeaseLost:
                 if lease == self.lease:
+                    self._lost_lease()
                     return
                 continue  # the node has registered again meanwhile
             except StoreError as error:  # also if the store refuses the call: that is no reason to stop the workers
@@ -388,7 +417,7 @@ class Registration:
                 continue
             said = ""
             renewed(sent_s)
-            await asyncio.sleep(pause_s)
+            await asyncio.sleep(self.lease_s / 3)
 
     async def leave(self) -> None:
         """Unregister: revoke the lease, which deletes the node's keys, and the record that a launcher of this node id

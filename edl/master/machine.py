@@ -319,7 +319,8 @@ def _expired(turn: MasterTurn, event: NodeExpired) -> None:
     leaving = entry.status is NodeStatus.LEAVING or away.has_left(turn, entry)
     if not leaving:
         checking.suspect(turn, entry.info, "it went silent")
-    _lost(turn, entry, "left" if leaving else f"silent for {turn.spec.timeouts.lease_ttl_s:g} s (lease ended)")
+    lease_s = entry.info.lease_within(turn.spec.timeouts.lease_ttl_s)
+    _lost(turn, entry, "left" if leaving else f"silent for {lease_s:g} s (lease ended)")
 
 
 def _lost(turn: MasterTurn, entry: NodeEntry, how: str) -> None:

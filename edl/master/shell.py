@@ -393,7 +393,7 @@ class MasterShell:
 
     async def _probe(self, info: NodeInfo) -> None:
         key = info.node, info.incarnation
-        limit_s = 2 * self._deps.spec.timeouts.lease_ttl_s
+        limit_s = 2 * info.lease_within(self._deps.spec.timeouts.lease_ttl_s)
         if await self._probing.proves_gone(info, lambda: key not in self._streams, limit_s):
             self._events.put_nowait(ev.NodeRefused(*key))
 

@@ -76,7 +76,11 @@ NODE_METRICS: tuple[Metric[NodeFacts], ...] = (
         "Time since the last renewal of the node's lease.",
         plain(lambda node: node.lease_age_s),
     ),
-    Metric("edl_lease_ttl_seconds", "Duration of the lease (--lease-ttl).", plain(lambda node: node.lease_ttl_s)),
+    Metric(
+        "edl_lease_ttl_seconds",
+        "Duration of the node's lease: --lease-ttl, or more after losses.",
+        plain(lambda node: node.lease_ttl_s),
+    ),
     Metric("edl_node_commit", "Newest commit in memory; absent: none.", plain(lambda node: node.held.commit or None)),
     Metric(
         "edl_node_checkpoint_commit",

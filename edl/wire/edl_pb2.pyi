@@ -37,7 +37,7 @@ class Source(_message.Message):
     def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., port: _Optional[int] = ..., shard: _Optional[int] = ...) -> None: ...
 
 class NodeInfo(_message.Message):
-    __slots__ = ("node", "incarnation", "host", "port", "slots", "node_rank", "state_port", "rack", "index", "members", "spare_slots", "devices", "role", "host_id")
+    __slots__ = ("node", "incarnation", "host", "port", "slots", "node_rank", "state_port", "rack", "index", "members", "spare_slots", "devices", "role", "host_id", "lease_s")
     NODE_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
@@ -52,6 +52,7 @@ class NodeInfo(_message.Message):
     DEVICES_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     HOST_ID_FIELD_NUMBER: _ClassVar[int]
+    LEASE_S_FIELD_NUMBER: _ClassVar[int]
     node: str
     incarnation: int
     host: str
@@ -66,7 +67,8 @@ class NodeInfo(_message.Message):
     devices: _containers.RepeatedScalarFieldContainer[str]
     role: str
     host_id: str
-    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[int] = ..., host: _Optional[str] = ..., port: _Optional[int] = ..., slots: _Optional[int] = ..., node_rank: _Optional[int] = ..., state_port: _Optional[int] = ..., rack: _Optional[str] = ..., index: _Optional[int] = ..., members: _Optional[int] = ..., spare_slots: _Optional[int] = ..., devices: _Optional[_Iterable[str]] = ..., role: _Optional[str] = ..., host_id: _Optional[str] = ...) -> None: ...
+    lease_s: float
+    def __init__(self, node: _Optional[str] = ..., incarnation: _Optional[int] = ..., host: _Optional[str] = ..., port: _Optional[int] = ..., slots: _Optional[int] = ..., node_rank: _Optional[int] = ..., state_port: _Optional[int] = ..., rack: _Optional[str] = ..., index: _Optional[int] = ..., members: _Optional[int] = ..., spare_slots: _Optional[int] = ..., devices: _Optional[_Iterable[str]] = ..., role: _Optional[str] = ..., host_id: _Optional[str] = ..., lease_s: _Optional[float] = ...) -> None: ...
 
 class Member(_message.Message):
     __slots__ = ("node", "incarnation", "host", "slots", "first_rank", "ports", "places", "role")

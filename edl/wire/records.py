@@ -81,6 +81,12 @@ class NodeInfo:
     """Role of its workers, as in torchrun (``ROLE_NAME``); empty: default."""
     host_id: str = ""
     """Name of the host in the denylist, the same in every job; empty: unknown."""
+    lease_s: float = 0.0
+    """Duration of its lease in seconds, at least ``--lease-ttl``; 0: ``--lease-ttl``."""
+
+    def lease_within(self, lease_ttl_s: float) -> float:
+        """Seconds without a renewal after which its lease ends. ``lease_ttl_s``: ``--lease-ttl``."""
+        return self.lease_s or lease_ttl_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,7 +107,7 @@ def _thaw(turn: AgentTurn) -> list[Deadline]:
 
 
 def _isolation(turn: AgentTurn) -> Deadline:
-    limit_s = turn.state.timeouts.lease_ttl_s
+    limit_s = turn.state.info.lease_within(turn.state.timeouts.lease_ttl_s)
 
     def act() -> None:
         turn.log(f"no contact with the store or the Master for {limit_s:g} s: stopping the workers")

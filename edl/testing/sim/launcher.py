@@ -160,7 +160,6 @@ class SimLauncher(SimProcess):
             make_agent=lambda candidate, register: self._agent(clock, candidate, register),
             make_deps=lambda candidate, agent: real.LauncherDeps(
                 job=spec.job,
-                lease_ttl_s=spec.timeouts.lease_ttl_s,
                 clock=clock,
                 store=self.store,
                 member=None,
@@ -330,6 +329,11 @@ class SimLauncher(SimProcess):
         return self.candidate.shell if self.candidate is not None and self.alive else None
 
     @property
+    def lease_s(self) -> float:
+        """Duration of its lease in seconds."""
+        return self.info.lease_within(self.deps.spec.timeouts.lease_ttl_s)
+
+    @property
     def lets_train(self) -> bool:
         """Whether its agent has not stopped the workers of its round."""
         return not self.paused and self.shell is not None and self.shell.state.phase is AgentPhase.RUNNING
@@ -446,7 +450,7 @@ class _NoReport:
 class _NoGuard:
     """Renews nothing: a simulated loop is never busy while the lease's guard would still run."""
 
-    def holds(self, lease: int, asked_s: float) -> None:
+    def holds(self, lease: int, asked_s: float, lease_s: float) -> None:
         """Does nothing: no thread renews the lease."""
 
     def end(self) -> None:

@@ -330,9 +330,10 @@ class SimWorld:
     def _look_around(self) -> None:
         """Run the periodic checks; among them that isolated or frozen launchers have no running workers (B11). An agent
         stops its workers a lease after it has noticed that it is cut off; they may take their time to end."""
-        notice_s, master = self.spec.timeouts.lease_ttl_s + KEEPALIVE_S + 2 * LOOK_EVERY_S, self.master
-        limit_s = 3 * self.spec.timeouts.lease_ttl_s + KEEPALIVE_S + self.spec.timeouts.shutdown_s + 2 * LOOK_EVERY_S
+        master = self.master
         for launcher in self.alive():
+            notice_s = launcher.lease_s + KEEPALIVE_S + 2 * LOOK_EVERY_S
+            limit_s = notice_s + 2 * launcher.lease_s + self.spec.timeouts.shutdown_s
             self._note_contact(launcher, master)
             self._look_at_spare(launcher, limit_s)
             self._look_at_frozen(launcher)
@@ -378,7 +379,7 @@ class SimWorld:
             return
         member = record.world.member(launcher.node)
         gone = member is None or member.incarnation != launcher.info.incarnation
-        lease_s, frozen_s = self.spec.timeouts.lease_ttl_s, self.timeline.now_s - launcher.paused_s
+        lease_s, frozen_s = launcher.lease_s, self.timeline.now_s - launcher.paused_s
         if not gone or self._world_age_s(record) <= lease_s * LIFE_SHARE or frozen_s <= lease_s * LEASE_SHARE:
             return
         if any(worker.alive and worker.round and not worker.frozen for worker in launcher.workers):
@@ -519,8 +520,8 @@ class SimWorld:
 
     def judge(self) -> None:
         """Check liveness: the job progresses and ends, and all launchers exit with its outcome."""
-        times = self.spec.timeouts
-        settle_s = 4 * times.lease_ttl_s + 2 * times.shutdown_s + 3 * self.warm_s + SETTLE_S + self.plugin.settle_s
+        times, lease_s = self.spec.timeouts, max((one.lease_s for one in self.alive()), default=0.0)
+        settle_s = 4 * lease_s + 2 * times.shutdown_s + 3 * self.warm_s + SETTLE_S + self.plugin.settle_s
         if isinstance(self.training, SteppingJob):
             settle_s += 2 * (times.boundary_s + times.rejoin_s) + LONGEST_TIMEOUT_S + 6.0
         if self.sized:
@@ -540,7 +541,7 @@ class SimWorld:
         if self.directory.save_asked:
             self.run_until(lambda: not self.directory.save_asked or self.ended(), work_s, "what was asked for is saved")
         self.run_until(self.ended, work_s, "the job ends")
-        home_s = times.shutdown_s + 3 * times.lease_ttl_s + KEEPALIVE_S + 20.0
+        home_s = times.shutdown_s + 3 * lease_s + KEEPALIVE_S + 20.0
         self.run_until(lambda: not self.alive(), home_s, "every launcher exits")
         self._judge_outcome()
         self.plugin.finish()

@@ -83,3 +83,13 @@ def test_a_new_lease_makes_up_for_the_ended_one() -> None:
     one.leased(1.0)
     assert one.look(1.0) == 10.0
     assert one.look(9.0) == 14.0, "the store is away, but the launcher lives"
+
+
+def test_a_longer_lease_is_made_use_of() -> None:
+    one = Entitlement(LEASE_S, 0.0)
+    one.leased(0.0)
+    one.lost()
+    one.granted(20.0, 4 * LEASE_S)
+    assert one.look(20.0) == 20.0 + 0.9 * 4 * LEASE_S
+    assert one.look(45.0) == 45.0 + 4 * LEASE_S / 2, "the store is away for longer than the first lease lasted"
+    assert one.interval_s == pytest.approx(4 * LEASE_S / 6)

@@ -60,7 +60,7 @@ def busy(kept: Kept, lease: int) -> None:
 
     async def scenario() -> None:
         guard = LeaseGuard(SHORT_S, kept, kept.entitle, kept.renewed.append, lambda text: None)
-        guard.holds(lease, 0.0)
+        guard.holds(lease, 0.0, SHORT_S)
         try:
             assert kept.called.wait(30 if lease else SHORT_S) is bool(lease)
             guard.end()
@@ -78,6 +78,21 @@ def test_a_busy_loop_loses_no_lease_and_its_workers_no_right_to_run() -> None:
     assert len(kept.entitled) >= SEVERAL
     allowed = [at_s + LEASE_SHARE * SHORT_S for at_s in kept.renewed]
     assert min(allowed) >= kept.entitled[SEVERAL - 1], "told of a renewal after which others were made"
+
+
+def test_a_longer_lease_is_renewed_later() -> None:
+    kept = Kept()
+
+    async def scenario() -> None:
+        guard = LeaseGuard(SHORT_S, kept, kept.entitle, kept.renewed.append, lambda text: None)
+        guard.holds(7, guard._clock.now_s(), 1000.0)
+        try:
+            assert not kept.called.wait(SHORT_S)  # the loop is busy for all of a short lease
+        finally:
+            guard.end()
+
+    asyncio.run(scenario())
+    assert kept.asked == []
 
 
 def test_a_renewal_that_fails_entitles_nobody() -> None:

@@ -334,7 +334,7 @@ class TestJoin:
         async def scenario(bench: Bench) -> None:
             joining = bench.registration()
             named = await joining.join(info("a"))
-            assert named == dataclasses.replace(info("a"), incarnation=joining.lease)
+            assert named == dataclasses.replace(info("a"), incarnation=joining.lease, lease_s=TTL_S)
             assert joining.lease > 0
             (entry,) = bench.store.read_now(KEYS.nodes).entries
             assert (entry.key, entry.lease) == (KEYS.node(NodeId("a")), joining.lease)
