@@ -18,7 +18,7 @@ launcher) and ``launcher`` (runs them).
 - Directories of the script that are kept alike on all nodes: ``synced_dirs``.
 - This host: ``accelerators``, ``addresses``, ``descriptors``, ``numa_binding`` (binds workers to cores),
   ``preemption_notices``.
-- Around a run: ``node_answers`` (to commands), ``console``, ``lease_guard``, ``leave_signals``, ``node_facts``
-  (for metrics), ``node_output`` (for the dashboard), ``origin``, ``recorders`` (``history_recording``,
+- Around a run: ``node_answers`` (to commands), ``console``, ``lease_guard``, ``lease_length``, ``leave_signals``,
+  ``node_facts`` (for metrics), ``node_output`` (for the dashboard), ``origin``, ``recorders`` (``history_recording``,
   ``trace_export``), ``reporting``, ``script_check``, ``temporary_files``, ``watchdog``.
 """

@@ -259,9 +259,9 @@ class Helpers:
     def _fence_if_isolated(self) -> None:
         """Fence the processes if neither the store nor a Master has been reachable for the lease time: others may have
         taken over."""
-        late = self._clock.now_s() - self._renewed_s >= self._lease_s
+        late = self._clock.now_s() - self._renewed_s >= self._deps.lease_ttl_s
         if late and self._running and all(process.masterless for process in self._running.values()):
-            self._fence(f"neither the store nor a Master could be reached for {self._lease_s:g} s")
+            self._fence(f"neither the store nor a Master could be reached for {self._deps.lease_ttl_s:g} s")
 
     def _fence(self, why: str) -> None:
         """Kill the processes of a fenced kind; ``run`` replaces them under new names."""

@@ -83,9 +83,10 @@ def at_boundary(turn: MasterTurn, reason: str) -> None:
     turn.note(Kind.BOUNDARY, reason)
     _begin_forming(turn)
     turn.at_boundary = True
-    due_s = turn.now_s + turn.spec.timeouts.boundary_s + turn.spec.timeouts.rejoin_s + turn.absence_s
+    due_s = turn.now_s + turn.spec.timeouts.boundary_s + turn.spec.timeouts.rejoin_s
     for entry in turn.members():
-        turn.update(entry, status=NodeStatus.STOPPING, due_s=due_s, underway=False)
+        last_s = due_s + turn.absence_s(entry.info)
+        turn.update(entry, status=NodeStatus.STOPPING, due_s=last_s, underway=False)
 
 
 def interrupt(turn: MasterTurn) -> None:
@@ -100,7 +101,7 @@ def interrupt(turn: MasterTurn) -> None:
 
 def order_stop(turn: MasterTurn, entry: NodeEntry, running: Round, dump: bool = False) -> None:
     """Order a node to stop its workers of round ``running``. Other nodes wait for it only for a limited time."""
-    absence_s = turn.absence_s
+    absence_s = turn.absence_s(entry.info)
     if entry.attached:
         absence_s += turn.spec.timeouts.shutdown_s + (turn.spec.timeouts.rejoin_s if turn.record.rejoins else 0)
     entry = turn.update(entry, status=NodeStatus.STOPPING, due_s=turn.now_s + absence_s, underway=False)
@@ -184,7 +185,7 @@ def _rest(turn: MasterTurn) -> None:
                 turn.tell(entry, Idle(by))
             entry = turn.update(entry, idled=True, prestarted=False)
             if entry.parked or turn.spec.independent:
-                due_s = turn.now_s + turn.absence_s + turn.spec.timeouts.shutdown_s
+                due_s = turn.now_s + turn.absence_s(entry.info) + turn.spec.timeouts.shutdown_s
                 turn.update(entry, status=NodeStatus.STOPPING, due_s=due_s)
                 turn.wake_at(due_s)
 

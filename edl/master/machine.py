@@ -103,7 +103,7 @@ def take_over(spec: JobSpec, record: Record | None, nodes: Sequence[NodeInfo], n
             entry = turn.update(
                 entry,
                 status=NodeStatus.RUNNING if running else NodeStatus.STOPPING,
-                due_s=float("inf") if running else now_s + turn.absence_s,
+                due_s=float("inf") if running else now_s + turn.absence_s(info),
             )
         turn.probe(entry)
     turn.reason = turn.record.reason
@@ -218,7 +218,7 @@ def _prestart_checked(turn: MasterTurn) -> None:
 
 
 def _add_node(turn: MasterTurn, info: NodeInfo, *, registered: bool) -> NodeEntry:
-    entry = NodeEntry(info, turn.arrivals, NodeStatus.WARMING, registered, due_s=turn.now_s + turn.absence_s)
+    entry = NodeEntry(info, turn.arrivals, NodeStatus.WARMING, registered, due_s=turn.now_s + turn.absence_s(info))
     turn.arrivals += 1
     turn.nodes[info.node] = entry
     denylist.apply(turn, (info,))
@@ -296,7 +296,7 @@ def _detached(turn: MasterTurn, event: NodeDetached) -> None:
     entry = turn.current(event.node, event.incarnation)
     if entry is None or not entry.attached:
         return
-    entry = turn.update(entry, attached=False, due_s=min(entry.due_s, turn.now_s + turn.absence_s))
+    entry = turn.update(entry, attached=False, due_s=min(entry.due_s, turn.now_s + turn.absence_s(entry.info)))
     if not entry.registered or (entry.status is NodeStatus.LEAVING and turn.record.phase is Phase.ENDED):
         del turn.nodes[event.node]
         _replan_without_source(turn)
@@ -319,8 +319,7 @@ def _expired(turn: MasterTurn, event: NodeExpired) -> None:
     leaving = entry.status is NodeStatus.LEAVING or away.has_left(turn, entry)
     if not leaving:
         checking.suspect(turn, entry.info, "it went silent")
-    lease_s = entry.info.lease_within(turn.spec.timeouts.lease_ttl_s)
-    _lost(turn, entry, "left" if leaving else f"silent for {lease_s:g} s (lease ended)")
+    _lost(turn, entry, "left" if leaving else f"silent for {turn.lease_s(entry.info):g} s (lease ended)")
 
 
 def _lost(turn: MasterTurn, entry: NodeEntry, how: str) -> None:

@@ -17,7 +17,7 @@ from edl.master.state import MasterState, NodeEntry, NodeStatus, Phase, Record
 from edl.rendezvous.rules import NextSize, next_size
 from edl.types import Incarnation, NodeId
 from edl.wire.messages import MasterMessage
-from edl.wire.records import Member, World
+from edl.wire.records import Member, NodeInfo, World
 
 
 class MasterTurn:
@@ -104,10 +104,14 @@ class MasterTurn:
 
     # --- queries ---------------------------------------------------------------------------------------------------
 
-    @property
-    def absence_s(self) -> float:
-        """Seconds that a node may be absent before others continue without it, unless it is proven dead before."""
-        return 2 * self.spec.timeouts.lease_ttl_s
+    def lease_s(self, info: NodeInfo) -> float:
+        """Duration of a node's lease in seconds."""
+        return info.lease_within(self.spec.timeouts.lease_ttl_s)
+
+    def absence_s(self, info: NodeInfo) -> float:
+        """Seconds that a node may be absent before others continue without it, unless it is proven dead before. A node
+        that is cut off has stopped its workers by then (decision 0007)."""
+        return 2 * self.lease_s(info)
 
     def member(self, entry: NodeEntry) -> Member | None:
         """The node's place in the recorded world; None: this incarnation has none."""

@@ -338,6 +338,8 @@ class Checks:
             ordered = isinstance(event, ag.MasterSaid) and isinstance(event.message, Dismissed | Finish | Expelled)
             late = before.drain_by_s is not None and now_s >= before.drain_by_s
             alone = after.outcome is not None and after.outcome.exit_code == ExitCode.STORE_UNREACHABLE
+            lease_s = before.info.lease_within(before.timeouts.lease_ttl_s)
+            alone = alone or (not before.connected and now_s >= before.contact_s + lease_s)
             if not (ordered or late or timeless or alone or isinstance(event, ag.Interrupted | ag.Fatal | ag.Noticed)):
                 self.fail(f"{node} wanted to wait for the others and leaves on {event}")
 

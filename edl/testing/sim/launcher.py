@@ -330,8 +330,8 @@ class SimLauncher(SimProcess):
 
     @property
     def lease_s(self) -> float:
-        """Duration of its lease in seconds."""
-        return self.info.lease_within(self.deps.spec.timeouts.lease_ttl_s)
+        """Duration of the lease that the store has granted it, in seconds."""
+        return self.store.lease_s or self.deps.spec.timeouts.lease_ttl_s
 
     @property
     def lets_train(self) -> bool:

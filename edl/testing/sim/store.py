@@ -132,6 +132,8 @@ class StoreClient:
         self._writes = writes
         self.renewed_s = caller.loop.time()
         """When the last granted renewal was requested, by the process's clock."""
+        self.lease_s = 0.0
+        """Duration of the last lease that the store granted; 0: none."""
 
     async def _ask(self, call: Callable[[MemoryStore], T], *, late: bool = False) -> T:
         """``late``: the call may take effect after its process has given up on it."""
@@ -219,7 +221,9 @@ class StoreClient:
 
     async def grant_lease(self, ttl_s: float) -> int:
         """Create a lease; returns its id."""
-        return await self._ask(lambda memory: memory.grant_now(ttl_s))
+        lease = await self._ask(lambda memory: memory.grant_now(ttl_s))
+        self.lease_s = ttl_s
+        return lease
 
     async def renew_lease(self, lease: int) -> float:
         """Renew a lease; returns the seconds it has left."""

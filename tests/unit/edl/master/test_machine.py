@@ -269,6 +269,23 @@ def test_unheard_member_may_be_the_cause() -> None:
     assert rule.state.record.phase is Phase.ENDED
 
 
+@pytest.mark.parametrize("lease_s", [0.0, 24.0])
+def test_a_member_that_is_cut_off_gets_the_time_of_its_own_lease(lease_s: float) -> None:
+    """It stops its workers one and a half of its leases after the cut at the latest; before that no world may form."""
+    rule = Rule(NodeRange(1, 2), FaultTolerance.ELASTIC, 1)
+    for name in "ab":
+        rule.feed(ev.NodeRegistered(dataclasses.replace(info(name), lease_s=lease_s)))
+    rule.join("a", "b")
+    rule.feed(ev.NodeDetached(NodeId("b"), info("b").incarnation))
+    rule.fail("a")
+    rule.ready("a", seen=1)
+    limit_s = 2 * (lease_s or rule.spec.timeouts.lease_ttl_s)
+    rule.wait(limit_s - 0.5)
+    assert rule.members == "ab"
+    rule.wait(1.0)
+    assert rule.members == "a"
+
+
 def test_node_whose_host_refuses_is_lost_before_its_lease_ends() -> None:
     rule = pair()
     rule.feed(ev.NodeDetached(NodeId("b"), info("b").incarnation))
