@@ -33,6 +33,7 @@ from edl.types import FencingToken
 from tests.process.etcd_fixture import ROOT, keys_seen, kill, patient_store, persistently, run, start, three_members
 from tests.process.free_ports import free_endpoints
 from tests.process.harness import lone_member
+from tests.support.relay import start_relay
 
 
 def test_the_cluster_goes_on_without_one_member_and_takes_it_back(tmp_path: Path) -> None:
@@ -68,6 +69,29 @@ def test_the_cluster_goes_on_without_one_member_and_takes_it_back(tmp_path: Path
             there = await persistently(lambda: store.read("/j/"))
             assert {entry.key for entry in there.entries} == {f"/j/{key}" for key in [*wanted, "last"]}
             await store.close()
+
+    run(body())
+
+
+def test_a_store_is_reached_that_is_slower_than_the_share_of_a_member(tmp_path: Path) -> None:
+    """Three addresses have 0.17 s each of the limit of an embedded store; answers take 0.4 s."""
+
+    async def body() -> None:
+        member = await lone_member(tmp_path)
+        relays = [await start_relay(int(member.endpoint.rpartition(":")[2]), late_s=0.2) for _ in range(3)]
+        store = EtcdStore([f"127.0.0.1:{one.sockets[0].getsockname()[1]}" for one in relays], request_timeout_s=0.5)
+        try:
+            lease = await persistently(lambda: store.grant_lease(100))
+            after = (await persistently(lambda: store.read("/j/"))).revision
+            watch = asyncio.ensure_future(keys_seen(store, "/j/", after, "last"))
+            assert await persistently(lambda: store.renew_lease(lease)) == 100.0
+            await persistently(lambda: store.write([Put("/j/last", b"", lease)], repeatable=True))
+            assert await watch == ["last"]
+        finally:
+            await store.close()
+            await member.stop(0)
+            for one in relays:
+                one.close()
 
     run(body())
 
