@@ -82,6 +82,7 @@ _ALL = (
     _link("loss", (3.0, 12.0), Need.NETEM),
     _link("delay", (3.0, 12.0), Need.NETEM),
     Fault("memory", Target.MACHINE, (3.0, 12.0)),
+    Fault("cores", Target.MACHINE, (3.0, 12.0)),
     Fault("descriptors", Target.NODE, (3.0, 12.0), takes_node=True, takes_rows=True),
     Fault("clock", Target.CLOCK, (2.0, 12.0), needs=Need.CLOCK),
 )

@@ -26,6 +26,9 @@ Done = tuple[str, Undo | None]
 NOTHING: Done = ("", None)
 BALLAST_MB = 2000
 BALLAST = "import sys, time; held = bytearray(b'x') * (int(sys.argv[1]) * 1_000_000); time.sleep(600)"
+BUSY = "import time; end_s = time.monotonic() + 600\nwhile time.monotonic() < end_s: pass"
+MOST_BUSY = 8
+"""Most computing processes on each core, but for one."""
 DESCRIPTORS_LEFT = 8
 DAY_S = 86_400
 FREEZE_S, THAW_S = 0.4, 0.1
@@ -209,6 +212,20 @@ def _memory(job: Job, strike: Strike) -> Done:
     return f"a process took {size_mb} of {free_mb:.0f} MB of free memory", end
 
 
+def _cores(job: Job, strike: Strike) -> Done:
+    """Processes that compute without end, several on each core."""
+    count = (os.cpu_count() or 1) * (1 + int(MOST_BUSY * strike.strength))
+    busy = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(count)]
+
+    def end() -> None:
+        for process in busy:
+            process.kill()
+        for process in busy:
+            process.wait()
+
+    return f"{count} processes compute on {os.cpu_count()} cores", end
+
+
 def _descriptors(job: Job, strike: Strike) -> Done:
     """Leaves a launcher few descriptors more than it has open now."""
     node = job.nodes[strike.node]
@@ -266,6 +283,7 @@ _FAULTS: dict[str, Callable[[Job, Strike], Done]] = {
     "loss": _shaped(lambda strength: ["netem", "loss", f"{1 + 9 * strength:.1f}%"]),
     "delay": _shaped(lambda strength: ["netem", "delay", f"{int(20 + 180 * strength)}ms", "20ms"]),
     "memory": _memory,
+    "cores": _cores,
     "descriptors": _descriptors,
     "clock": _clock,
 }
