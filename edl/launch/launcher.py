@@ -233,6 +233,10 @@ class Launcher:
         self._renewing.set()
         return deps.info
 
+    def lease_ended(self, lease: Incarnation) -> None:
+        """Report that the store does not know a lease of this launcher any more."""
+        self._deps.registration.ended(lease)
+
     async def _keep_lease(self) -> None:
         """Renew the lease until cancelled. If it is lost, tell the agent, and wait until the node has registered
         again."""

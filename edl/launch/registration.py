@@ -102,6 +102,8 @@ class Registration:
         self.lease_s = spec.timeouts.lease_ttl_s
         """Duration of the lease."""
         self._length = LeaseLength(spec.timeouts.lease_ttl_s)
+        self._ended: Incarnation | None = None
+        """A lease that the store did not know in another call."""
 
     async def agree(self) -> None:
         """Agree with the other launchers on the job's specification and token, or found the job.
@@ -402,6 +404,8 @@ class Registration:
         while True:
             lease, sent_s = self.lease, loop.time()
             try:
+                if lease == self._ended:
+                    raise LeaseLost("the store did not know it in another call")
                 await self._store.renew_lease(lease)
             except LeaseLost:
                 if lease == self.lease:
@@ -418,6 +422,11 @@ class Registration:
             said = ""
             renewed(sent_s)
             await asyncio.sleep(self.lease_s / 3)
+
+    def ended(self, lease: Incarnation) -> None:
+        """Report that the store has refused another call because it does not know the lease. A store that is slow may
+        answer that one long before it answers a renewal."""
+        self._ended = lease
 
     async def leave(self) -> None:
         """Unregister: revoke the lease, which deletes the node's keys, and the record that a launcher of this node id

@@ -45,6 +45,7 @@ def wire(
             follow=lambda found, token: agent.follow(found.host, found.port, token),
             elected=elected,
             concluded=lambda outcome: agent.post(MasterSaid(outcome)),
+            lease_ended=lambda lease: launcher.lease_ended(lease),
         ),
     )
     agent = make_agent(candidate, lambda: launcher.register_again())

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from edl.errors import FencedOut, ProtocolError, StoreError, StoreRefused, StoreUnavailable
+from edl.errors import FencedOut, LeaseLost, ProtocolError, StoreError, StoreRefused, StoreUnavailable
 from edl.master import election as el
 from edl.master.shell import MasterDeps, MasterShell
 from edl.ports import ChangeKind, CreatedAt, Delete, KeyValue, Put
@@ -35,6 +35,8 @@ class CandidateCallbacks:
     """Called with the shell when this launcher becomes the Master, and with None when it no longer is."""
     concluded: Callable[[Finish], None]
     """Called when the job ends while this launcher is the Master, whose own agent may not be attached."""
+    lease_ended: Callable[[Incarnation], None]
+    """Called when the store has refused a campaign because this launcher's lease has ended."""
 
 
 class Candidate:
@@ -183,14 +185,16 @@ class Candidate:
     async def _create(self, depose: FencingToken) -> FencingToken:
         """Create the election key; returns its token, or 0 if the write failed or its outcome is unknown. If only the
         repetition of a write has been answered, the watch reports this launcher's key."""
-        key, store = self._deps.keys.master, self._deps.store
-        put = Put(key, plain.dumps(self._own), self._lease)
+        key, store, lease = self._deps.keys.master, self._deps.store, self._lease
+        put = Put(key, plain.dumps(self._own), lease)
         try:
             if depose:
                 await store.write([Delete(key)], [CreatedAt(key, depose)], repeatable=True)
             revision = await store.write([put], [CreatedAt(key, 0)], repeatable=True)
         except StoreError as error:
             self._uncertain = self._uncertain or not error.definite
+            if isinstance(error, LeaseLost):
+                self._callbacks.lease_ended(lease)
             said, self._said = self._said, str(error) if error.definite else ""
             if self._said and self._said != said:
                 self._deps.log(f"cannot become the Master, the store refuses the election key: {error}")

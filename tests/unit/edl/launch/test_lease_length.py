@@ -7,8 +7,9 @@ import asyncio
 import pytest
 
 from edl.config import JobSpec, NodeRange, Timeouts
+from edl.errors import StoreUnavailable
 from edl.launch.lease_length import MOST_TIMES, WINDOW_S, LeaseLength
-from edl.launch.registration import Registration
+from edl.launch.registration import RETRY_S, Registration
 from edl.ports import Put
 from edl.testing.clock import FakeClock
 from edl.testing.memory_store import MemoryStore
@@ -111,3 +112,28 @@ def test_the_lease_of_a_silent_namesake_gets_its_own_time(monkeypatch: pytest.Mo
 
     asyncio.run(main())
     assert store.clock.now_s() >= 24.0
+
+
+def test_a_lease_that_ended_according_to_another_call_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that is too slow for renewals may have answered a campaign."""
+    store = Store()
+    one = Registration(store, KEYS, SPEC, NODE.node, _nobody, _nobody)
+    missed: list[float] = []
+
+    async def unanswered(lease: int) -> float:
+        raise StoreUnavailable("no answer")
+
+    async def pass_time(seconds: float) -> None:
+        missed.append(seconds)
+        assert len(missed) <= 3, "it does not give the lease up"
+        one.ended(Incarnation(one.lease + 1) if len(missed) < 3 else one.lease)
+
+    async def main() -> None:
+        await one.agree()
+        await one.join(NODE)
+        monkeypatch.setattr(store, "renew_lease", unanswered)
+        monkeypatch.setattr(asyncio, "sleep", pass_time)
+        await one.keep(lambda asked_s: None, lambda: None)
+
+    asyncio.run(main())
+    assert missed == [RETRY_S] * 3, "an earlier lease that has ended says nothing about this one"

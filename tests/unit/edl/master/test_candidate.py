@@ -35,7 +35,8 @@ class Launcher:
         self.rules: list[MasterShell | None] = []
         self.outcomes: list[Finish] = []
         self.own = MasterInfo(NodeId(name), f"{name}.host", 5000)
-        callbacks = CandidateCallbacks(self._follow, self.rules.append, self.outcomes.append)
+        self.ended: list[Incarnation] = []
+        callbacks = CandidateCallbacks(self._follow, self.rules.append, self.outcomes.append, self.ended.append)
         self.candidate = Candidate(bench.deps(name), self.own, callbacks)
         self.run = bench.start(self.candidate.run())
         self.lease = Incarnation(0)
@@ -109,6 +110,21 @@ class TestElection:
             await until(lambda: second.rules_now and first.follows[-1][0] == "b")
             assert not first.rules_now
             assert second.follows[-1][1] > first.follows[0][1]
+
+        play(scenario)
+
+    def test_a_campaign_on_an_ended_lease_tells_whom_it_belongs_to(self) -> None:
+        """Its launcher may not have noticed: a slow store answers a campaign, and no renewal in time."""
+
+        async def scenario(bench: Bench) -> None:
+            launcher = Launcher(bench, "a")
+            launcher.register(bench)
+            bench.store.revoke_now(launcher.lease)
+            await until(lambda: bool(launcher.ended))
+            assert set(launcher.ended) == {launcher.lease}
+            assert launcher.rules == []
+            launcher.register(bench)
+            await until(lambda: launcher.rules_now)
 
         play(scenario)
 
