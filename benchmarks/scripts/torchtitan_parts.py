@@ -16,9 +16,9 @@ from torchtitan.hf_datasets.text_datasets import DATASETS, HuggingFaceTextDataLo
 from torchtitan.models.llama3 import model_registry
 from torchtitan.models.llama3.config_registry import llama3_debugmodel
 
+from benchmarks.scripts.titan_numbers import LENGTH, VOCABULARY, Numbers
+from benchmarks.scripts.titan_on_cpu import use_cpu
 from benchmarks.scripts.trainer_parts import Log, arguments
-from tests.process.workers.titan_numbers import LENGTH, VOCABULARY, Numbers
-from tests.process.workers.titan_on_cpu import use_cpu
 
 SAMPLES, BATCH, STREAMS = 96, 2, 4
 

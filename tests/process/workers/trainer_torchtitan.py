@@ -20,10 +20,10 @@ from torchtitan.models.llama3 import model_registry
 from torchtitan.models.llama3.config_registry import llama3_debugmodel
 from torchtitan.trainer import Trainer
 
+from benchmarks.scripts.titan_numbers import LENGTH, VOCABULARY, Numbers
+from benchmarks.scripts.titan_on_cpu import use_cpu
 from edl.integrations import torchtitan
 from tests.process.workers import trainer_script
-from tests.process.workers.titan_numbers import LENGTH, VOCABULARY, Numbers
-from tests.process.workers.titan_on_cpu import use_cpu
 
 parser = trainer_script.parser()
 parser.add_argument("--without-edl", action="store_true", help="the trainer's own checkpoints instead")

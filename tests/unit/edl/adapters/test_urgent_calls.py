@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from edl.adapters.clock import SystemClock
 from edl.adapters.etcd_rpc import Connections, Endpoint, Metadata
 from edl.errors import StoreError
 
@@ -166,3 +167,12 @@ def test_a_lone_member_is_asked_once() -> None:
 
     assert urgently(members("a"), answers) == "a"
     assert asked == ["a"]
+
+
+@pytest.mark.parametrize(("age_s", "silent"), [(0.4, False), (0.6, True)])
+def test_a_member_has_some_time_before_it_counts_as_silent(age_s: float, silent: bool) -> None:
+    """Another member may have answered a call that was sent hardly later."""
+    suspects: list[str] = []
+    rpc = members(*MEMBERS, suspects=suspects)
+    rpc._judge_silence(rpc._endpoints[0], SystemClock().now_s() - age_s, 0.5)
+    assert suspects == (["a"] if silent else [])

@@ -1,4 +1,4 @@
-"""torchtitan for tests without a GPU.
+"""torchtitan without a GPU.
 
 torchtitan has no CPU device: it takes CUDA where it finds no accelerator. Here its device is the CPU, with functions
 that ``torch.cpu`` lacks, and its attention is calculated with a dense mask, because FlexAttention has no backward pass
