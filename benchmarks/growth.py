@@ -300,7 +300,9 @@ class Masters:
         deps = MasterDeps(
             *(self._store, SystemClock(), JobKeys(JOB), self._spec, MASTER, refuses, self._heard, wall_clock_s)
         )
-        callbacks = CandidateCallbacks(lambda master, token: None, self._elected, lambda outcome: None, lambda lease: None)
+        callbacks = CandidateCallbacks(
+            lambda master, token: None, self._elected, lambda outcome: None, lambda lease: None
+        )
         candidate = Candidate(deps, MasterInfo(MASTER, HOST, self._port, ""), callbacks)
         self._keeping = asyncio.ensure_future(self._keep(candidate))
         self._running = asyncio.ensure_future(candidate.run())
