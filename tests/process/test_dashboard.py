@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import shutil
 import subprocess
@@ -127,6 +128,8 @@ def test_a_thousand_nodes_and_a_name_that_is_markup() -> None:
 
 @pytest.mark.slow
 def test_errors_and_alarms() -> None:
+    master = jobs.after_a_loss()
+
     async def scenario(tab: Tab, on: Setup) -> None:
         await opened(tab)
         errors = "[...document.querySelectorAll('#errors details')]"
@@ -138,8 +141,15 @@ def test_errors_and_alarms() -> None:
         problems = await tab.js("[...document.querySelectorAll('.problems strong')].map(one => one.innerText)")
         assert problems[0] == "disk-full · /checkpoints" and "dropped slot" in problems and problems[-1] == "pending"
         assert await tab.js("document.querySelector('.problems').getAttribute('aria-live')") == "polite"
+        master.scale = dataclasses.replace(master.scale, waiting=f"{master.shown.reason}; a node is being fetched")
+        master.show()
+        await tab.until("document.querySelector('.problems').innerText.includes('a node is being fetched')")
+        assert master.shown.reason not in await tab.js(text(".problems")), "it stands above"
+        master.scale = dataclasses.replace(master.scale, waiting=master.shown.reason)
+        master.show()
+        await tab.until("!document.querySelector('.problems').innerText.includes('pending')")
 
-    browse(jobs.after_a_loss(), scenario)
+    browse(master, scenario)
 
 
 @pytest.mark.slow

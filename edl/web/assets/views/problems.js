@@ -3,6 +3,12 @@ import { html } from "../html.js";
 
 const ORDER = ["critical", "warning", "info"];
 
+/** What the size of the job waits for, without the reason that the page shows above it. */
+function pendingOf({ reason, scale: { waiting } }) {
+  if (waiting === reason) return "";
+  return waiting.startsWith(`${reason}; `) ? waiting.slice(reason.length + 2) : waiting;
+}
+
 /** All problems of a status: `{severity, what, text}`. Pure. */
 export function problemsOf(status) {
   const found = status.alarms.map((alarm) => ({
@@ -21,7 +27,8 @@ export function problemsOf(status) {
     found.push({ severity: "warning", what: "dropped slot", text });
   }
   if (status.kill) found.push({ severity: "critical", what: "ending", text: `stop requested by ${status.kill}` });
-  if (status.scale.waiting) found.push({ severity: "info", what: "pending", text: status.scale.waiting });
+  const pending = pendingOf(status);
+  if (pending) found.push({ severity: "info", what: "pending", text: pending });
   if (status.boundary) found.push({ severity: "info", what: "step boundary", text: status.boundary });
   const rank = (one) => (ORDER.indexOf(one.severity) + ORDER.length + 1) % (ORDER.length + 1);
   return found.sort((one, other) => rank(one) - rank(other));
