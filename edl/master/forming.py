@@ -135,13 +135,7 @@ def try_to_form(turn: MasterTurn) -> None:
     size = turn.next_size(len(ready) + len(unchecked))
     if size.nodes == 0:
         dismiss(turn, "too few nodes are left for a world without this one", needed=True)
-        cordoned = [entry for entry in turn.free() if turn.record.sizing.excludes(entry.info.node)]
-        faulty = [entry for entry in turn.free() if turn.known_health.is_kept_out(entry.info)]
-        denied = [entry for entry in turn.free() if denylist.isolated(turn, entry.info)]
-        also = f", {names(cordoned)} cordoned (edl uncordon)" if cordoned else ""
-        also += f", {names(faulty)} kept out by the health check" if faulty else ""
-        also += f", {names(denied)} on the denylist (edl denylist)" if denied else ""
-        _wait_for_nodes(turn, size.reason + also)
+        _wait_for_nodes(turn, size.reason + kept_out(turn))
     elif turn.now_s < turn.forming_since_s + pause_s(turn):
         turn.reason = f"{turn.record.reason}; the last {turn.quick} worlds failed at once: pausing before the next one"
         turn.wake_at(turn.forming_since_s + pause_s(turn))
@@ -188,6 +182,16 @@ def _rest(turn: MasterTurn) -> None:
                 due_s = turn.now_s + turn.absence_s(entry.info) + turn.spec.timeouts.shutdown_s
                 turn.update(entry, status=NodeStatus.STOPPING, due_s=due_s)
                 turn.wake_at(due_s)
+
+
+def kept_out(turn: MasterTurn) -> str:
+    """Which nodes are there and may not take part, and why; each with a comma before it. Empty: none."""
+    cordoned = [entry for entry in turn.free() if turn.record.sizing.excludes(entry.info.node)]
+    faulty = [entry for entry in turn.free() if turn.known_health.is_kept_out(entry.info)]
+    denied = [entry for entry in turn.free() if denylist.isolated(turn, entry.info)]
+    text = f", {names(cordoned)} cordoned (edl uncordon)" if cordoned else ""
+    text += f", {names(faulty)} kept out by the health check" if faulty else ""
+    return text + (f", {names(denied)} on the denylist (edl denylist)" if denied else "")
 
 
 def _pauses_writing(turn: MasterTurn, version: Version) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from edl.master import away, dropping, planning
 from edl.master.events import Grant, Kind, ScaleRequested
-from edl.master.forming import names, stop_world
+from edl.master.forming import kept_out, names, stop_world
 from edl.master.sizing import UNNAMED, Departing, Facts, Judged, judge, remember, shortened
 from edl.master.state import NodeEntry, NodeStatus, Phase
 from edl.master.turn import MasterTurn
@@ -349,8 +349,9 @@ def standing(turn: MasterTurn) -> Standing:
     if record.rejoins and not turn.underway:
         return Standing(False, f"workers of round {world.round} are still starting")
     wanted = max(record.sizing.requested(turn.spec.nodes), turn.bounds.lowest)
-    lacking = f"{count(wanted - now, 'more node')} to come: {now} of {wanted} train" if wanted > now else ""
-    return Standing(True, lacking)
+    if wanted <= now:
+        return Standing(True, "")
+    return Standing(True, f"{count(wanted - now, 'more node')} to come: {now} of {wanted} train{kept_out(turn)}")
 
 
 def _suspended(turn: MasterTurn) -> Standing:

@@ -309,6 +309,13 @@ class TestCordon:
         states = {n.node: n.state for n in job_status(rule.state, NodeId("a"), ()).nodes}
         assert states == {"a": "running", "c": "running", "b": "cordoned"}
 
+    def test_who_waits_for_more_nodes_is_shown_the_one_that_is_kept_out(self) -> None:
+        rule = training("abc")
+        rule.submit(Cordon("b", True, "me", "hot"))
+        rule.change()
+        rule.submit(SetBounds(3, 4, "me"))
+        assert rule.scale.waiting == "1 more node to come: 2 of 3 train, b cordoned (edl uncordon)"
+
     def test_together_with_a_smaller_size_it_is_one_boundary(self) -> None:
         rule = training("abcd")
         rule.submit(Cordon("a", True, "me"))
