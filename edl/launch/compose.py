@@ -95,6 +95,8 @@ if TYPE_CHECKING:
 
 READERS_GRACE_S = 5.0
 """Seconds that readers may take to finish open streams when a launcher with workers ends."""
+RETURN_S = 2.0
+"""Seconds beyond a lease that the Master waits for the key of a pserver without which rows are lost."""
 
 
 async def launch(settings: LaunchSettings) -> int:
@@ -330,7 +332,7 @@ def _put_together(
             log=log,
             wall_clock_s=wall_clock_s,
             checkpoint_dir=settings.state.checkpoint_dir,
-            services=_services(spec, readers.authority_of(settings.store.secret, spec.job)),
+            services=_services(settings, deps.registration.token),
             helper_connections=_helper_connections(spec, info.node, log),
             companions=_companions(settings, deps, log),
             written=deps.recorders.written,
@@ -442,17 +444,19 @@ def _elected(deps: _NodeDeps, shell: MasterShell | None) -> None:
         deps.web.use_master(shell)
 
 
-def _services(spec: JobSpec, readers_authority: str) -> Callable[[], tuple[Service, ...]]:
+def _services(settings: LaunchSettings, token: str) -> Callable[[], tuple[Service, ...]]:
     """The factory of the services that the Master hosts. Their modules are imported now: a Master that has just been
     elected must not block its event loop by imports, which on a busy host take longer than its lease."""
-    servers = spec.servers
+    spec = settings.spec
+    authority, servers = readers.authority_of(settings.store.secret, spec.job), spec.servers
     if not servers:
-        return lambda: (LeaseMachine(readers_authority),)
+        return lambda: (LeaseMachine(authority),)
     from ps.coordinator.machine import PlacementMachine
     from ps.coordinator.state import CoordinatorLimits
 
-    limits = CoordinatorLimits(recover_s=spec.timeouts.recover_s)
-    return lambda: (LeaseMachine(readers_authority), PlacementMachine(servers, limits=limits))
+    times, secret = spec.timeouts, pservers.secret_of(token)
+    limits = CoordinatorLimits(recover_s=times.recover_s, returns_s=times.lease_ttl_s + RETURN_S)
+    return lambda: (LeaseMachine(authority), PlacementMachine(servers, limits=limits, secret=secret))
 
 
 def _helper_connections(

@@ -47,6 +47,7 @@ class HelperProcess:
         """Whether its last answer began with ``!0``."""
         self.writes = False
         """Whether its last answer ended with ``w``."""
+        self._asking = asyncio.Lock()
 
     @property
     def pid(self) -> int:
@@ -113,14 +114,24 @@ class HelperProcess:
         while True:
             await asyncio.sleep(ASK_S)
             try:
-                answer = await asyncio.wait_for(_exchange(self._process, "?"), FROZEN_S)
-                if not answer:
+                if not await asyncio.wait_for(self._ask(), FROZEN_S):
                     return False
-                self.masterless, self.writes = answer.startswith(b"!0"), answer.strip().endswith(b"w")
             except asyncio.TimeoutError:
                 return True
-            except OSError:
-                return False
+
+    async def look(self, limit_s: float) -> None:
+        """Ask it now, and wait at most ``limit_s`` for the answer; without one, its last answer still counts."""
+        await asyncio.wait({asyncio.ensure_future(self._ask())}, timeout=limit_s)
+
+    async def _ask(self) -> bool:
+        """Ask it, and keep the answer; False once its pipes are closed."""
+        async with self._asking:
+            with contextlib.suppress(OSError):
+                answer = await _exchange(self._process, "?")
+                if answer:
+                    self.masterless, self.writes = answer.startswith(b"!0"), answer.strip().endswith(b"w")
+                return bool(answer)
+        return False
 
     def kill(self) -> None:
         """Send SIGKILL if the process is still running."""

@@ -12,7 +12,7 @@ import contextlib
 import itertools
 import json
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -28,6 +28,7 @@ from edl.launch.lease_length import LeaseLength
 from edl.launch.leave_signals import SIGNALS
 from edl.launch.settings import HelperSettings
 from edl.ports import Delete, Operation, Put, Store
+from edl.rendezvous.phrases import count
 from edl.tasks import end
 from edl.types import JobId
 from edl.wire import plain
@@ -42,6 +43,8 @@ LONGEST_PAUSE_S = 10.0
 each time, and is reset once a process has lived this long."""
 START_TRIES = 3
 RETRY_S = 0.2
+ANSWER_S = 1.0
+"""Seconds to wait for a process's word whether a Master is in contact with it."""
 LOOK_S = 1.0
 """Seconds between two polls of the store by a launcher that has only helpers: has the job begun, has it ended?"""
 
@@ -107,8 +110,6 @@ class Helpers:
         """Set when the keys have to be updated."""
         self._lease = 0
         """The lease of the keys; 0: none."""
-        self._lease_s = deps.lease_ttl_s
-        """Duration of the lease."""
         self._length = LeaseLength(deps.lease_ttl_s)
         self._renewed_s = self._clock.now_s()
         """When the last successful renewal was sent."""
@@ -225,14 +226,14 @@ class Helpers:
             self._changed.clear()
             try:
                 await self._renew_and_sync()
-                pause_s = self._lease_s / 3
+                pause_s = self._deps.lease_ttl_s / 3  # also of a longer lease: its end must be noticed soon
                 if self._store_down:
                     self._store_down = False
                     self._deps.log("the store answers again")
             except LeaseLost:
                 self._lease, pause_s = 0, 0.0
                 self._length.lost(self._clock.now_s())
-                self._lease_ended()
+                await self._lease_ended()
             except StoreError as error:  # also one that refuses by now: decision 0035
                 pause_s = RETRY_S
                 if not self._store_down:
@@ -245,31 +246,36 @@ class Helpers:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), pause_s)
 
-    def _lease_ended(self) -> None:
-        """Fence the processes, unless the store was away and a Master was not: a store that was frozen ends all leases
-        at once, and nobody has taken over. They then get keys of the same names under a new lease. Should a Master have
-        taken one for dead after all, it gets another number from it and drops its data."""
-        if self._store_down and not any(process.masterless for process in self._running.values()):
-            self._deps.log(
-                f"the lease ended while the store did not answer: {self._kind.what}s continue, the Master knows them"
-            )
-        else:
-            self._fence("their lease has expired and others take over")
+    async def _lease_ended(self) -> None:
+        """Fence processes with which no Master has been in contact. A store whose leader was frozen ends all leases at
+        once, also those that were renewed meanwhile, and nobody has taken over: the other processes get keys of the
+        same names under a new lease. Should a Master have taken one for dead after all, it gets another number from it
+        and drops its data."""
+        await asyncio.gather(*(process.look(ANSWER_S) for process in self._running.values()))
+        without = [name for name, process in self._running.items() if process.masterless]
+        self._fence(without, "their lease has expired and others take over")
+        if self._kind.fenced and self._running:
+            running = count(len(self._running), self._kind.what)
+            verb = "continues" if len(self._running) == 1 else "continue"
+            self._deps.log(f"the lease has ended: {running} {verb} under a new one, as a Master knows them")
 
     def _fence_if_isolated(self) -> None:
         """Fence the processes if neither the store nor a Master has been reachable for the lease time: others may have
         taken over."""
         late = self._clock.now_s() - self._renewed_s >= self._deps.lease_ttl_s
         if late and self._running and all(process.masterless for process in self._running.values()):
-            self._fence(f"neither the store nor a Master could be reached for {self._deps.lease_ttl_s:g} s")
+            self._fence(
+                self._running, f"neither the store nor a Master could be reached for {self._deps.lease_ttl_s:g} s"
+            )
 
-    def _fence(self, why: str) -> None:
-        """Kill the processes of a fenced kind; ``run`` replaces them under new names."""
-        if self._kind.fenced and self._running:
-            self._deps.log(f"killing {len(self._running)} {self._kind.what}s: {why}")
-            self.kill()
-            # Cleared now: until the ends are noticed, their keys would be written again.
-            self._running.clear()
+    def _fence(self, names: Iterable[str], why: str) -> None:
+        """Kill these processes, if they are of a fenced kind; ``run`` replaces them under new names."""
+        # Removed now: until the ends are noticed, their keys would be written again.
+        fenced = [self._running.pop(name) for name in list(names)] if self._kind.fenced else []
+        if fenced:
+            self._deps.log(f"killing {len(fenced)} {self._kind.what}s: {why}")
+        for process in fenced:
+            process.kill()
 
     async def _renew_and_sync(self) -> None:
         """Renew the lease, or take a new one, and make the keys in the store match the running processes. It reads the
@@ -279,8 +285,7 @@ class Helpers:
         if self._lease:
             await deps.store.renew_lease(self._lease)
         else:
-            lease_s = self._length.next_s(sent_s)
-            self._lease, self._lease_s = await deps.store.grant_lease(lease_s), lease_s
+            self._lease = await deps.store.grant_lease(self._length.next_s(sent_s))
         self._renewed_s = sent_s
         here = deps.keys.helper(self._kind.service, f"{folder}/{deps.node}-")
         snapshot = await deps.store.read(deps.keys.helper(self._kind.service, f"{folder}/"))

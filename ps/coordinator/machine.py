@@ -52,11 +52,15 @@ class PlacementMachine:
 
     name = "ps"
 
-    def __init__(self, training: Training, *, buckets: int = BUCKETS, limits: CoordinatorLimits | None = None) -> None:
+    def __init__(
+        self, training: Training, *, buckets: int = BUCKETS, limits: CoordinatorLimits | None = None, secret: str = ""
+    ) -> None:
+        """``secret``: what trainers show to pservers. A Master may take over while no pserver has a key, which would
+        tell it."""
         self.state = PlacementState(training, limits or CoordinatorLimits(), Grid(buckets))
         self.checkpoints = CheckpointCoordinator(self.state)
         self.trainers = TrainerRegistry(self.state, self.checkpoints, self.placement, lambda: self.servers.secret)
-        self.servers = PserverRegistry(self.state, self.checkpoints, self.trainers)
+        self.servers = PserverRegistry(self.state, self.checkpoints, self.trainers, secret)
         self._kept: dict[str, bytes] = {}
         self._placement = messages.PlacementMap()
         self._over = False

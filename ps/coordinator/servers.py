@@ -27,8 +27,8 @@ from ps.spec import TableSpec
 
 MOST_HEAT = 4096
 ORPHANS_S = 2.0
-"""Seconds that a new Master waits for the keys of pservers that the previous one knew, and any Master for that of a
-pserver that holds what no other one has: a store that was frozen ends the leases of processes that live."""
+"""Seconds that a new Master waits for the keys of pservers that the previous one knew. A store that was frozen ends the
+leases of processes that live, so any Master waits ``returns_s`` for a pserver that holds what no other one has."""
 
 LEASE_ENDED = "its lease has ended"
 
@@ -51,13 +51,15 @@ class People(Protocol):
 class PserverRegistry:
     """Tracks the pservers in the placement state."""
 
-    def __init__(self, state: PlacementState, checkpoints: CheckpointCoordinator, people: People) -> None:
+    def __init__(
+        self, state: PlacementState, checkpoints: CheckpointCoordinator, people: People, secret: str = ""
+    ) -> None:
         self._state, self._checkpoints, self._people = state, checkpoints, people
         self.keys: dict[str, dict[str, Any]] = {}
         """Values of the pservers' keys, by name."""
         self.failed = ""
         """Reason why the job cannot continue."""
-        self.secret = ""
+        self.secret = secret
         self._enough_s = 0.0
         """Deadline of the first placement, once there are enough pservers."""
         self._without_s = 0.0
@@ -116,7 +118,7 @@ class PserverRegistry:
             return
         lives = server.greeted or turn.now_s < self._orphans_s
         if lives and state.opened and state.grid.lost_with(server.number):
-            self._returning[server.number] = turn.now_s + ORPHANS_S
+            self._returning[server.number] = turn.now_s + state.limits.returns_s
         else:
             self.bury(turn, server, LEASE_ENDED)
 
@@ -346,7 +348,10 @@ class PserverRegistry:
             self._orphans_s = 0.0
             missing = [one for one in state.servers.values() if one.name not in self.keys]
             for server in [one for one in missing if one.number not in self._returning]:
-                self.bury(turn, server, "it died while there was no Master")
+                if state.opened and state.grid.lost_with(server.number):
+                    self._returning[server.number] = turn.now_s + state.limits.returns_s
+                else:
+                    self.bury(turn, server, "it died while there was no Master")
         elif self._orphans_s:
             turn.wake(self._orphans_s)
         self._bury_missing(turn)

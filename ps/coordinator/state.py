@@ -28,6 +28,9 @@ class CoordinatorLimits:
     silent_s: float = 2.0
     """Seconds after which an unreachable pserver is considered dead, if that loses no data. A connection counts as down
     when nothing was answered for the length of a lease."""
+    returns_s: float = 5.0
+    """Seconds to wait for the key of a pserver without which rows are lost. Its launcher renews its lease three times
+    in the length of one, and writes the key again if it finds the lease ended and the process alive."""
     halt_s: float = 60.0
     """Seconds within which all trainers must reach a step boundary for a checkpoint, or it is abandoned."""
     mark_s: float = 30.0

@@ -16,7 +16,6 @@ import os
 import resource
 import sys
 import threading
-from collections.abc import Iterable
 from typing import NoReturn
 
 import click
@@ -25,12 +24,9 @@ from edl.adapters.child import at_sigterm, private_stdout, secret_line
 from edl.adapters.remote_files import open_files
 from edl.errors import UsageError
 from edl.wire.address import address
-from ps.net.caller import EndpointPeer
-from ps.net.connection import now_s
 from ps.net.endpoint import EndpointLimits
 from ps.net.stdio import ParentLauncher
 from ps.net.tls import TlsFiles, watched
-from ps.protocol.handshake import MASTER
 from ps.server.server import ParameterServer, Setup
 
 log = logging.getLogger(__name__)
@@ -67,7 +63,7 @@ def serve(setup: Setup, host: str, port: int, grace_s: float, lease_s: float, la
     limit = f"{setup.most_bytes / 2**30:.1f} GiB" if setup.most_bytes else "no limit"
     log.info("Parameter server %s at %s, memory for rows: %s", setup.name, address(host, endpoint.port), limit)
     writes = server.eviction_task.exports if setup.files is not None else lambda: False
-    launcher.answer_until_gone(over.set, lambda: masterless(endpoint.peers, lease_s), writes)
+    launcher.answer_until_gone(over.set, lambda: server.masterless(lease_s), writes)
     over.wait()
     served = int(server.bucket_shell.served.sum())
     if not drained.is_set() and not launcher.gone:
@@ -89,11 +85,6 @@ def allow_files(wanted: int) -> None:
     if most < wanted and soft < wanted:
         log.warning("Parameter server: the limit is %d open files; many trainers need up to %d. Raise "
                     "the hard limit (ulimit -Hn)", most, wanted)  # fmt: skip
-
-
-def masterless(peers: Iterable[EndpointPeer], lease_s: float) -> bool:
-    """True if no Master has sent anything for the length of a lease; a connected one pings several times in it."""
-    return not any(peer.role == MASTER and now_s() - peer.heard_s < lease_s for peer in peers)
 
 
 @click.command("server")

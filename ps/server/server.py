@@ -139,6 +139,12 @@ class ParameterServer:
         self.eviction_task.stop()
         self.checkpoint_task.stop()
 
+    def masterless(self, lease_s: float) -> bool:
+        """Whether no Master has sent anything for the length of a lease; a connected one pings several times in it. A
+        connection that has just ended still counts: the Master ends it when the pserver's key is gone."""
+        master = self._newest
+        return master is None or self._setup.threads.now_s() - master.heard_s >= lease_s
+
     def _compile(self, wanted: str) -> None:
         """Compile the kernels while the numpy kernels serve."""
         log.info("Parameter server %s: compiling kernels, slower until that is done. "

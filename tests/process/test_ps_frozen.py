@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from pathlib import Path
 
 import pytest
 
+from edl.adapters.etcd import EtcdStore
 from edl.exit_codes import ExitCode
+from edl.types import JobId
+from edl.wire.keys import JobKeys
 from tests.process.harness import OutsideEtcd, alive, stopped, until
 
 pytest.importorskip("numba")
@@ -92,5 +96,31 @@ def test_the_store_freezes_for_longer_than_a_lease(tmp_path: Path, etcd: Outside
         made = len(job.steps())
         until(lambda: len(job.steps()) > made + 200 and job.trainers(), "more steps")
         assert all(alive(pid) for pid in held)
+        job.end()
+        assert set(job.exit_codes().values()) == {ExitCode.OK}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("master_too", [False, True])
+def test_all_leases_end_although_they_were_renewed(tmp_path: Path, etcd: OutsideEtcd, master_too: bool) -> None:
+    """As by an etcd whose leader was frozen and does not know yet that another one has been elected (etcd#15247)."""
+    with counting(tmp_path, etcd) as job:
+        begun(job, 2)
+        held = [one.pid for node in ("p1", "p2") for one in job.pservers(node)]
+        store = EtcdStore([etcd.endpoint], 60.0)
+
+        async def end_leases() -> None:
+            entries = (await store.read(JobKeys(JobId(job.name)).prefix)).entries
+            for lease in {entry.lease for entry in entries if entry.lease and (master_too or "/helpers/" in entry.key)}:
+                await store.revoke_lease(lease)
+            await store.close()
+
+        asyncio.run(end_leases())
+        job.nodes["p1"].says("the lease has ended: 1 pserver continues under a new one, as a Master knows them")
+        job.settled(2)
+        made = len(job.steps())
+        until(lambda: len(job.steps()) > made + 200 and len(job.trainers()) == 2, "more steps by two trainers")
+        assert all(alive(pid) for pid in held)
+        assert not any("rolling" in node.text for node in job.nodes.values())
         job.end()
         assert set(job.exit_codes().values()) == {ExitCode.OK}

@@ -11,7 +11,7 @@ from ps.coordinator.state import CoordinatorLimits
 from ps.protocol import messages
 from tests.support.ps_cluster_fixture import Cluster
 
-SILENT_S = CoordinatorLimits().silent_s
+SILENT_S, RETURNS_S = CoordinatorLimits().silent_s, CoordinatorLimits().returns_s
 
 
 def cluster(*names: str, training: Training | None = None) -> Cluster:
@@ -87,13 +87,31 @@ def test_a_lease_that_ends_as_a_master_takes_over_takes_no_rows_along() -> None:
     assert one.machine.state.history == 1 and set(one.machine.state.servers) == {1, 2}
 
 
+@pytest.mark.parametrize("back", [True, False])
+def test_a_new_master_waits_longer_for_what_only_a_missing_one_holds(back: bool) -> None:
+    """The leases of all ended with that of the last Master, and their launchers take a moment to notice."""
+    one = cluster(training=Training(servers=(1, 4), replication=Replication.SYNC))
+    one.world("a")
+    one.trainer("a")
+    machines, one.bucket_machines = one.bucket_machines, {}
+    one.new_machine()
+    one.bucket_machines = machines
+    one.pass_time(ORPHANS_S + RETURNS_S - 0.5)
+    assert set(one.machine.state.servers) == {2}, "what the first one holds, the second one holds as well"
+    assert "pserver p (number 1) is lost: it died while there was no Master" in one.notes
+    if back:
+        one.register_again("q")
+    one.pass_time(10 * RETURNS_S)
+    assert one.machine.state.history == (1 if back else 2)
+
+
 def test_who_does_not_come_back_is_dead() -> None:
     one = cluster("p", "q", training=Training(servers=(1, 4), replication=Replication.NONE))
     one.world("a")
     one.trainer("a")
     del one.bucket_machines["servers/p"]
     one.lose_key("p")
-    one.pass_time(ORPHANS_S - 0.5)
+    one.pass_time(RETURNS_S - 0.5)
     assert one.machine.state.history == 1
     one.pass_time(1.0)
     assert one.machine.state.history == 2 and set(one.machine.state.servers) == {2}

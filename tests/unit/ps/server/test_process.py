@@ -9,11 +9,13 @@ import threading
 
 import pytest
 
+from ps.net.caller import FrameCaller
 from ps.net.stdio import ParentLauncher
 from ps.protocol.frames import FrameOp
 from ps.protocol.handshake import MASTER, TRAINER, CallerHello
-from ps.server.process import FILES, allow_files, masterless
-from tests.support.ps_echo import LONG_S, call, echo
+from ps.server.process import FILES, allow_files
+from tests.support.ps_echo import LONG_S
+from tests.support.ps_servers import SECRET, place, server
 
 
 def test_it_says_whether_a_master_has_been_in_touch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,16 +43,22 @@ def test_as_many_files_as_a_thousand_trainers_need(
     assert ("ulimit -Hn" in caplog.text) is (hard == 4096)
 
 
-def test_a_master_is_in_touch_while_it_asks() -> None:
-    with echo() as made:
-        trainer = call(made.tcp, CallerHello(TRAINER, 1))
-        assert masterless(made.endpoint.peers, LONG_S)
-        master = call(made.tcp, CallerHello(MASTER))
-        assert not masterless(made.endpoint.peers, LONG_S)
-        (peer,) = (one for one in made.endpoint.peers if one.role == MASTER)
-        peer.heard_s -= LONG_S
-        assert masterless(made.endpoint.peers, LONG_S)
-        master.request(FrameOp.PING, deadline_s=LONG_S)
-        assert not masterless(made.endpoint.peers, LONG_S)
-        trainer.close()
-        master.close()
+def test_a_master_is_in_touch_while_it_asks_and_for_a_lease_after_its_connection() -> None:
+    one = server()
+    assert one.masterless(LONG_S)
+    trainer = FrameCaller.connect(place(one), CallerHello(TRAINER, 1), secret=SECRET, deadline_s=LONG_S)
+    assert one.masterless(LONG_S)
+    master = FrameCaller.connect(place(one), CallerHello(MASTER, token=1), secret=SECRET, deadline_s=LONG_S)
+    assert not one.masterless(LONG_S)
+    peer = one._newest
+    assert peer is not None
+    peer.heard_s -= LONG_S
+    assert one.masterless(LONG_S)
+    master.request(FrameOp.PING, deadline_s=LONG_S)
+    assert not one.masterless(LONG_S)
+    trainer.close()
+    master.close()
+    assert not one.masterless(LONG_S)
+    peer.heard_s -= LONG_S
+    assert one.masterless(LONG_S)
+    one.stop()
