@@ -60,9 +60,11 @@ HISTORY = 2000
 OLDEST = (3, 5, 0)
 """First version that a member can be. 3.4, as in Debian 12, does not start on the Unix sockets of a private store."""
 
-INCONSISTENT = ((3, 5, 0), (3, 5, 3))
-"""First affected and first fixed release: a killed member may restart with different data than its peers
-(etcd#13766)."""
+FLAWS = (
+    ((3, 5, 3), "may come back from a kill with other data than its peers (etcd#13766), so it compares its data first"),
+    ((3, 5, 13), "may end the leases of all nodes when its leader has stalled for a moment (etcd#15247)"),
+)
+"""Defects of 3.5 that matter with several members, each with the first release without it."""
 
 NOT_FOR_BROWSERS = {
     # JSON over plain HTTP, which any web page can post to a port of its visitor's host. edl does not need it.
@@ -244,12 +246,12 @@ class EtcdMember:
     def flaw(self) -> str:
         """A known defect of this etcd version that matters with several members; empty for none."""
         version = version_of(self._program())
-        if self.plan.size == 1 or not INCONSISTENT[0] <= version < INCONSISTENT[1]:
+        found = [(mended, what) for mended, what in FLAWS if OLDEST <= version < mended]
+        if self.plan.size == 1 or not found:
             return ""
-        return (
-            f"etcd {'.'.join(map(str, version))} may come back from a kill with other data than its peers "
-            "(etcd#13766). It compares its data first; put etcd 3.5.3 or newer on the PATH of all nodes"
-        )
+        mended, what = found[-1][0], ", and ".join(what for _, what in found)
+        release = ".".join(map(str, mended))
+        return f"etcd {'.'.join(map(str, version))} {what}. Put etcd {release} or newer on the PATH of all nodes"
 
     def _program(self) -> str:
         return os.path.abspath(self._binary or find_binary())
