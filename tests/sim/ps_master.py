@@ -32,7 +32,7 @@ class Life:
     def __init__(self, master: Master, process: BareProcess[Net]) -> None:
         self.master, self.process = master, process
         sim = master.sim
-        self.machine = PlacementMachine(sim.training, buckets=sim.buckets, limits=sim.limits)
+        self.machine = PlacementMachine(sim.training, buckets=sim.buckets, limits=sim.limits, secret=SECRET)
         self.hosting = Hosting([self.machine])
         self.streams = SimStreams(process, sim.net.listening)
         deps = MasterConnectionsDeps(

@@ -28,6 +28,8 @@ KILL, ADD, DRAIN, FREEZE, APART, ONE_WAY, DEAF, STREAM, LINE, FLAP, MASTER, TRAI
     *("kill", "add", "drain", "freeze", "apart", "one way", "deaf", "stream", "line", "flap", "master"),
     *("trainer", "newcomer", "place", "leave", "disk"),
 )
+BACK_S = 3.0
+"""Most seconds until a launcher whose lease the store has ended has registered again."""
 STUCK_S = 5.0
 """A request that waits longer for others than its sender does never ends."""
 HARD = (KILL, FREEZE, APART, ONE_WAY, DEAF)
@@ -57,6 +59,11 @@ class PsSim:
         self.gentle = rng.random() < 0.5
         """Single faults, with time to heal: nothing may be lost."""
         self.faults = rng.choice((3, 6, 10))
+        self.lease_rng = random.Random(-1 - seed)  # of its own: earlier seeds play as they did
+        self.ends_leases = self.lease_rng.random() < 0.2
+        """Once, the store ends all leases although everybody lives."""
+        self.back_by_s = 0.0
+        """When all have registered again."""
         motion = rng.choice((2, 8))
         gather_s = rng.choice((0.0, 0.02, 0.2))
         self.limits = CoordinatorLimits(
@@ -204,6 +211,20 @@ class PsSim:
     def _come_back(self, node: Pserver) -> None:
         if node.alive:
             self.master.key_put(node)
+
+    def end_leases(self) -> None:
+        """As an etcd does whose leader was frozen (etcd#15247): launchers and the Master's node register again."""
+        rng, self.ends_leases, self.back_by_s = self.lease_rng, False, self.net.now_s + BACK_S
+        self.trace.append(f"{self.net.now_s:.2f} all leases end")
+        for node in [one for one in self.living() if one.name in self.master.keys]:
+            self.master.key_gone(node.name)
+            self.net.at(rng.uniform(0.1, BACK_S), self._come_back_as, node, node.draining)
+        if rng.random() < 0.5:
+            self.master.die()
+
+    def _come_back_as(self, node: Pserver, draining: bool) -> None:
+        if node.alive:
+            self.master.key_put(node, draining)
 
     def add_trainer(self, place: str) -> None:
         if place in self.places and not (place in self.people and self.people[place].alive):
@@ -377,11 +398,15 @@ class PsSim:
                 self._until(self.calm, 80.0, "to be calm before the next fault")
             if self.master.failed:
                 break
-            self.fault()
+            if self.ends_leases and self.lease_rng.random() < 0.5:
+                self.end_leases()
+            else:
+                self.fault()
             self._pass(self.net.rng.choice((0.01, 0.1, 0.5, 3.0)))
         self._heal()
 
     def _heal(self) -> None:
+        self._pass(max(0.0, self.back_by_s - self.net.now_s))
         self.net.heal()
         self._repair_disk()
         self.disk.storage.frozen_until_s = 0.0
