@@ -35,7 +35,8 @@ class FaultKind(enum.Enum):
     """A launcher is stopped by SIGSTOP and continues later without noticing."""
     PAUSE_MASTER = "pause-master"
     LOSE_LEASE = "lose-lease"
-    """A launcher's lease is revoked while it is alive."""
+    """A launcher's lease is revoked while it is alive, or those of all, as by an etcd whose leader was frozen
+    (etcd#15247)."""
     DRAIN = "drain"
     """A launcher gets SIGTERM."""
     KILL_FORK_SERVER = "kill-fork-server"

@@ -20,6 +20,8 @@ from edl.wire.scale_requests import Cordon, Drain, DrainMode, Resize, SetBounds,
 
 T = TypeVar("T")
 MAX_NODES = 7
+ALL_LEASES = 0.3
+"""Share of lost leases with which all others are lost."""
 
 
 def play_out(world: SimWorld, plan: FaultPlan) -> None:
@@ -162,8 +164,10 @@ def _stop(world: SimWorld, fault: Fault, victim: SimLauncher | None) -> None:
 
 def _lose_lease(world: SimWorld, fault: Fault) -> None:
     victim = _launcher(world, fault)
-    if victim is not None and victim.info.incarnation:
-        world.store.revoke(victim.info.incarnation)
+    victims = world.alive() if fault.pick2 < ALL_LEASES else [victim]
+    for one in victims:
+        if one is not None and one.info.incarnation:
+            world.store.revoke(one.info.incarnation)
 
 
 def _drain(world: SimWorld, fault: Fault) -> None:

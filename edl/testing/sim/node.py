@@ -93,6 +93,11 @@ class SimProcesses:
         for worker in workers:
             self._process.deps.training.end(worker, -SIGKILL)
 
+    def started(self) -> None:
+        """Note that workers were started: after their time, they end at once."""
+        if self._process.now_s() >= self._until_s:
+            self.silent(self._until_s)
+
     def lose(self) -> None:
         """Kill the fork server, and with it the workers it has started."""
         for worker in self._workers():
@@ -131,6 +136,7 @@ class SimWorkers:
         if not await self._spawns():
             return self._killed(world.round, slots)
         self._add(parent.deps.training.start(parent, world, member, slots))
+        self._processes.started()
         return []
 
     async def start_ahead(self, born: Round, slots: tuple[int, ...], uses: tuple[int, ...]) -> list[ag.WorkerEnded]:
@@ -140,6 +146,7 @@ class SimWorkers:
             return self._killed(born, slots)
         owner = parent.info.node, parent.info.incarnation
         self._add([parent.deps.training.start_ahead(parent, owner, born, slot) for slot in slots])
+        self._processes.started()
         return []
 
     async def _spawns(self) -> bool:
