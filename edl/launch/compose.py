@@ -332,7 +332,9 @@ def _put_together(
             log=log,
             wall_clock_s=wall_clock_s,
             checkpoint_dir=settings.state.checkpoint_dir,
-            services=_services(settings, deps.registration.token),
+            services=_services(
+                spec, readers.authority_of(settings.store.secret, spec.job), pservers.secret_of(deps.registration.token)
+            ),
             helper_connections=_helper_connections(spec, info.node, log),
             companions=_companions(settings, deps, log),
             written=deps.recorders.written,
@@ -444,19 +446,21 @@ def _elected(deps: _NodeDeps, shell: MasterShell | None) -> None:
         deps.web.use_master(shell)
 
 
-def _services(settings: LaunchSettings, token: str) -> Callable[[], tuple[Service, ...]]:
+def _services(spec: JobSpec, readers_authority: str, servers_secret: str) -> Callable[[], tuple[Service, ...]]:
     """The factory of the services that the Master hosts. Their modules are imported now: a Master that has just been
     elected must not block its event loop by imports, which on a busy host take longer than its lease."""
-    spec = settings.spec
-    authority, servers = readers.authority_of(settings.store.secret, spec.job), spec.servers
+    servers = spec.servers
     if not servers:
-        return lambda: (LeaseMachine(authority),)
+        return lambda: (LeaseMachine(readers_authority),)
     from ps.coordinator.machine import PlacementMachine
     from ps.coordinator.state import CoordinatorLimits
 
-    times, secret = spec.timeouts, pservers.secret_of(token)
+    times = spec.timeouts
     limits = CoordinatorLimits(recover_s=times.recover_s, returns_s=times.lease_ttl_s + RETURN_S)
-    return lambda: (LeaseMachine(authority), PlacementMachine(servers, limits=limits, secret=secret))
+    return lambda: (
+        LeaseMachine(readers_authority),
+        PlacementMachine(servers, limits=limits, secret=servers_secret),
+    )
 
 
 def _helper_connections(

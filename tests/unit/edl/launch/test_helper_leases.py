@@ -91,7 +91,7 @@ def test_a_lease_that_ends(monkeypatch: pytest.MonkeyPatch, away: bool, masterle
         store.available = True
         helpers._changed.set()
         if not masterless:
-            await until(lambda: any("continue under a new one" in line for line in said) and bool(keys()))
+            await until(lambda: any("under a new one" in line for line in said) and bool(keys()))
             assert list(keys()) == ["a-1"] and not kind.started[0].over.is_set()
         else:
             await until(lambda: list(keys()) == ["a-2"])

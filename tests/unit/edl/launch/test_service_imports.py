@@ -13,7 +13,7 @@ from edl.launch.compose import _services
 from edl.types import JobId
 
 assert "ps.coordinator.machine" not in sys.modules
-make = _services(JobSpec(JobId("job"), NodeRange(1, 1), servers=Training()), "")
+make = _services(JobSpec(JobId("job"), NodeRange(1, 1), servers=Training()), "", "")
 before = set(sys.modules)
 first, second = make(), make()
 assert len(first) == 2 and first[1] is not second[1]
