@@ -320,6 +320,7 @@ def _put_together(
 ) -> Launcher:
     """Build the candidate, the agent and the launcher; only callbacks connect them."""
     spec, clock, info, store = settings.spec, SystemClock(), deps.info, deps.opened.store
+    authority = readers.authority_of(settings.store.secret, spec.job)
     note = LocalJob(spec.job, info.node, deps.opened.endpoints, secret_file=settings.store.secret_file)
     candidate, agent, launcher = wire(
         MasterDeps(
@@ -332,9 +333,7 @@ def _put_together(
             log=log,
             wall_clock_s=wall_clock_s,
             checkpoint_dir=settings.state.checkpoint_dir,
-            services=_services(
-                spec, readers.authority_of(settings.store.secret, spec.job), pservers.secret_of(deps.registration.token)
-            ),
+            services=_services(spec, authority, deps.registration.token),
             helper_connections=_helper_connections(spec, info.node, log),
             companions=_companions(settings, deps, log),
             written=deps.recorders.written,
@@ -446,7 +445,7 @@ def _elected(deps: _NodeDeps, shell: MasterShell | None) -> None:
         deps.web.use_master(shell)
 
 
-def _services(spec: JobSpec, readers_authority: str, servers_secret: str) -> Callable[[], tuple[Service, ...]]:
+def _services(spec: JobSpec, readers_authority: str, token: str) -> Callable[[], tuple[Service, ...]]:
     """The factory of the services that the Master hosts. Their modules are imported now: a Master that has just been
     elected must not block its event loop by imports, which on a busy host take longer than its lease."""
     servers = spec.servers
@@ -455,12 +454,9 @@ def _services(spec: JobSpec, readers_authority: str, servers_secret: str) -> Cal
     from ps.coordinator.machine import PlacementMachine
     from ps.coordinator.state import CoordinatorLimits
 
-    times = spec.timeouts
+    times, secret = spec.timeouts, pservers.secret_of(token)
     limits = CoordinatorLimits(recover_s=times.recover_s, returns_s=times.lease_ttl_s + RETURN_S)
-    return lambda: (
-        LeaseMachine(readers_authority),
-        PlacementMachine(servers, limits=limits, secret=servers_secret),
-    )
+    return lambda: (LeaseMachine(readers_authority), PlacementMachine(servers, limits=limits, secret=secret))
 
 
 def _helper_connections(
