@@ -169,10 +169,10 @@ def test_a_lone_member_is_asked_once() -> None:
     assert asked == ["a"]
 
 
-@pytest.mark.parametrize(("age_s", "silent"), [(0.4, False), (0.6, True)])
+@pytest.mark.parametrize(("age_s", "silent"), [(1.0, False), (1001.0, True)])
 def test_a_member_has_some_time_before_it_counts_as_silent(age_s: float, silent: bool) -> None:
     """Another member may have answered a call that was sent hardly later."""
     suspects: list[str] = []
     rpc = members(*MEMBERS, suspects=suspects)
-    rpc._judge_silence(rpc._endpoints[0], SystemClock().now_s() - age_s, 0.5)
+    rpc._judge_silence(rpc._endpoints[0], SystemClock().now_s() - age_s, 1000.0)
     assert suspects == (["a"] if silent else [])
