@@ -88,8 +88,9 @@ IN_THE_JOB: tuple[Step, ...] = (
     Step("edl logs [-f] [--rank R]… [--node NODE]… [--lines N] [--raw] [--rdzv-id JOB] [--rdzv-endpoint HOST:PORT,…] "
          "[--json]"),
     Step("edl stacks --rank 3", "train"),
+    # Without a rank: which one is on that node depends on who was there first.
     Step("edl stacks [--rank R]… [--node NODE]… [--raw] [--rdzv-id JOB] [--rdzv-endpoint HOST:PORT,…] [--json]",
-         "train"),
+         "train", run="edl stacks --node node-a --raw --rdzv-id={job} --rdzv-endpoint={endpoint} --json"),
     Step("edl history /ckpt/digits", "began"),
     Step("edl history /shared/history", "began"),
     # Notifications.
