@@ -251,10 +251,12 @@ class Helpers:
         once, also those that were renewed meanwhile, and nobody has taken over: the other processes get keys of the
         same names under a new lease. Should a Master have taken one for dead after all, it gets another number from it
         and drops its data."""
+        if not self._kind.fenced:
+            return
         await asyncio.gather(*(process.look(ANSWER_S) for process in self._running.values()))
         without = [name for name, process in self._running.items() if process.masterless]
         self._fence(without, "their lease has expired and others take over")
-        if self._kind.fenced and self._running:
+        if self._running:
             running = count(len(self._running), self._kind.what)
             verb = "continues" if len(self._running) == 1 else "continue"
             self._deps.log(f"the lease has ended: {running} {verb} under a new one, as a Master knows them")

@@ -113,12 +113,11 @@ class PserverRegistry:
         """A pserver's lease has ended: it has died or left, or the store was away for longer than a lease. In the last
         case its launcher registers it again, so a live one without which rows are lost is waited for."""
         self.keys.pop(name, None)
-        state, server = self._state, self._state.named(name)
+        server = self._state.named(name)
         if server is None:
             return
-        lives = server.greeted or turn.now_s < self._orphans_s
-        if lives and state.opened and state.grid.lost_with(server.number):
-            self._returning[server.number] = turn.now_s + state.limits.returns_s
+        if server.greeted or turn.now_s < self._orphans_s:
+            self._miss(turn, server, LEASE_ENDED)
         else:
             self.bury(turn, server, LEASE_ENDED)
 
@@ -242,6 +241,14 @@ class PserverRegistry:
                 del self._silent[number]
                 self.bury(turn, server, "it does not respond, and other pservers hold all its data")
 
+    def _miss(self, turn: PlacementTurn, server: Pserver, why: str) -> None:
+        """Wait for the key of a pserver that may live, if rows are lost without it; otherwise remove it."""
+        state = self._state
+        if state.opened and state.grid.lost_with(server.number):
+            self._returning[server.number] = turn.now_s + state.limits.returns_s
+        else:
+            self.bury(turn, server, why)
+
     def _bury_missing(self, turn: PlacementTurn) -> None:
         """Remove pservers whose keys have not come back."""
         for number, until_s in list(self._returning.items()):
@@ -348,10 +355,7 @@ class PserverRegistry:
             self._orphans_s = 0.0
             missing = [one for one in state.servers.values() if one.name not in self.keys]
             for server in [one for one in missing if one.number not in self._returning]:
-                if state.opened and state.grid.lost_with(server.number):
-                    self._returning[server.number] = turn.now_s + state.limits.returns_s
-                else:
-                    self.bury(turn, server, "it died while there was no Master")
+                self._miss(turn, server, "it died while there was no Master")
         elif self._orphans_s:
             turn.wake(self._orphans_s)
         self._bury_missing(turn)

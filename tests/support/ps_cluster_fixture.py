@@ -65,6 +65,12 @@ class Cluster:
             self._effects(name, self.bucket_machines[name].step(hd.MasterLine()))
         return self.machine
 
+    def new_machine_without_keys(self) -> None:
+        """Replace the Master while no pserver has a key, although all live."""
+        machines, self.bucket_machines = self.bucket_machines, {}
+        self.new_machine()
+        self.bucket_machines = machines
+
     # --- pservers ----------------------------------------------------------------------------------------------------
 
     def _value(self, name: str, **more: object) -> bytes:

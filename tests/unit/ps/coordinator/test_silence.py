@@ -74,9 +74,7 @@ def test_a_lease_that_ends_as_a_master_takes_over_takes_no_rows_along() -> None:
     one = cluster(training=Training(servers=(1, 4), replication=Replication.NONE))
     one.world("a")
     one.trainer("a")
-    machines, one.bucket_machines = one.bucket_machines, {}
-    one.new_machine()
-    one.bucket_machines = machines
+    one.new_machine_without_keys()
     for name in ("p", "q"):
         one.feed(sv.KeyPut(f"servers/{name}", one._value(f"servers/{name}")))
         one.lose_key(name)
@@ -93,9 +91,7 @@ def test_a_new_master_waits_longer_for_what_only_a_missing_one_holds(back: bool)
     one = cluster(training=Training(servers=(1, 4), replication=Replication.SYNC))
     one.world("a")
     one.trainer("a")
-    machines, one.bucket_machines = one.bucket_machines, {}
-    one.new_machine()
-    one.bucket_machines = machines
+    one.new_machine_without_keys()
     one.pass_time(ORPHANS_S + RETURNS_S - 0.5)
     assert set(one.machine.state.servers) == {2}, "what the first one holds, the second one holds as well"
     assert "pserver p (number 1) is lost: it died while there was no Master" in one.notes
