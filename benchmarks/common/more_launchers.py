@@ -36,6 +36,7 @@ class Bare(RunsPlainScript):
             "PADDLE_TRAINER_ENDPOINTS": ",".join(paddle),
             "PADDLE_CURRENT_ENDPOINT": paddle[node % len(paddle)],
             "PADDLE_MASTER": plan.endpoint,
+            "PADDLE_DISTRI_BACKEND": "gloo",
         }
 
 
@@ -126,11 +127,13 @@ RAY_WAITS = {
     "RAY_health_check_timeout_ms": "1000",
     "RAY_health_check_failure_threshold": "2",
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.1",
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "2",
     "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S": "0.5",
     "RAY_raylet_report_resources_period_milliseconds": "100",
 }
 """Shorter waits for Ray: a silent node is dead after about 2 s (default 8 to 18), and Ray Train looks at its workers
-ten times in a second (every 2 s)."""
+ten times in a second (every 2 s). After a node's death it first asks for as many workers as before, because it does not
+know yet that there is no room for them, and tries with fewer after 2 s (60)."""
 RAY_RESIZE_S = 0.5
 """Seconds between two looks for more nodes; the default is 60."""
 RAY_QUIET = {"RAY_TRAIN_V2_ENABLED": "1", "RAY_DISABLE_IMPORT_WARNING": "1", "RAY_USAGE_STATS_ENABLED": "0"}

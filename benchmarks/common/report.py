@@ -50,8 +50,10 @@ def machine() -> dict[str, object]:
 
 
 def seconds(value: float) -> str:
-    """Format seconds with three significant digits; below a second as milliseconds."""
-    return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.1f} s"
+    """Format seconds with at least two significant digits; below a second as milliseconds."""
+    if value >= 1:
+        return f"{value:.1f} s"
+    return f"{value * 1000:.0f} ms" if value >= 0.01 else f"{value * 1000:.1f} ms"
 
 
 def figures(values: Mapping[str, float]) -> str:

@@ -58,7 +58,7 @@ CONTENDERS = tuple(
             "ray-train",
             "ray-train",
             "plain script's function; elastic `num_workers`, looks for nodes every 0.5 s (60) and at workers every "
-            "0.1 s (2), a silent node is dead after 2 s",
+            "0.1 s (2), a silent node is dead after 2 s, a start without room is given up after 2 s (60)",
             "ray-train",
         ),
         ("horovod", "", "not measured", "horovod"),

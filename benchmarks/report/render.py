@@ -119,8 +119,11 @@ def load_line(loads: Sequence[float], cores: int) -> str:
     """The load before the runs, and whether that makes the figures worthless."""
     if not loads:
         return "No run yet."
-    text = f"One-minute load before the runs: {statistics.median(loads):.1f} ({min(loads):.1f}{DASH}{max(loads):.1f})."
-    if statistics.median(loads) > cores:
+    text = (
+        f"One-minute load before the runs: {statistics.median(loads):.1f} ({min(loads):.1f}{DASH}{max(loads):.1f}). "
+        "The run before, which keeps all cores busy for a while, counts in it."
+    )
+    if statistics.median(loads) > 1.5 * cores:
         text += " **The machine was busy with other work: the figures show what works, not how fast it is.**"
     return text
 

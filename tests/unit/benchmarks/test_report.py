@@ -71,6 +71,7 @@ def test_medians_spreads_and_ratios_are_those_of_the_runs() -> None:
 def test_a_spread_shows_its_ends_only_if_there_are_several_runs() -> None:
     assert Spread(()).show("s") == DASH
     assert Spread((0.25,)).show("s") == "250 ms"
+    assert Spread((0.00108,)).show("s") == "1.1 ms"
     assert Spread((3.0, 1.0, 2.0)).show("s") == f"2.0 s (1.0 s{DASH}3.0 s)"
     assert Spread((10.0, 20.0)).show("MB") == f"15 MB (10 MB{DASH}20 MB)"
 
@@ -131,8 +132,8 @@ def test_metrics_that_no_run_has_get_no_column() -> None:
 
 
 def test_the_load_is_shown_and_a_busy_machine_is_named() -> None:
-    assert "busy" not in load_line([0.5, 1.5, 2.5], 2)
-    assert "busy" in load_line([0.5, 2.5, 9.0], 2)
+    assert "busy with other work" not in load_line([0.5, 2.5, 19.0], 2)
+    assert "busy with other work" in load_line([0.5, 3.5, 9.0], 2)
     assert load_line([], 2) == "No run yet."
 
 
