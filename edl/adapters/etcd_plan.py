@@ -113,7 +113,7 @@ def parse_endpoints(text: str) -> tuple[str, ...]:
 
 
 def encrypted(endpoint: str, protocol: str) -> str:
-    """``--rdzv-endpoint`` with torchrun's ``protocol`` of ``--rdzv-conf``, which an endpoint with a scheme overrides."""
+    """``--rdzv-endpoint`` after torchrun's ``protocol`` of ``--rdzv-conf``; a scheme of the endpoint overrides it."""
     https = protocol.lower() == "https" and endpoint and "://" not in endpoint
     return f"etcds://{endpoint}" if https else endpoint
 
