@@ -204,7 +204,7 @@ def _first_s(chance: random.Random, scale_s: float, shape: float) -> float:
     if shape == 1:
         return chance.weibullvariate(scale_s, shape)
     # (gap / scale) ** shape of a Weibull gap is exponential, and so Gamma(1 + 1 / shape) with the weight of the gap.
-    gap_s = scale_s * chance.gammavariate(1 + 1 / shape, 1) ** (1 / shape)
+    gap_s: float = scale_s * chance.gammavariate(1 + 1 / shape, 1) ** (1 / shape)
     return chance.random() * gap_s
 
 

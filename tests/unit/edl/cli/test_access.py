@@ -52,7 +52,7 @@ def test_commands_take_the_conf_that_launchers_take(capsys: pytest.CaptureFixtur
     ],
 )
 def test_tls_without_a_ca_is_refused_before_anything_is_sent(endpoint: str, conf: str) -> None:
-    with pytest.raises(SettingError, match="--rdzv-conf ca='': TLS needs the CA certificate. Add ca=FILE"):
+    with pytest.raises(SettingError, match=r"--rdzv-conf ca='': TLS needs the CA certificate\. Add ca=FILE"):
         where_of({**where(conf), "rdzv_endpoint": endpoint})
 
 
