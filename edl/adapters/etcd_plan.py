@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import urllib.parse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -110,6 +110,26 @@ def parse_endpoints(text: str) -> tuple[str, ...]:
         host_only = ":" not in bare or bare.endswith("]")
         endpoints.append(address(*split_endpoint(f"{bare}:{DEFAULT_PORT}" if host_only else bare)))
     return tuple(endpoints)
+
+
+def encrypted(endpoint: str, protocol: str) -> str:
+    """``--rdzv-endpoint`` after torchrun's ``protocol`` of ``--rdzv-conf``; a scheme of the endpoint overrides it."""
+    https = protocol.lower() == "https" and endpoint and "://" not in endpoint
+    return f"etcds://{endpoint}" if https else endpoint
+
+
+def tls_files(endpoint: str, conf: Mapping[str, str]) -> dict[str, str]:
+    """The files ``ca``, ``cert`` and ``key`` of ``--rdzv-conf`` for the store at ``--rdzv-endpoint``; all empty without
+    TLS.
+
+    Raises ``SettingError`` if TLS is requested without a CA certificate. Without TLS, the password would be sent to
+    whoever answers.
+    """
+    files = {key: conf.get(key, "") for key in ("ca", "cert", "key")}
+    requested = files["cert"] or files["key"] or "etcds://" in endpoint
+    if requested and not files["ca"]:
+        raise SettingError("--rdzv-conf ca", "''", "TLS needs the CA certificate", "Add ca=FILE to --rdzv-conf")
+    return files
 
 
 def split_endpoint(endpoint: str) -> tuple[str, int]:

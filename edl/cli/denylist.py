@@ -110,9 +110,9 @@ async def _add(where: dict[str, str], at: str, as_json: bool, host: str, device:
 
     if not host and not device:
         raise UsageError("edl denylist add: name a host, or a device with --device=UUID")
-    keep_s = duration_s(period) if period else 0.0
-    if keep_s is None:
-        raise SettingError("--for", period, "is no duration", "Write 90s, 15m, 12h or 7d")
+    keep_s = duration_s(period) if period else None
+    if period and not keep_s:
+        raise SettingError("--for", period, "must be a time above 0", "Write 90s, 12h or 7d. Without it: for ever")
     now_s = wall_clock_s()
     entry = DenylistEntry(
         *(host, device, " ".join(reason.split()), who_asks()),

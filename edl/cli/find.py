@@ -20,7 +20,7 @@ from edl.adapters.identity import Identity, identity_of, secret_at
 from edl.adapters.local_jobs import LocalJob, local_jobs
 from edl.adapters.secret_file import secret_from
 from edl.adapters.transport import MasterClient, NodeClient
-from edl.errors import SettingError, StoreUnavailable, UsageError
+from edl.errors import EdlError, SettingError, StoreUnavailable, UsageError
 from edl.master.election import MasterInfo
 from edl.ports import Store
 from edl.types import JobId
@@ -34,6 +34,9 @@ from edl.wire.secret import Secret, described, described_own, token_of
 
 SHOWN_NODES = 8
 """Nodes of a longer list that are shown in a message."""
+LOOK_FAILURES: tuple[type[Exception], ...] = (EdlError, OSError, grpc.aio.AioRpcError)
+"""What looking for a Master, or a call to it, may raise, after which a later attempt may succeed. ``OSError``: no file
+descriptor is left, for example."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
-import grpc.aio
-
-from edl.cli.find import NoAnswer, NoMaster
-from edl.errors import StoreError, UsageError
+from edl.cli.find import LOOK_FAILURES, NoAnswer, NoMaster
 from edl.wire.status import HistoryEntry, Kind
 
 PAUSE_S = 0.5
@@ -53,7 +50,7 @@ async def followed(
                     found, failed, after, last = True, 0, entry.number, entry
                     ended = ended or entry.kind == Kind.JOB_ENDED.value
                     yield entry
-        except (UsageError, StoreError, grpc.aio.AioRpcError) as error:
+        except LOOK_FAILURES as error:
             if not found:
                 raise
             if isinstance(error, NoMaster) and error.outcome is not None:

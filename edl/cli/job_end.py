@@ -8,10 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
-import grpc.aio
-
-from edl.cli.find import NoMaster
-from edl.errors import StoreError, UsageError
+from edl.cli.find import LOOK_FAILURES, NoMaster
 from edl.tasks import end
 from edl.wire.status import HistoryEntry, JobStatus, Kind
 
@@ -81,7 +78,7 @@ class JobEnd:
 
     async def _follow(self) -> HistoryEntry:
         while True:
-            with contextlib.suppress(StoreError, UsageError, grpc.aio.AioRpcError):
+            with contextlib.suppress(*LOOK_FAILURES):
                 async with self._connect() as client:
                     async for entry in client.events(self._newest, follow=True):
                         self._newest = entry.number

@@ -9,11 +9,10 @@ import click
 import grpc.aio
 
 from edl.adapters.transport import NodeClient
-from edl.cli.find import NoAnswer, Where
+from edl.cli.find import LOOK_FAILURES, NoAnswer, Where
 from edl.cli.job_end import JobEnd
 from edl.cli.output_text import nodes_to_ask
 from edl.cli.polling import Finder
-from edl.errors import StoreError, UsageError
 from edl.wire.node_requests import OutputLines, OutputRequest, StacksRequest
 from edl.wire.records import NodeInfo
 
@@ -54,7 +53,7 @@ class Launchers:
         try:
             await self.find()
             self._failures = 0
-        except (UsageError, StoreError, grpc.aio.AioRpcError) as error:
+        except LOOK_FAILURES as error:
             self._failures += 1
             if self._end.ending_of(error):
                 return True

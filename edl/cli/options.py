@@ -73,18 +73,20 @@ reason_option = click.option("--reason", default="", metavar="TEXT", help="The r
 def where_of(options: dict[str, str]) -> Where:
     """Parse the options that ``job_options`` or ``store_options`` adds; reports unknown keys of ``--rdzv-conf``. Raises
     ``UsageError``."""
-    from edl.adapters.etcd_plan import parse_endpoints
+    from edl.adapters.etcd_plan import encrypted, parse_endpoints, tls_files
     from edl.adapters.etcd_rpc import EtcdTls
     from edl.cli.find import Where
 
-    pairs = (item.partition("=")[::2] for item in options["rdzv_conf"].split(",") if item)
-    conf = {TORCHRUN.get(name, name): value for name, value in pairs}
+    items = (item.partition("=") for item in options["rdzv_conf"].split(",") if item.strip())
+    conf = {TORCHRUN.get(name.strip(), name.strip()): value.strip() for name, _, value in items}
     # Keys that only launchers use are ignored: EDL_RDZV_CONF may be the same for both.
     for name in sorted(set(conf) - {*("ca", "cert", "key", "user", "password"), *LAUNCHERS}):
         known = "known keys are ca, cert, key, user, password"
         click.echo(f"edl: --rdzv-conf: unknown key {name!r} is ignored; {known}", err=True)
-    tls = EtcdTls(conf["ca"], conf.get("cert"), conf.get("key")) if "ca" in conf else None
-    endpoints = parse_endpoints(options["rdzv_endpoint"])
+    endpoint = encrypted(options["rdzv_endpoint"], conf.get("protocol", ""))
+    files = tls_files(endpoint, conf)
+    tls = EtcdTls(files["ca"], files["cert"] or None, files["key"] or None) if files["ca"] else None
+    endpoints = parse_endpoints(endpoint)
     login = conf.get("user"), conf.get("password")
     return Where(
         options.get("rdzv_id", ""), endpoints, tls, *login, options["secret_file"], environment().get("EDL_SECRET", "")

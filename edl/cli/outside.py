@@ -11,14 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import click
-import grpc.aio
 
 from edl.adapters.clock import SystemClock, wall_clock_s
 from edl.adapters.system_threads import SYSTEM_THREADS
-from edl.cli.find import NoMaster, Where
+from edl.cli.find import LOOK_FAILURES, NoMaster, Where
 from edl.cli.job_end import JobEnd
 from edl.cli.polling import Finder
-from edl.errors import EdlError, NotificationError
+from edl.errors import NotificationError
 from edl.exit_codes import ExitCode
 from edl.notify.addresses import NamedChannel
 from edl.notify.delivery import Delivery, DeliveryDeps
@@ -148,7 +147,7 @@ class Outside:
             why = str(error)
         except asyncio.TimeoutError:  # from Python 3.11 on it is an OSError, too
             why = f"no answer within {ANSWER_S:g} s"
-        except (EdlError, OSError, grpc.aio.AioRpcError) as error:  # such as no descriptor: nobody else would look
+        except LOOK_FAILURES as error:  # whatever it is: nobody else would look
             why = str(error)
         return outside.OutsideSnapshot(self._clock.now_s(), why)
 

@@ -10,9 +10,9 @@ from typing import Protocol
 
 import grpc.aio
 
-from edl.cli.find import JobClient, Where, located, master_of
+from edl.cli.find import LOOK_FAILURES, JobClient, Where, located, master_of
 from edl.cli.job_end import JobEnd
-from edl.errors import EdlError, StoreError, UsageError
+from edl.errors import UsageError
 from edl.wire.status import JobStatus
 
 LOOKING = "looking for the Master"
@@ -60,15 +60,15 @@ async def readings(
                     job_end.see(status)
                     yield StatusReading(status)
                     await job_end.rest(pause())
-        except (UsageError, StoreError, grpc.aio.AioRpcError) as error:
+        except LOOK_FAILURES as error:
             if not found:
                 raise
             ending = job_end.ending_of(error)
             if ending:
                 yield StatusReading(None, ending, over=True)
                 return
-            why = str(error) if isinstance(error, EdlError) else "it does not answer"
-            yield StatusReading(None, f"{LOOKING}: {why}")
+            why = "" if isinstance(error, grpc.aio.AioRpcError) else str(error)
+            yield StatusReading(None, f"{LOOKING}: {why or 'it does not answer'}")
         await job_end.rest(pause())
 
 
@@ -84,7 +84,7 @@ class Finder:
         """A client of the current Master. Raises what ``master_of`` raises."""
         try:
             self._known = located(self._asked)
-        except UsageError:
+        except (UsageError, OSError):
             if self._known is None:
                 raise
         async with master_of(self._known) as client:

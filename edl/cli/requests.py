@@ -9,11 +9,9 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-import grpc.aio
-
-from edl.cli.find import NoMaster
+from edl.cli.find import LOOK_FAILURES
 from edl.cli.job_end import JobEnd
-from edl.errors import StoreError, UsageError
+from edl.errors import UsageError
 from edl.master.events import Kind
 from edl.rendezvous.phrases import count, listed
 from edl.wire.scale_requests import Granted, ScaleRequest, ScaleView
@@ -109,13 +107,15 @@ async def reach(
                         said = seen.text
                         say(said if said.startswith("waiting") else f"waiting: {said}")
                     await job_end.rest(pause())
-        except (NoMaster, StoreError, grpc.aio.AioRpcError) as error:
+        except LOOK_FAILURES as error:
             ending = job_end.ending_of(error)
             if ending:
                 return replace(result_of(granted), ok=False, text=ending)
             silent += 1
             if silent >= MOST_SILENT_READS:
+                why = str(error) or type(error).__name__
                 text = f"no Master answers for the job ({said}). The request is still valid; see edl status"
+                text += f". The last attempt: {why}"
                 return replace(result_of(granted), ok=False, text=text)
             if silent == 2:
                 say("waiting: no Master answers at the moment")

@@ -46,7 +46,7 @@ DURATION = _Duration()
 @click.command()
 @click.option("--nodes", default=128, show_default=True, help="Nodes of the largest world.")
 @click.option("--min-nodes", default=0, help="Nodes of the smallest world. Default: the same as --nodes.")
-@click.option("--spares", default=0, show_default=True, help="Nodes beyond --nodes.")
+@click.option("--spares", type=click.IntRange(min=0), default=0, show_default=True, help="Nodes beyond --nodes.")
 @click.option("--slots", default=8, show_default=True, help="Slots of each node.")
 @click.option("--node-unit", default=1, show_default=True, help="Worlds have a multiple of this many nodes.")
 @click.option("--replica-nodes", default=1, show_default=True, help="Nodes that hold one replica of the model.")
@@ -68,8 +68,8 @@ DURATION = _Duration()
     multiple=True,
     metavar="KIND:every=T[,…]",
     help="Random faults: worker, node, rack, switch, drain, master, store, straggler, slow-storage. every: mean time "
-    "between faults of one unit; shape: of the Weibull distribution, 1 is exponential; lasts: T, or ~T for a mean; "
-    f"factor: slowdown. May be given several times. Default: {' '.join(DEFAULT_FAULTS)}",
+    "of one unit from a fault to the next; shape: of the Weibull distribution, 1 is exponential; lasts: T, or ~T for a "
+    f"mean; factor: slowdown. May be given several times. Default: {' '.join(DEFAULT_FAULTS)}",
 )
 @click.option("--trace", type=click.Path(path_type=Path), help="Recorded faults: CSV, or JSON lines.")
 @click.option("--time", "times", multiple=True, metavar="PHASE=T", help="Duration of a recovery phase. Repeatable.")
@@ -113,10 +113,21 @@ def simulate(preset: str | None, recommend: bool, plot: Path | None, as_json: bo
     show_lines(console, [*report.summary_lines(result), ""])
     show_table(console, ("use", "slot-hours", "share"), report.use_rows(result))
     for one in found:
-        show_lines(console, ["", f"Recommended: {one.setting} {one.best:,.0f} ({one.why})"])
+        show_lines(console, ["", f"Recommended: {one.setting} {_typed(one.setting, one.best)} ({one.why})"])
         if one.tried:
-            rows = [(f"{each.value:,.0f}", f"{each.of_cluster:.3%}") for each in one.tried]
+            rows = [(_typed(one.setting, each.value), f"{each.of_cluster:.3%}") for each in one.tried]
             show_table(console, (one.setting, "useful, of the cluster"), rows)
+
+
+def _typed(setting: str, value: float) -> str:
+    """A value as the option takes it: a number, or a duration with its unit."""
+    from edl.simulate.advice import CHECKPOINT_EVERY
+
+    if setting != CHECKPOINT_EVERY:
+        return f"{value:.0f}"
+    if value >= 100:
+        return f"{value:.0f}s"
+    return f"{value:.{2 if value >= 1 else 6}f}".rstrip("0").rstrip(".") + "s"
 
 
 def _scenario(**given: Any) -> SimulatedScenario:
@@ -178,7 +189,7 @@ def parse_fault(text: str) -> FaultProcess:
         _parsed(text, "every", values["every"]),
         _number(text, "shape", values.get("shape", "1")),
         _parsed(text, "lasts", lasts.removeprefix("~")),
-        _number(text, "factor", values.get("factor", "2")),
+        _number(text, "factor", values["factor"]) if "factor" in values else None,
         varies=lasts.startswith("~"),
     )
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from edl.adapters.etcd_plan import parse_endpoints
+from edl.adapters.etcd_plan import parse_endpoints, tls_files
 from edl.adapters.secret_file import secret_from
 from edl.config import NodeRange, environment
 from edl.errors import SettingError, UsageError
@@ -71,13 +71,10 @@ def _backend(options: Mapping[str, Any], endpoints: tuple[str, ...]) -> Backend:
 
 def _store(options: Mapping[str, Any], backend: Backend, endpoints: tuple[str, ...], job: JobId) -> StoreSettings:
     conf = _conf(options["rdzv_conf"])
-    files = {key: conf.get(key, "") for key in ("ca", "cert", "key")}
+    files = tls_files(options["rdzv_endpoint"], conf)
     for key, path in files.items():
         if path and not Path(path).is_file():
             raise SettingError(f"--rdzv-conf {key}", path, "no such file")
-    wants_tls = files["cert"] or files["key"] or "etcds://" in options["rdzv_endpoint"]
-    if wants_tls and not files["ca"]:
-        raise SettingError("--rdzv-conf ca", "''", "TLS needs the CA certificate", "Add ca=FILE to --rdzv-conf")
     secret, secret_file = secret_from(options["secret_file"].strip(), environment().get("EDL_SECRET", ""), job)
     return StoreSettings(
         backend=backend,

@@ -6,6 +6,7 @@ from __future__ import annotations
 import difflib
 import re
 
+from edl.adapters.etcd_plan import encrypted
 from edl.config import parse_nnodes
 from edl.errors import SettingError
 from edl.launch.dropin_table import Fate
@@ -139,8 +140,7 @@ def _explain(resolved: ResolvedOptions, key: Key, value: str) -> None:
 
 def _encryption(resolved: ResolvedOptions, found: dict[str, str]) -> None:
     endpoint = resolved.values["rdzv_endpoint"]
-    if found.get("protocol", "").lower() == "https" and endpoint and "://" not in endpoint:
-        resolved.values["rdzv_endpoint"] = f"etcds://{endpoint}"
+    resolved.values["rdzv_endpoint"] = encrypted(endpoint, found.get("protocol", ""))
 
 
 def _times(resolved: ResolvedOptions, found: dict[str, str]) -> None:

@@ -19,6 +19,8 @@ AROUND = (0.125, 0.25, 0.5, 0.7, 1.0, 1.4, 2.0, 4.0, 8.0)
 """Intervals that are tried, as multiples of Young's."""
 SPARES = (0, 1, 2, 4, 8)
 UNITS = (1, 2, 4, 8, 16, 32)
+CHECKPOINT_EVERY = "--checkpoint-every"
+"""The setting whose values are seconds."""
 
 
 Known = Mapping[SimulatedScenario, SimulatedHistory]
@@ -66,11 +68,11 @@ def interval(history: SimulatedHistory, saving: SavingRules) -> SettingAdvice:
     if math.isinf(between_s):
         why = "no checkpoint was read: it only limits what is lost if copies in memory are, so any interval does"
         to_vary = "Simulate faults that cost a load, as with --no-memory"
-        return SettingAdvice("--checkpoint-every", saving.checkpoint_s, (), why, to_vary)
+        return SettingAdvice(CHECKPOINT_EVERY, saving.checkpoint_s, (), why, to_vary)
     if not saving.blocks_s:
         shortest_s = max(saving.step_s, saving.write_s)
         why = "checkpoints do not block training: one after the other, as fast as they can be written"
-        return SettingAdvice("--checkpoint-every", shortest_s, (), why, "Set --checkpoint-blocks")
+        return SettingAdvice(CHECKPOINT_EVERY, shortest_s, (), why, "Set --checkpoint-blocks")
     middle_s = young_s(saving.blocks_s, between_s)
     values = [max(saving.step_s, middle_s * one) for one in AROUND]
     tried = tuple(
@@ -78,7 +80,7 @@ def interval(history: SimulatedHistory, saving: SavingRules) -> SettingAdvice:
         for value in sorted({*values, saving.checkpoint_s})
     )
     why = f"Young: sqrt(2 x {saving.blocks_s:g} s x {between_s:,.0f} s between loads) = {middle_s:,.0f} s"
-    return SettingAdvice("--checkpoint-every", _best(tried).value, tried, why)
+    return SettingAdvice(CHECKPOINT_EVERY, _best(tried).value, tried, why)
 
 
 def spares(scenario: SimulatedScenario, known: Known = NOTHING_KNOWN) -> SettingAdvice:
@@ -109,8 +111,8 @@ def unit(scenario: SimulatedScenario, known: Known = NOTHING_KNOWN) -> SettingAd
 def placement(scenario: SimulatedScenario, known: Known = NOTHING_KNOWN) -> SettingAdvice:
     """Whether launchers should know their racks: 1 yes, 0 no. ``edl`` then keeps copies on other racks."""
     both = (
-        (float(known), dataclasses.replace(scenario, cluster=dataclasses.replace(scenario.cluster, racks_known=known)))
-        for known in (True, False)
+        (float(racks), dataclasses.replace(scenario, cluster=dataclasses.replace(scenario.cluster, racks_known=racks)))
+        for racks in (True, False)
     )
     tried = _simulated(both, known)
     return SettingAdvice("--rack", _best(tried).value, tried, "1: copies on other racks, 0: on any other node")

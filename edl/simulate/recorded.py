@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from edl.errors import SettingError, UsageError
-from edl.simulate.faults import KINDS, TimedFault, check
+from edl.simulate.faults import KINDS, TRAITS, TimedFault, check, useless
 from edl.simulate.shape import ClusterShape
 
 COLUMNS = ("at_s", "kind", "unit", "lasts_s", "factor")
 REQUIRED = ("at_s", "kind")
-_DEFAULTS = {"unit": 0, "lasts_s": 0.0, "factor": 1.0}
 
 
 class FaultFileError(UsageError):
@@ -82,13 +81,19 @@ def _fault(where: str, row: Mapping[str, Any]) -> TimedFault:
     kind = KINDS.get(str(row.get("kind", "")).strip())
     if kind is None:
         raise FaultFileError(f"{where}: kind={row.get('kind', '')!r}. Use one of {', '.join(KINDS)}")
-    numbers = {name: _number(where, name, row.get(name, _DEFAULTS.get(name))) for name in COLUMNS if name != "kind"}
-    unit = numbers["unit"]
+    defaults = {"unit": 0, "lasts_s": 0.0, "factor": TRAITS[kind].factor}
+    numbers = {name: _number(where, name, row.get(name, defaults.get(name))) for name in COLUMNS if name != "kind"}
+    unit, lasts_s, factor = numbers["unit"], numbers["lasts_s"], numbers["factor"]
     if unit != int(unit):
         raise FaultFileError(f"{where}: unit={unit:g}. Units are counted from 0")
-    if numbers["factor"] < 1:
-        raise FaultFileError(f"{where}: factor={numbers['factor']:g}. It must be at least 1: 2 is twice as slow")
-    return TimedFault(numbers["at_s"], int(unit), kind, numbers["lasts_s"], numbers["factor"])
+    if factor < 1:
+        raise FaultFileError(f"{where}: factor={factor:g}. It must be at least 1: 2 is twice as slow")
+    setting, why = useless(kind, lasts_s, factor)
+    if setting:
+        column, value = ("lasts_s", lasts_s) if setting == "lasts" else ("factor", factor)
+        advice = "Leave it out" if value else "Give its duration in seconds"
+        raise FaultFileError(f"{where}: {column}={value:g}: {why}. {advice}")
+    return TimedFault(numbers["at_s"], int(unit), kind, lasts_s, factor)
 
 
 def _number(where: str, name: str, value: Any) -> float:

@@ -75,7 +75,7 @@ def summary_lines(doc: dict[str, Any]) -> list[str]:
     wrote = f", {amount(doc['checkpoint_bytes'])}" if doc["checkpoint_bytes"] else ""
     lines.append(f"Checkpoints: {doc['checkpoints']}{wrote}{skipped}; storage busy {doc['storage_busy']:.1%}")
     if doc["cost"]:
-        lines.append(f"Cost: {doc['cost']:,.0f}, of which {doc['cost_lost']:,.0f} for nothing")
+        lines.append(f"Cost: {doc['cost']:,.0f}, of which {doc['cost_lost']:,.0f} was wasted")
     if doc["ended"]:
         lines.append(f"The job ended early: {doc['ended']}")
     return lines

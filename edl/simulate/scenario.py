@@ -36,7 +36,7 @@ class SimulatedScenario:
         if not 0 <= self.price < 1e9:
             raise SettingError("--price", f"{self.price:g}", "must be 0 or more")
         if self.job.maximum > self.cluster.nodes:
-            raise SettingError("--nodes", self.cluster.nodes, f"the job has up to {self.job.maximum} nodes")
+            raise SettingError("--spares", self.spares, "must be 0 or more")
         check(self.recorded, self.cluster)
 
     @property

@@ -6,6 +6,7 @@ import pytest
 
 from edl.cli.find import door_of
 from edl.cli.options import LAUNCHERS, TORCHRUN, where_of
+from edl.errors import SettingError
 from edl.launch.settings import CONF_KEYS
 from edl.launch.torchrun_table import KEYS
 from edl.wire.secret import Secret
@@ -38,3 +39,24 @@ def test_commands_take_the_conf_that_launchers_take(capsys: pytest.CaptureFixtur
     assert capsys.readouterr().err == ""
     assert where_of(where("usr=me")).user is None
     assert "--rdzv-conf: unknown key 'usr' is ignored" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "conf"),
+    [
+        ("etcds://h:2379", "user=u,password=p"),
+        ("h:1,etcds://h:2", ""),
+        ("h:2379", "protocol=https,user=u,password=p"),
+        ("h:2379", "cert=/c,key=/k"),
+        ("", "ssl_cert_key=/k"),
+    ],
+)
+def test_tls_without_a_ca_is_refused_before_anything_is_sent(endpoint: str, conf: str) -> None:
+    with pytest.raises(SettingError, match=r"--rdzv-conf ca='': TLS needs the CA certificate\. Add ca=FILE"):
+        where_of({**where(conf), "rdzv_endpoint": endpoint})
+
+
+def test_tls_with_a_ca_and_keys_with_spaces(capsys: pytest.CaptureFixture[str]) -> None:
+    found = where_of({**where("user=u, ca=/a, protocol=https,"), "rdzv_endpoint": "h:1"})
+    assert found.tls is not None and (found.tls.ca, found.tls.cert, found.tls.key) == ("/a", None, None)
+    assert (found.endpoints, found.user, capsys.readouterr().err) == (("h:1",), "u", "")

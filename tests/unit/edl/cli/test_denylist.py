@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from edl.cli.__main__ import edl
-from edl.errors import UsageError
+from edl.errors import SettingError, UsageError
 
 
 def test_a_directory_from_the_environment(tmp_path: Path) -> None:
@@ -52,3 +52,12 @@ def test_expired_entries_are_told_of_and_removed_together(tmp_path: Path) -> Non
 def test_what_to_remove_is_said_in_one_way(words: list[str], tmp_path: Path) -> None:
     failed = CliRunner(env={"EDL_DENYLIST": str(tmp_path)}).invoke(edl, ["denylist", "remove", *words]).exception
     assert isinstance(failed, UsageError) and "name hosts or devices, or give --expired" in str(failed)
+
+
+@pytest.mark.parametrize("period", ["0s", "0d", "soon", "7"])
+def test_an_entry_for_no_time_is_refused(period: str, tmp_path: Path) -> None:
+    """For the denylist itself, 0 would mean that the entry never expires."""
+    runner = CliRunner(env={"EDL_DENYLIST": str(tmp_path)})
+    failed = runner.invoke(edl, ["denylist", "add", "m1", "--reason=fans", f"--for={period}"]).exception
+    assert isinstance(failed, SettingError) and f"--for={period}: must be a time above 0" in str(failed)
+    assert not list(tmp_path.iterdir())

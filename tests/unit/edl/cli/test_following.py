@@ -73,11 +73,12 @@ class Masters:
 
 @pytest.mark.parametrize("end", [[], [GONE]])
 def test_goes_on_with_the_next_master_where_the_last_one_stopped(end: list[Exception]) -> None:
-    masters = Masters([entry(1), entry(2), *end], NoMaster("none now"), NoAnswer("frozen"), [entry(3), ENDED])
+    away = [NoMaster("none now"), NoAnswer("frozen"), OSError("no descriptor")]
+    masters = Masters([entry(1), entry(2), *end], *away, [entry(3), ENDED])
     assert masters.seen() == [1, 2, 3, 4]
     assert masters.asked == [0, 2]
     assert masters.said == ["the Master has gone: looking for the next one"]
-    assert masters.pauses == 3
+    assert masters.pauses == 4
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 from collections.abc import AsyncIterator
 
+import pytest
+
+from edl.cli import job_end
 from edl.cli.job_end import JobEnd
+from edl.errors import ProtocolError
 from edl.wire.status import HistoryEntry, JobStatus, Kind
 
 LIMIT_S = 60.0
@@ -73,3 +78,26 @@ def test_a_job_that_was_started_again_under_its_name() -> None:
             assert found is not None and found.text == "text 2"
 
     asyncio.run(body())
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EMFILE, "Too many open files"), ProtocolError("unreadable")])
+def test_the_end_is_learnt_of_after_an_attempt_that_failed(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """With no descriptor left, the files of this host's launchers cannot be listed."""
+    monkeypatch.setattr(job_end, "AGAIN_S", 0.0)
+    failures = [error]
+    master = Master(entry(1, Kind.JOB_ENDED.value))
+
+    @contextlib.asynccontextmanager
+    async def connect() -> AsyncIterator[Master]:
+        if failures:
+            raise failures.pop()
+        yield master
+
+    async def body() -> None:
+        async with contextlib.aclosing(JobEnd(connect)) as end:
+            end.see(seen())
+            found = await end.rest(asyncio.sleep(LIMIT_S))
+            assert found is not None and found.text == "text 1"
+
+    asyncio.run(body())
+    assert not failures

@@ -13,7 +13,7 @@ import pytest
 from edl.cli.find import NoAnswer, NoMaster, Where
 from edl.cli.job_end import JobEnd
 from edl.cli.polling import Finder, StatusReading, readings
-from edl.errors import UsageError
+from edl.errors import ProtocolError, UsageError
 from edl.wire.messages import Finish
 from edl.wire.status import HistoryEntry, JobStatus, Kind
 
@@ -79,16 +79,19 @@ class Job:
 
 
 def test_goes_on_with_the_next_master() -> None:
-    story = Job([job(number=1), GONE], NoMaster("no Master at this moment"), NoAnswer("frozen"), [job(number=2)])
-    found = asyncio.run(story.seen(5))
+    away = [NoMaster("no Master at this moment"), NoAnswer("frozen"), OSError("no descriptor"), ProtocolError("odd")]
+    story = Job([job(number=1), GONE], *away, [job(number=2)])
+    found = asyncio.run(story.seen(7))
     assert [reading.status.round if reading.status else reading.problem for reading in found] == [
         1,
         "looking for the Master: it does not answer",
         "looking for the Master: no Master at this moment",
         "looking for the Master: frozen",
+        "looking for the Master: no descriptor",
+        "looking for the Master: odd",
         2,
     ]
-    assert story.pauses == 4
+    assert story.pauses == 6
     assert not any(reading.over for reading in found)
 
 
@@ -122,7 +125,8 @@ def test_a_job_that_ends_between_two_polls() -> None:
 
 def test_the_place_of_a_job_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     """The launcher of this host may end while others go on."""
-    here: list[Where | UsageError] = [Where("job", ("unix:/one",)), UsageError("no launcher runs on this host")]
+    gone = UsageError("no launcher runs on this host")
+    here: list[Where | Exception] = [Where("job", ("unix:/one",)), gone, OSError("no descriptor")]
     used: list[Where] = []
 
     def located(where: Where) -> Where:
@@ -139,14 +143,14 @@ def test_the_place_of_a_job_is_remembered(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("edl.cli.polling.located", located)
     monkeypatch.setattr("edl.cli.polling.master_of", master_of)
 
-    async def connect(finder: Finder) -> None:
-        for _ in range(2):
+    async def connect(finder: Finder, attempts: int) -> None:
+        for _ in range(attempts):
             async with finder.connect():
                 pass
 
-    asyncio.run(connect(Finder(Where())))
-    assert used == 2 * [Where("job", ("unix:/one",))]
+    asyncio.run(connect(Finder(Where()), 3))
+    assert used == 3 * [Where("job", ("unix:/one",))]
 
-    here.append(UsageError("no launcher runs on this host"))
+    here.append(gone)
     with pytest.raises(UsageError, match="no launcher"):
-        asyncio.run(connect(Finder(Where())))
+        asyncio.run(connect(Finder(Where()), 1))

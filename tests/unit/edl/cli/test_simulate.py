@@ -10,11 +10,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 from edl.cli.__main__ import edl
-from edl.cli.simulate import PRESETS, parse_fault
+from edl.cli.simulate import PRESETS, _typed, parse_fault
 from edl.errors import SettingError
 from edl.simulate import published
 from edl.simulate.advice import AROUND
 from edl.simulate.faults import FaultProcess, FaultType
+from edl.simulate.scenario import SimulatedScenario
+from edl.simulate.shape import ClusterShape, JobShape
 
 SMALL = ("--nodes=4", "--spares=1", "--for=2d", "--fault=node:every=2d,lasts=1h")
 
@@ -47,6 +49,37 @@ def test_recommendations_and_the_plot(tmp_path: Path) -> None:
     found = told(*SMALL, *words)
     assert [one["setting"] for one in found["advice"]] == ["--checkpoint-every", "--spares", "--node-unit"]
     assert picture.read_text().startswith("<svg")
+
+
+def test_recommended_values_can_be_given_as_they_are_shown() -> None:
+    words = ("--no-memory", "--checkpoint-blocks=30s", "--fault=worker:every=1d")
+    shown = simulate(*SMALL, *words, "--recommend").stdout.splitlines()
+    chosen = [line.split()[1:3] for line in shown if line.startswith("Recommended: ")]
+    assert [setting for setting, _ in chosen] == ["--checkpoint-every", "--spares", "--node-unit"]
+    assert simulate(*SMALL, *words, *(word for pair in chosen for word in pair)).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "text"),
+    [
+        ("--checkpoint-every", 1800.4, "1800s"),
+        ("--checkpoint-every", 28.5, "28.5s"),
+        ("--checkpoint-every", 0.4, "0.4s"),
+        ("--checkpoint-every", 0.0, "0s"),
+        ("--checkpoint-every", 1e-6, "0.000001s"),
+        ("--node-unit", 1000.0, "1000"),
+        ("--spares", 10.0, "10"),
+    ],
+)
+def test_values_in_the_form_of_their_options(setting: str, value: float, text: str) -> None:
+    assert _typed(setting, value) == text
+
+
+def test_spares_below_zero_are_named() -> None:
+    failed = simulate("--nodes=128", "--spares=-1")
+    assert failed.exit_code == 2 and "'--spares'" in failed.output
+    with pytest.raises(SettingError, match="--spares=-1: must be 0 or more"):
+        SimulatedScenario(ClusterShape(127), JobShape(128, 128))
 
 
 @pytest.mark.parametrize(
@@ -91,6 +124,9 @@ def test_a_fault_on_the_command_line() -> None:
         ("node:every=1d,often=2", "unknown 'often'"),
         ("node:every=often", "every='often' is no duration"),
         ("node:every=1d,shape=round", "shape='round' is no number"),
+        ("straggler:every=1d", "--fault straggler:lasts=0: a straggler fault that does not last changes nothing"),
+        ("worker:every=84d,lasts=2h", "--fault worker:lasts=7200: a worker fault has no duration"),
+        ("drain:every=84d,factor=2", "--fault drain:factor=2: a drain fault has no factor"),
     ],
 )
 def test_bad_faults(text: str, message: str) -> None:

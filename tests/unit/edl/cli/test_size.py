@@ -285,13 +285,14 @@ def test_the_master_changes_meanwhile() -> None:
     away: list[Exception] = [
         grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata()),
         NoMaster("no Master at this moment"),
+        OSError("no descriptor is left"),
         StoreUnavailable("no answer"),
     ]
     result, lines = reach(wi.gone(("node-a",), 2), status(), *away, status(there=()))
     assert result.text == "node-a has left"
     assert lines[-1] == "waiting: no Master answers at the moment"
     result, _ = reach(wi.gone(("node-a",), 2), NoMaster("no job"))
-    assert not result.ok and "The request is still valid" in result.text
+    assert not result.ok and "The request is still valid; see edl status. The last attempt: no job" in result.text
 
 
 def test_what_is_refused_is_an_error() -> None:

@@ -297,6 +297,7 @@ def test_exit_codes_of_the_indexed_job() -> None:
         ExitCode.OK,
         ExitCode.NOT_ENOUGH_NODES,
         ExitCode.STORE_UNREACHABLE,
+        ExitCode.JOB_CONFLICT,
         ExitCode.PORT_IN_USE,
         ExitCode.CANNOT_START_WORKER,
         ExitCode.INTERNAL,

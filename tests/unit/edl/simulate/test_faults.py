@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 import statistics
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from edl.errors import SettingError
-from edl.simulate.faults import FaultProcess, FaultType, TimedFault, affected, draw
+from edl.simulate.faults import TRAITS, FaultProcess, FaultType, TimedFault, affected, draw
 from edl.simulate.recorded import FaultFileError, read
+from edl.simulate.scenario import DAY_S
 from edl.simulate.shape import ClusterShape
 
 CLUSTER = ClusterShape(10, 8, 4, 8)
@@ -24,6 +27,24 @@ def test_means_and_spreads_are_those_of_the_distribution(shape: float) -> None:
     spread = math.sqrt(math.gamma(1 + 2 / shape) / math.gamma(1 + 1 / shape) ** 2 - 1)
     assert statistics.fmean(gaps) == pytest.approx(100, abs=4 * 100 * spread / math.sqrt(len(gaps)))
     assert statistics.stdev(gaps) / 100 == pytest.approx(spread, rel=0.1)
+
+
+@pytest.mark.parametrize("shape", [0.5, 0.7, 1.0, 1.5, 3.0])
+def test_units_are_not_new_when_the_job_begins(shape: float) -> None:
+    """A stationary renewal process has time / mean renewals on average, whatever the distribution of its gaps. The
+    standard error comes from the counts themselves."""
+    nodes, mean_s, horizon_s = 5_000, 84 * DAY_S, 30 * DAY_S
+    faults = draw([FaultProcess(FaultType.NODE, mean_s, shape)], ClusterShape(nodes), horizon_s, 7)
+    hits = Counter(one.unit for one in faults)
+    counts = [hits[unit] for unit in range(nodes)]
+    error = statistics.stdev(counts) / math.sqrt(nodes)
+    assert abs(statistics.fmean(counts) - horizon_s / mean_s) < 4 * error
+
+
+def test_exponential_faults_of_a_seed_stay_what_they_are() -> None:
+    chance = random.Random("3/worker/0/0")
+    first = draw([FaultProcess(FaultType.WORKER, 100.0)], ClusterShape(1), 10_000.0, 3)[0]
+    assert first.at_s == chance.weibullvariate(100.0, 1.0)
 
 
 def test_more_nodes_and_more_kinds_leave_the_faults_of_others() -> None:
@@ -51,6 +72,34 @@ def test_racks_and_switches_fail_together() -> None:
 def test_bad_processes(wrong: dict[str, float]) -> None:
     with pytest.raises(SettingError, match="--fault node:"):
         FaultProcess(FaultType.NODE, **{"every_s": 1.0, **wrong})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "message"),
+    [
+        (FaultType.STORE, {}, "store:lasts=0: a store fault that does not last changes nothing. Add lasts="),
+        (FaultType.STRAGGLER, {"factor": 3.0}, "straggler:lasts=0: a straggler fault that does not last"),
+        (FaultType.SLOW_STORAGE, {}, "slow-storage:lasts=0: a slow-storage fault that does not last"),
+        (FaultType.WORKER, {"lasts_s": 7200.0}, "worker:lasts=7200: a worker fault has no duration"),
+        (FaultType.MASTER, {"lasts_s": 60.0}, "master:lasts=60: a master fault has no duration"),
+        (FaultType.NODE, {"factor": 3.0}, "node:factor=3: a node fault has no factor.* Leave out factor="),
+    ],
+)
+def test_values_that_do_nothing_are_refused(kind: FaultType, values: dict[str, float], message: str) -> None:
+    with pytest.raises(SettingError, match=f"--fault {message}"):
+        FaultProcess(kind, 86_400.0, **values)  # type: ignore[arg-type]
+
+
+def test_every_kind_has_its_traits() -> None:
+    assert set(TRAITS) == set(FaultType)
+
+
+def test_a_straggler_is_twice_as_slow_unless_a_factor_is_given(tmp_path: Path) -> None:
+    drawn = [FaultProcess(FaultType.STRAGGLER, 10.0, lasts_s=5.0, factor=factor) for factor in (None, 4.0)]
+    assert {one.factor for one in draw(drawn[:1], ClusterShape(1), 1000.0, 0)} == {2.0}
+    assert {one.factor for one in draw(drawn[1:], ClusterShape(1), 1000.0, 0)} == {4.0}
+    (tmp_path / "a.csv").write_text("at_s,kind,lasts_s,factor\n1,straggler,5,\n2,slow-storage,5,4\n3,node,5,\n")
+    assert [one.factor for one in read(tmp_path / "a.csv", CLUSTER)] == [2.0, 4.0, 1.0]
 
 
 def test_a_byte_order_mark_is_no_part_of_the_first_name(tmp_path: Path) -> None:
@@ -85,6 +134,9 @@ def test_recorded_faults_in_both_forms(tmp_path: Path) -> None:
         ("a.jsonl", '{"at_s": true, "kind": "node"}\n', "at_s=True is no number"),
         ("a.jsonl", '{"at_s": -1, "kind": "node"}\n', "at_s=-1 is no number of 0 or more"),
         ("a.jsonl", '{"at_s": 1, "kind": "straggler", "factor": 0.5}\n', "factor=0.5. It must be at least 1"),
+        ("a.csv", "at_s,kind\n1,straggler\n", "line 2: lasts_s=0: a straggler fault that does not last changes noth"),
+        ("a.csv", "at_s,kind,lasts_s\n1,worker,60\n", "line 2: lasts_s=60: a worker fault has no duration.* Leave it"),
+        ("a.csv", "at_s,kind,factor\n1,node,2\n", "line 2: factor=2: a node fault has no factor.* Leave it out"),
     ],
 )
 def test_bad_files_are_named_with_line_and_value(tmp_path: Path, name: str, text: str, message: str) -> None:

@@ -16,7 +16,7 @@ from edl.master.invariants import state_violations, step_violations
 from edl.master.machine import step_all
 from edl.master.state import MasterState
 from edl.simulate.accounts import SavingRules, SimulatedAccount, account
-from edl.simulate.faults import FaultProcess, FaultType, TimedFault, draw
+from edl.simulate.faults import TRAITS, FaultDuration, FaultProcess, FaultType, TimedFault, draw
 from edl.simulate.history import RestoredFrom, SimulatedHistory
 from edl.simulate.shape import ClusterShape, JobShape, PhaseTimes
 from edl.simulate.virtual import simulate
@@ -59,8 +59,15 @@ def some_job(seed: int) -> tuple[SimulatedHistory, SimulatedAccount]:
         in_process=chance.random() < 0.7,
     )
     processes = [
-        FaultProcess(kind, chance.uniform(0.2, 3) * 20_000, chance.choice([0.7, 1.0, 2.0]), 900.0, 3.0, varies=True)
-        for kind in FaultType
+        FaultProcess(
+            kind,
+            chance.uniform(0.2, 3) * 20_000,
+            chance.choice([0.7, 1.0, 2.0]),
+            0.0 if traits.duration is FaultDuration.NONE else 900.0,
+            3.0 if traits.slows else None,
+            varies=True,
+        )
+        for kind, traits in TRAITS.items()
     ]
     faults = draw(processes, cluster, DAY_S, seed)
     history = simulate(cluster, job, PhaseTimes(), faults, DAY_S, checked)
