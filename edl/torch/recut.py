@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +13,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from edl.checkpoint.reading.assembly import NAMES, Box, Missing, Spread, StoredArray, Whole, merged
+from edl.checkpoint.reading.assembly import (
+    NAMES,
+    Box,
+    Missing,
+    Spread,
+    StoredArray,
+    Whole,
+    is_tensor_part,
+    merged,
+)
 from edl.checkpoint.reading.memory_parts import MemoryParts
 from edl.checkpoint.reading.reader import Folder
 from edl.checkpoint.reading.saved_parts import ReadRequest, SavedParts
@@ -19,12 +30,14 @@ from edl.errors import CheckpointError
 from edl.torch import loading
 from edl.torch.arrays import TorchArrays
 from edl.torch.boxes import box_of
+from edl.torch.saved_optimizers import OF_PARAMETERS, SavedOptimizer, check_groups, find_homes
 from edl.torch.sharded import (
     DTensor,
     entry_of,
     give_module,
     like,
     local_of,
+    names_of_parameters,
     own_piece,
     parameter_names,
     parameters_of,
@@ -115,7 +128,7 @@ class _Restore:
                 elif isinstance(obj, torch.optim.Optimizer):
                     self._optimizer(name, obj, objects)
                 else:
-                    self._other(name, obj)
+                    self._other(name, obj, objects)
         values = {
             name: self.plain(_as_whole(value), None, name) for name, value in home.values.items() if name in objects
         }
@@ -210,16 +223,59 @@ class _Restore:
         return own_piece(whole, target, "") if isinstance(target, DTensor) else whole
 
     def _optimizer(self, name: str, optimizer: torch.optim.Optimizer, objects: Mapping[str, Any]) -> None:
-        stored = self.stored.object(name, self.shards[:1], union=False)
-        groups, own = stored["param_groups"], optimizer.state_dict()["param_groups"]
-        loading.check_groups(len(groups), len(own))
-        state: dict[Any, Any] = {}
-        by_name = self._by_name(name)
         names = parameter_names(name, optimizer, objects)
-        unknown = sorted(set(names) - by_name.keys())
-        if unknown:
+        homes = find_homes(names, self._saved(name))
+        unknown = sorted(set(names) - homes.keys())
+        saved = list(dict.fromkeys(homes.values())) or list(itertools.islice(self._saved(name), 1))
+        if unknown or not saved:
             raise self._misfit(name, f"nothing was kept of its parameters {unknown[:5]}")
-        for index, (path, parameter) in enumerate(zip(names, parameters_of(optimizer), strict=True)):
+        own = optimizer.state_dict()["param_groups"]
+        groups = [[names[number] for number in group["params"]] for group in own]
+        check_groups(saved, groups, frozenset(names_of_parameters(objects).values()))
+        beside = {one.worker: one.beside for one in saved}
+        kept = self._same(name, beside, "and this worker now has parameters of both: divide the stages as they were")
+        state = {**self._states(name, names, parameters_of(optimizer)), **kept["state"]}
+        renewed = [
+            self._group(name, number, paths, homes, new)
+            for number, (paths, new) in enumerate(zip(groups, own, strict=True))
+        ]
+
+        def give() -> None:
+            made = {**kept, "state": _made(state), "param_groups": renewed}
+            loading.give_optimizer(optimizer, loading.formatted(made, optimizer))
+
+        self._then.append((name, give))
+
+    def _saved(self, name: str) -> Iterator[SavedOptimizer]:
+        """What each worker has saved of an optimizer."""
+        for shard, part in zip(self.shards, self.stored.parts(self.shards), strict=True):
+            kept = part.objects.get(name)
+            if isinstance(kept, dict) and NAMES in kept:
+                yield SavedOptimizer(shard, kept)
+
+    def _group(
+        self, name: str, number: int, paths: Sequence[str], homes: Mapping[str, SavedOptimizer], own: dict[str, Any]
+    ) -> dict[str, Any]:
+        """A group of this worker's optimizer with the options that its parameters (``paths``) were saved with. One
+        without parameters keeps its own."""
+        by_home: dict[SavedOptimizer, list[str]] = {}
+        for path in paths:
+            by_home.setdefault(homes[path], []).append(path)
+        if not by_home:
+            return own
+        first = ", ".join(of_one[0] for of_one in by_home.values())
+        options = self._same(
+            name,
+            {home.worker: home.options(number, of_one) for home, of_one in by_home.items()},
+            f"and one group now has parameters of both ({first}): give those of each stage a group of their own",
+        )
+        return {**options, **{key: own[key] for key in OF_PARAMETERS & own.keys()}}
+
+    def _states(self, name: str, names: Sequence[str], parameters: Sequence[Any]) -> dict[Any, Any]:
+        """The state of each parameter, by number."""
+        found: dict[Any, Any] = {}
+        by_name = self._by_name(name)
+        for index, (path, parameter) in enumerate(zip(names, parameters, strict=True)):
             values = by_name[path]
             if values is None:
                 continue  # it had no gradient yet
@@ -230,21 +286,8 @@ class _Restore:
                     raise self._misfit(
                         name, f"{key} of {path} has the shape {value.shape}, now it is {tuple(parameter.shape)}"
                     )
-            state[index] = {key: self.plain(value, parameter, key) for key, value in values.items()}
-        # other entries, as some optimizers keep beside the state of their parameters
-        for key, value in stored["state"].items():
-            if not isinstance(key, int):
-                state[key] = self.plain(value, None, key)
-        rest = {key: value for key, value in stored.items() if key not in ("state", "param_groups", NAMES)}
-        kept = {key: self.plain(value, None, key) for key, value in rest.items()}
-        options = [self.plain(group, None, "param_groups") for group in groups]
-        renewed = [{**old, "params": new["params"]} for old, new in zip(options, own, strict=True)]
-
-        def give() -> None:
-            made = {**kept, "state": _made(state), "param_groups": renewed}
-            loading.give_optimizer(optimizer, loading.formatted(made, optimizer))
-
-        self._then.append((name, give))
+            found[index] = {key: self.plain(value, parameter, key) for key, value in values.items()}
+        return found
 
     def _by_name(self, name: str) -> dict[str, Any]:
         """The saved state of each parameter; None if it had no gradient yet."""
@@ -261,10 +304,45 @@ class _Restore:
             for path, parts in found.items()
         }
 
-    def _other(self, name: str, obj: Any) -> None:
-        stored = self.stored.object(name, self.shards, union=getattr(obj, "edl_union", False))
+    def _other(self, name: str, obj: Any, objects: Mapping[str, Any]) -> None:
+        stored = self.stored.object(name, self._order(name, obj, objects), union=getattr(obj, "edl_union", False))
         plain = self.plain(stored, obj.state_dict(), name)
         self._then.append((name, lambda: obj.load_state_dict(loading.placed_in(obj, _made(plain)))))
+
+    def _order(self, name: str, obj: Any, objects: Mapping[str, Any]) -> tuple[int, ...]:
+        """The workers in the order in which they count: plain values of an object come from the first one. For an LR
+        scheduler, and whatever else has an optimizer, that is one which had the optimizer's parameters, since stages
+        of a pipeline may have rates of their own."""
+        optimizer = getattr(obj, "optimizer", None)
+        of = next((other for other, one in objects.items() if one is optimizer), None)
+        if of is None or not isinstance(optimizer, torch.optim.Optimizer):
+            return self.shards
+        homes = find_homes(parameter_names(of, optimizer, objects), self._saved(of))
+        saved = {one.worker: one for one in homes.values()}
+        for one in saved.values() if isinstance(obj, torch.optim.lr_scheduler.LRScheduler) else ():
+            if len(one.groups) != len(optimizer.param_groups):
+                raise self._misfit(
+                    name,
+                    f"it was kept for {len(one.groups)} groups of parameters, and state.{of} now has "
+                    f"{len(optimizer.param_groups)}: divide the stages as they were, or set the rates from the step",
+                )
+        parts = {worker: self.stored.parts((worker,))[0].objects for worker in saved}
+        kept = {worker: part[name] for worker, part in parts.items() if name in part}
+        if len(kept) > 1:
+            whole = {worker: _without_pieces(value) for worker, value in kept.items()}
+            self._same(name, whole, "and this worker now has parameters of both: divide the stages as they were")
+        return (*kept, *(shard for shard in self.shards if shard not in kept))
+
+    def _same(self, name: str, kept: Mapping[int, Any], why: str) -> Any:
+        """A value that some workers have saved, by worker. Tensors are filled later; then the restore is refused if
+        the value is not the same for all of them."""
+        (first, value), *others = kept.items()
+        found = self.plain(_as_whole(value), None, name)
+        for worker, other in others:
+            theirs = self.plain(_as_whole(other), None, name)
+            who = f"state.{name}: workers {first} and {worker} of {self.stored.what}"
+            self._checks.append(functools.partial(_check_same, found, theirs, who, why))
+        return found
 
     def _tensor(self, kept: Spread, box: Box) -> torch.Tensor:
         want, memory = ReadRequest.part_of(kept, box)
@@ -292,3 +370,23 @@ def _as_whole(value: Any) -> Any:
     if isinstance(value, StoredArray):
         return Whole((value,))
     return tree.map_entries(value, lambda _, part: _as_whole(part))
+
+
+def _without_pieces(value: Any) -> Any:
+    """The same structure without the pieces of sharded tensors, which differ."""
+    return None if is_tensor_part(value) else tree.map_entries(value, lambda _, part: _without_pieces(part))
+
+
+def _check_same(one: Any, other: Any, who: str, why: str) -> None:
+    """Raise ``CheckpointError`` if two values, or some of their entries, differ."""
+    both = isinstance(one, dict) and isinstance(other, dict)
+    pairs = {key: (one.get(key), other.get(key)) for key in {**one, **other}} if both else {"value": (one, other)}
+    differing = [str(key) for key, pair in pairs.items() if _bits(pair[0]) != _bits(pair[1])]
+    if differing:
+        raise CheckpointError(f"{who} differ in {', '.join(differing)}, {why}")
+
+
+def _bits(value: Any) -> tuple[Any, list[ArrayInfo], int]:
+    """Equal for equal values."""
+    structure, _, arrays = tree.walk(value, _arrays.is_array)
+    return structure, [_arrays.info(one) for one in arrays], _arrays.digest(arrays)

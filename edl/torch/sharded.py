@@ -140,19 +140,19 @@ def without_parts(structure: Any) -> Any:
 def parameter_names(name: str, optimizer: torch.optim.Optimizer, objects: Mapping[str, Any]) -> list[str]:
     """By number, the names by which another world size or another split into stages finds the parameters."""
     parameters = parameters_of(optimizer)
-    names = _names_of_parameters(objects)
+    names = names_of_parameters(objects)
     if any(id(parameter) not in names for parameter in parameters):
         # After an evaluation FSDP2's model still has its parameters whole; this makes it take the sharded ones.
         for obj in objects.values():
             if isinstance(obj, torch.nn.Module):
                 obj.state_dict()
-        names = _names_of_parameters(objects)
+        names = names_of_parameters(objects)
     if any(id(parameter) not in names for parameter in parameters):
         raise StateError(f"state.{name}: a sharded optimizer needs its model in the same State")
     return [names[id(parameter)] for parameter in parameters]
 
 
-def _names_of_parameters(objects: Mapping[str, Any]) -> dict[int, str]:
+def names_of_parameters(objects: Mapping[str, Any]) -> dict[int, str]:
     """By the ``id`` of each parameter."""
     return {
         id(parameter): f"{other}.{loading.key_of(path)}"

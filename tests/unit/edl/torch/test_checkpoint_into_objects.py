@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 
 from edl.errors import CheckpointError, StateError  # noqa: E402
-from edl.torch import loading, recut  # noqa: E402
+from edl.torch import loading, recut, sharded  # noqa: E402
 from edl.torch.checkpoint import load_checkpoint  # noqa: E402
 from edl.torch.recut import Folder, load_sharded  # noqa: E402
 from edl.torch.sharded import DTensor, capture, load_local_parts  # noqa: E402
@@ -178,7 +178,7 @@ def test_dtensors_are_made_of_what_has_been_read(tmp_path: Path, monkeypatch: py
     """On an accelerator they are copies of it."""
     folder = keep(tmp_path, 2, one_dimension)
     made: list[Any] = []
-    like = recut.like
+    like = sharded.like
 
     def noted(live: Any, part: Any) -> Any:
         made.append(part.clone())
