@@ -1,4 +1,4 @@
-"""``DeviceRuntime`` for CUDA: calls only, no decisions."""
+"""``DeviceRuntime`` for CUDA, and a wait for a device: calls only, no decisions."""
 
 from __future__ import annotations
 
@@ -12,6 +12,13 @@ from edl.torch.device_copies import as_bytes
 
 _PORTABLE = 1
 """cudaHostRegisterPortable: locked for all devices of this process."""
+
+
+def wait_for(device: torch.device) -> None:
+    """Block until a CUDA device has done what its current stream was given. Calls for other devices return when they
+    are done."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
 
 
 class CudaRuntime:

@@ -151,19 +151,24 @@ def note_shared(device: torch.device) -> None:
 
 
 def abort(groups: list[Any]) -> None:
-    """Abort the communicators of all groups at once: aborting them one by one may deadlock."""
+    """Abort the communicators of all groups at the same moment; returns when all have ended.
+
+    Aborting one frees its memory, which may wait for the device: one after the other, that wait would never end if a
+    kernel of the next one waits for a lost peer. It would also let the next one finish, with the garbage that the first
+    has left, for peers that have lost nobody. So each has a thread. NCCL's own grouping of calls is no help: it holds
+    for the calls of one thread, and torch makes each of these on a thread of its own.
+    """
     found = [backend for backend in backends(groups) if hasattr(backend, "abort")]
-    if not found:
-        return
-    first = found[0]
-    together = len(found) > 1 and hasattr(first, "_group_start")
+    threads = [threading.Thread(target=_abort, args=(one,), daemon=True, name="edl-abort") for one in found]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def _abort(backend: Any) -> None:
     try:
-        if together:
-            first._group_start()
-        for backend in found:
-            backend.abort()
-        if together:
-            first._group_end()
+        backend.abort()
     except RuntimeError as error:
         _log.warning("NCCL did not abort cleanly: %s", error)
 

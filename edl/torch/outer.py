@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from edl.arithmetic.outer_step import OuterRule, buckets
 from edl.errors import StateError
+from edl.torch.cuda import wait_for
 from edl.torch.ddp import plain
 from edl.torch.framework import current
 from edl.worker.local_steps import Every, OuterSteps, refuse_new
@@ -156,7 +157,8 @@ class TorchReplica:
             one.copy_(values)
 
     def sum_over_workers(self, arrays: list[torch.Tensor], wire: str) -> list[torch.Tensor]:
-        """One sum per bucket. The result replaces the given arrays' values."""
+        """One sum per bucket. The result replaces the given arrays' values. Waits for the device, so the next
+        ``exchange`` refuses what an abort has spoilt."""
         if self.workers == 1:
             return arrays
         kinds = {(one.device, one.dtype): None for one in arrays}
@@ -171,6 +173,8 @@ class TorchReplica:
                 for one in parts:
                     one.copy_(flat[at : at + one.numel()].view_as(one))
                     at += one.numel()
+        for device in {one.device for one in arrays}:
+            wait_for(device)  # NCCL's calls return before their sums exist
         return arrays
 
     def exchange(self, data: bytes) -> list[bytes]:

@@ -137,15 +137,15 @@ class State(core.BaseState):
         return _shards().without_parts(structure) if self._sharded else structure
 
     def _restore_sharded(self, folder: str) -> None:
-        self._load_parts(_shards().Folder(folder))
+        self._load_parts(_recuts().Folder(folder))
 
     def _recut(self, link: Link, seat: Seat, job: str) -> None:
-        self._load_parts(_shards().MemoryParts(link, seat, job))
+        self._load_parts(_recuts().MemoryParts(link, seat, job))
 
     def _load_parts(self, parts: Any) -> None:
         compare = functools.partial(self._compare_parts, parts.what)
         shared = self._shared()
-        meta, values = _shards().load_sharded(shared, parts, compare, self._loading)
+        meta, values = _recuts().load_sharded(shared, parts, compare, self._loading)
         for obj in shared.values():
             _forget_step(obj)
         for name in self._values.keys() & values.keys():
@@ -174,3 +174,8 @@ def _build(build: Build) -> Mapping[str, Any]:
 def _shards() -> ModuleType:
     """Imported on demand, because it imports DTensors."""
     return importlib.import_module("edl.torch.sharded")
+
+
+def _recuts() -> ModuleType:
+    """Imported on demand, as above."""
+    return importlib.import_module("edl.torch.recut")

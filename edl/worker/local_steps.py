@@ -92,8 +92,9 @@ class Replica(Protocol):
         ...
 
     def sum_over_workers(self, arrays: list[Any], wire: str) -> list[Any]:
-        """The sums over all workers, the same bits on each. Collectives. ``wire``: type in which arrays are sent;
-        empty for their own."""
+        """The sums over all workers, the same bits on each. Collectives. Returns when the sums are there, not when a
+        device has been given the work: an aborted group leaves garbage in them, and the next ``exchange`` raises.
+        ``wire``: type in which arrays are sent; empty for their own."""
         ...
 
     def exchange(self, data: bytes) -> list[bytes]:

@@ -92,3 +92,12 @@ class MappedMemory:
         except BufferError:
             return False
         return True
+
+    def close_in_background(self) -> None:
+        """Like ``close``, but returns at once if its pages are locked. Unlocking them may wait for the device, and the
+        device for a lost peer, until the thread that closes this aborts the group."""
+        if self._prepared is not None or self.locked:
+            with contextlib.suppress(RuntimeError):  # there can be no further thread
+                threading.Thread(target=self.close, name="edl-unlock", daemon=True).start()
+                return
+        self.close()

@@ -57,4 +57,4 @@ class StreamBuffers:
         """Unmap a buffer, if it is mapped."""
         old = self.maps.pop(number, None)
         if old is not None:
-            old.close()
+            old.close_in_background()

@@ -14,9 +14,10 @@ torch = pytest.importorskip("torch")
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 
 from edl.errors import CheckpointError, StateError  # noqa: E402
-from edl.torch import loading, sharded  # noqa: E402
+from edl.torch import loading, recut, sharded  # noqa: E402
 from edl.torch.checkpoint import load_checkpoint  # noqa: E402
-from edl.torch.sharded import DTensor, Folder, capture, load_local_parts, load_sharded  # noqa: E402
+from edl.torch.recut import Folder, load_sharded  # noqa: E402
+from edl.torch.sharded import DTensor, capture, load_local_parts  # noqa: E402
 from edl.torch.state import State  # noqa: E402
 from tests.support.sharded_tools import (  # noqa: E402
     ARRAYS,
@@ -177,13 +178,13 @@ def test_dtensors_are_made_of_what_has_been_read(tmp_path: Path, monkeypatch: py
     """On an accelerator they are copies of it."""
     folder = keep(tmp_path, 2, one_dimension)
     made: list[Any] = []
-    like = sharded._like
+    like = sharded.like
 
     def noted(live: Any, part: Any) -> Any:
         made.append(part.clone())
         return like(live, part)
 
-    monkeypatch.setattr(sharded, "_like", noted)
+    monkeypatch.setattr(recut, "like", noted)
     with playing(0, 2):
         model = Model(one_dimension, trained=False)
         optimizer = optimizer_of(model, trained=False)

@@ -6,6 +6,7 @@ import ctypes
 import mmap
 import random
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ torch = pytest.importorskip("torch")
 
 from edl.torch import device_copies as module  # noqa: E402
 from edl.torch.arrays import TorchArrays  # noqa: E402
-from edl.torch.cuda import CudaRuntime, CudaStream  # noqa: E402
+from edl.torch.cuda import CudaRuntime, CudaStream, wait_for  # noqa: E402
 from edl.torch.device_copies import DeviceCopies  # noqa: E402
 from tests.support.fake_device import FakeDevice  # noqa: E402
 
@@ -296,3 +297,13 @@ def test_the_arrays_copy_their_own_part_first() -> None:
     arrays.copy_out(values, buffers)
     assert bytes(memory) == b"".join(map(exact, values))
     assert device.uploads == 1
+
+
+def test_only_a_card_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[Any] = []
+    monkeypatch.setattr(
+        torch.cuda, "current_stream", lambda device: SimpleNamespace(synchronize=lambda: waited.append(device))
+    )
+    wait_for(torch.device("cuda", 1))
+    wait_for(DEVICE)
+    assert waited == [torch.device("cuda", 1)]

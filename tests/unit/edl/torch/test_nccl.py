@@ -59,12 +59,6 @@ class Backend:
     def get_error(self) -> Any:
         return SimpleNamespace(name=self.error)
 
-    def _group_start(self) -> None:
-        self.calls.append("start")
-
-    def _group_end(self) -> None:
-        self.calls.append("end")
-
 
 class Group:
     """A torch group with such a backend, or with none."""
@@ -314,11 +308,38 @@ def test_a_place_is_a_host_and_a_card_of_it(monkeypatch: pytest.MonkeyPatch) -> 
     assert len({here, one, nccl.place(torch.device("cuda", 0))}) == 3
 
 
-def test_all_are_aborted_together() -> None:
-    first, second = Backend(), Backend()
-    nccl.abort([Group(first), Group(None), Group(second)])
-    assert (first.calls, second.calls) == (["start", "abort", "end"], ["abort"])
+class Blocked(Backend):
+    """Its abort returns when all others have begun, as if the device had to finish their kernels first."""
+
+    def __init__(self, begun: threading.Barrier) -> None:
+        super().__init__()
+        self._begun = begun
+
+    def abort(self) -> None:
+        self._begun.wait()
+        super().abort()
+
+
+def test_all_are_aborted_together(caplog: pytest.LogCaptureFixture) -> None:
+    begun = threading.Barrier(3, timeout=60)
+    blocked = [Blocked(begun) for _ in range(3)]
+    nccl.abort([*map(Group, blocked), Group(None)])
+    assert [one.calls for one in blocked] == [["abort"]] * 3
+    assert not caplog.records
     nccl.abort([Group(None)])
+
+
+def test_a_group_that_cannot_be_aborted_does_not_keep_the_others(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("Timeout during ProcessGroup abort")
+
+    first, second = Backend(), Backend()
+    monkeypatch.setattr(first, "abort", fail)
+    nccl.abort([Group(first), Group(second)])
+    assert second.calls == ["abort"]
+    assert "NCCL did not abort cleanly: Timeout during ProcessGroup abort" in caplog.text
 
 
 # --- calls that never end --------------------------------------------------------------------------------------------

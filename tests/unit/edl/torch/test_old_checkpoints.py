@@ -14,7 +14,7 @@ from edl import __version__  # noqa: E402
 from edl.adapters.files import PlainFiles  # noqa: E402
 from edl.errors import CheckpointError  # noqa: E402
 from edl.torch.checkpoint import load_checkpoint  # noqa: E402
-from edl.torch.sharded import Folder, load_sharded  # noqa: E402
+from edl.torch.recut import Folder, load_sharded  # noqa: E402
 from edl.torch.state import State  # noqa: E402
 from edl.wire import snapshot  # noqa: E402
 from tests.data.checkpoints.torch_script import STEPS, advance, model_and_optimizer  # noqa: E402

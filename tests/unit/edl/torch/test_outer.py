@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +13,8 @@ torch = pytest.importorskip("torch")
 import edl.torch as edl  # noqa: E402
 from edl.arithmetic.outer_step import BUCKET_BYTES  # noqa: E402
 from edl.errors import StateError  # noqa: E402
+from edl.torch import outer  # noqa: E402
+from edl.torch.group import GroupLost  # noqa: E402
 from edl.torch.outer import TorchReplica  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -77,6 +81,41 @@ def test_sums_of_many_and_of_large_arrays(monkeypatch: pytest.MonkeyPatch) -> No
     summed = TorchReplica(model()).sum_over_workers(arrays, "bfloat16")
     assert [float(one.max()) for one in summed] == [4, 8, 4, 20]
     assert calls == [(torch.bfloat16, 6 + large + 4), (torch.bfloat16, 1)]
+
+
+def test_an_outer_step_whose_sums_are_spoilt_on_their_way_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL's calls return before their sums exist. When it is aborted, it leaves garbage there without an exception."""
+    trained = model()
+    local = edl.LocalSGD(trained, every=1)
+    objects = {"model": trained, "outer": local}
+    session = SimpleNamespace(training=True, state=SimpleNamespace(_objects=objects), check=lambda: None)
+    monkeypatch.setattr(local, "_session", lambda: session)
+    local.restored()
+    first = {name: one.clone() for name, one in trained.state_dict().items()}
+    with torch.no_grad():
+        trained[0].weight.add_(1)
+    progress = {name: one.clone() for name, one in trained.state_dict().items()}
+    aborted = threading.Event()
+
+    def exchange(replica: TorchReplica, data: bytes) -> list[bytes]:
+        if aborted.is_set():
+            raise GroupLost("round 1: the exchanged data cannot be used: the group was aborted")
+        return [data, data]
+
+    monkeypatch.setattr(TorchReplica, "workers", 2)
+    monkeypatch.setattr(TorchReplica, "exchange", exchange)
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda flat: flat.fill_(torch.nan))
+    monkeypatch.setattr(outer, "wait_for", lambda device: aborted.set())
+    with pytest.raises(GroupLost):
+        local.step()
+    assert (local.inner_steps, local.outer_steps) == (1, 0)
+
+    aborted.clear()
+    local.before_restore(objects, False)
+    trained.load_state_dict(first)
+    local.restored()
+    assert local.inner_steps == 1
+    assert all(torch.equal(one, progress[name]) for name, one in trained.state_dict().items())
 
 
 def test_a_wrapped_or_frozen_model_is_refused() -> None:

@@ -18,7 +18,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh  # noqa: 
 
 from edl.errors import CheckpointError, StateError  # noqa: E402
 from edl.torch.checkpoint import load_checkpoint  # noqa: E402
-from edl.torch.sharded import DTensor, Folder, capture, load_local_parts, load_sharded  # noqa: E402
+from edl.torch.recut import Folder, load_sharded  # noqa: E402
+from edl.torch.sharded import DTensor, capture, load_local_parts  # noqa: E402
 from edl.torch.state import State  # noqa: E402
 from edl.worker.modes import CHANGED  # noqa: E402
 from edl.worker.verify import Difference, Held  # noqa: E402

@@ -14,9 +14,10 @@ import pytest
 
 from edl.wire import local
 from edl.wire.local import STATE
+from edl.worker.boundary import RoundOver
 from edl.worker.mapped_memory import MappedMemory
 from edl.worker.prefault import LEAST_BYTES
-from tests.support.fake_agent import TIMEOUT_S, Worker, a_seat
+from tests.support.fake_agent import TIMEOUT_S, FakeGroup, Worker, a_seat
 
 SIZE = LEAST_BYTES
 
@@ -30,6 +31,10 @@ class Locks:
         self.may_lock = threading.Event()
         self.may_lock.set()
         self.locking = threading.Event()
+        self.may_unlock = threading.Event()
+        self.may_unlock.set()
+        self.unlocking = threading.Event()
+        self._unlocked = threading.Condition()
 
     def lock(self, memory: memoryview) -> Callable[[], None] | None:
         self.locking.set()
@@ -41,10 +46,19 @@ class Locks:
         self.locked[address] = memory.nbytes
 
         def unlock() -> None:
+            self.unlocking.set()
+            self.may_unlock.wait()
             assert mapped(address), "unmapped before it was unlocked"
-            del self.locked[address]
+            with self._unlocked:
+                del self.locked[address]
+                self._unlocked.notify_all()
 
         return unlock
+
+    def wait_until_at_most(self, size: int) -> None:
+        """Buffers are unlocked on threads of their own."""
+        with self._unlocked:
+            assert self._unlocked.wait_for(lambda: sum(list(self.locked.values())) <= size, TIMEOUT_S)
 
     @contextlib.contextmanager
     def alias(self, view: memoryview, locked: memoryview) -> Iterator[None]:
@@ -131,6 +145,20 @@ def test_what_is_in_use_is_closed_by_its_last_user(descriptor: int) -> None:
     assert not locks.locked
 
 
+def test_without_a_thread_the_caller_unlocks_them(descriptor: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    locks = Locks()
+    memory = MappedMemory(descriptor, SIZE, private=False)
+    memory.prepare(locks)
+    memory.wait()
+
+    def refused(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    memory.close_in_background()
+    assert not locks.locked
+
+
 # --- a worker's buffers ----------------------------------------------------------------------------------------------
 
 
@@ -172,9 +200,29 @@ def test_buffers_that_no_longer_fit_are_unlocked(worker: Worker) -> None:
         size = draw.choice([SIZE, 2 * SIZE, 5 * SIZE])
         commit(worker, number, size)
         worker.settle()
-        assert sum(locks.locked.values()) <= 4 * 6 * SIZE
+        locks.wait_until_at_most(4 * 6 * SIZE)
         for address in list(locks.locked):
             assert mapped(address) or address not in locks.locked  # a thread may just have unlocked and unmapped it
+
+
+def test_a_break_aborts_the_group_while_pages_are_unlocked(worker: Worker) -> None:
+    """Unlocking may wait for the device, and the device for the lost peer until the group is aborted."""
+    locks = Locks()
+    worker.link.accelerator = locks
+    commit(worker, 1, SIZE)
+    group = FakeGroup(a_seat(), threading.Barrier(1))
+    worker.link.register(1, group)
+    locks.may_unlock.clear()
+    try:
+        worker.start(lambda: worker.link.buffer(STATE, 5 * SIZE))
+        assert locks.unlocking.wait(TIMEOUT_S)
+        worker.agent.send(local.Break(1, "node b is gone"))
+        assert group.aborted.wait(TIMEOUT_S)
+    finally:
+        locks.may_unlock.set()
+    with contextlib.suppress(RoundOver):
+        worker.join()
+    locks.wait_until_at_most(6 * SIZE)
 
 
 def test_a_worker_finds_its_own_mapping_of_the_commit_that_it_restores(worker: Worker) -> None:
