@@ -328,6 +328,8 @@ class FileEntry:
     size: int
     """Size in bytes; 0 for a folder."""
     folder: bool = False
+    link: bool = False
+    """A symbolic link: ``size`` and ``folder`` are those of what it leads to."""
 
 
 class Files(Protocol):
