@@ -582,7 +582,8 @@ class FileSource(Protocol):
         ...
 
     def lend(self, request: Mapping[str, Any]) -> AbstractContextManager[LentFile | None]:
-        """The requested file in the requested version; None if it is not here any more. Raises ``ProtocolError``."""
+        """The requested file in the requested version; None if it is not here any more. Raises ``ProtocolError``, and
+        ``CheckpointError`` if it cannot be opened."""
         ...
 
 

@@ -424,8 +424,8 @@ class CheckpointDirectory:
         self._deletions.delete(sorted(surplus))
 
     def _delete(self, run: str) -> None:
-        """Delete the manifest first, so that a half-deleted checkpoint does not look complete. Of a link only the link is
-        deleted, not what it leads to."""
+        """Delete the manifest first, so that a half-deleted checkpoint does not look complete. If it is a link, delete
+        only the link, not what it leads to."""
         self._seen.pop(run, None)
         if is_link(self._files, run):
             self._files.remove(run)

@@ -38,6 +38,6 @@ class Deletions:
             return
         self._reasons[folder] = reason
         self._say(
-            f"cannot delete the checkpoint {self._files.path(folder)}: {reason}. It takes space until you delete it, or "
-            "let the user of this job do so"
+            f"cannot delete the checkpoint {self._files.path(folder)}: {reason}. It takes space until you delete it, "
+            "or let the user of this job do so"
         )

@@ -55,8 +55,8 @@ class Folders:
         return ""
 
     def delete(self, folder: str) -> None:
-        """Delete a checkpoint's folder, the manifest first, so that it never looks complete when half deleted. Of a link
-        only the link is deleted, not what it leads to."""
+        """Delete a checkpoint's folder, the manifest first, so that it never looks complete when half deleted. If it is
+        a link, delete only the link, not what it leads to."""
         if is_link(self._files, folder):
             self._files.remove(folder)
             return
