@@ -108,7 +108,7 @@ def test_a_disk_that_fails_at_the_start_is_named(make: Make, refusals: Refusals)
     a = make("a")
     a.write("deep/x", "x")
     refusals.add(a.out / "deep", errno.EIO)
-    with pytest.raises(CheckpointError, match="cannot read .*out/deep: Input/output error. Let this user read it"):
+    with pytest.raises(CheckpointError, match=r"cannot read .*out/deep: Input/output error. Let this user read it"):
         a.open()
 
 
