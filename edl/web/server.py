@@ -144,8 +144,7 @@ class HttpServer:
             shutdown_timeout=0.2,
         )
         self._connections: HttpConnections | None = None
-        self._sockets: asyncio.Server | None = None
-        self._tls_sockets: TlsListener | None = None
+        self._sockets: asyncio.Server | TlsListener | None = None
 
     async def start(self, listening: socket.socket) -> None:
         """Serve requests on this socket."""
@@ -159,7 +158,7 @@ class HttpServer:
             self._sockets = await loop.create_server(connections, sock=listening)
         else:
             self._keeping_fresh = loop.create_task(self._keep_fresh())
-            self._tls_sockets = TlsListener(listening, tls.context, connections, self._limits.handshake_s)
+            self._sockets = TlsListener(listening, tls.context, connections, self._limits.handshake_s)
 
     async def conclude(self) -> None:
         """Send everybody who follows the status the last one, and wait until they have it, at most ``send_s``."""
@@ -171,8 +170,6 @@ class HttpServer:
             await end(self._keeping_fresh)
         if self._sockets is not None:
             self._sockets.close()
-        if self._tls_sockets is not None:
-            await self._tls_sockets.close()
         await self._relay.close()
         await self._runner.cleanup()
 

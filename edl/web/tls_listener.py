@@ -7,7 +7,7 @@ import contextlib
 import socket
 import ssl
 
-from edl.tasks import BackgroundTasks, end
+from edl.tasks import BackgroundTasks
 from edl.web.access import peer_of
 from edl.web.connections import HttpConnection, HttpConnections
 
@@ -30,13 +30,13 @@ class TlsListener:
         self._context = context
         self._connections = connections
         self._handshake_s = handshake_s
-        self._handshakes = BackgroundTasks()
-        self._accepting = asyncio.get_running_loop().create_task(self._accept())
+        self._tasks = BackgroundTasks()
+        self._tasks.begin(self._accept())
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Accept no more connections, and break off all handshakes."""
-        await end(self._accepting)
-        self._handshakes.drop()
+        asyncio.get_running_loop().remove_reader(self._listening)  # before another file gets its number
+        self._tasks.drop()
         self._listening.close()
 
     async def _accept(self) -> None:
@@ -53,7 +53,7 @@ class TlsListener:
             if connection is None:
                 accepted.close()
             else:
-                self._handshakes.begin(self._handshake(accepted, connection))
+                self._tasks.begin(self._handshake(accepted, connection))
             await asyncio.sleep(0)  # a flood must not keep the event loop from everything else
 
     async def _handshake(self, accepted: socket.socket, connection: HttpConnection) -> None:
