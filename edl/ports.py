@@ -321,13 +321,14 @@ class RunState:
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """One entry of a folder in ``Files``."""
+    """One entry of a folder in ``Files``. ``size`` and ``folder`` of a symbolic link are those of what it leads to."""
 
     name: str
     """The last part of its path."""
     size: int
     """Size in bytes; 0 for a folder."""
     folder: bool = False
+    link: bool = False
 
 
 class Files(Protocol):
@@ -361,8 +362,7 @@ class Files(Protocol):
         ...
 
     def read_into(self, name: str, offset: int, buffer: memoryview) -> int:
-        """Fill the buffer from that offset on; returns the number of bytes read, which is smaller only at the end of
-        the file."""
+        """Fill the buffer from that offset on; returns the number of bytes read, fewer only at the end of the file."""
         ...
 
     def write(self, name: str, pieces: Iterable[bytes | memoryview], *, new: bool = False) -> str:
@@ -580,7 +580,7 @@ class FileSource(Protocol):
         ...
 
     def lend(self, request: Mapping[str, Any]) -> AbstractContextManager[LentFile | None]:
-        """The requested file in the requested version; None if it is not here any more. Raises ``ProtocolError``."""
+        """The requested file in that version; None if it is gone. Raises ``ProtocolError`` and ``CheckpointError``."""
         ...
 
 

@@ -1,12 +1,13 @@
 """Requests for the files of synchronised directories, served on the port for copies of snapshots (``copies``).
 
-``changes`` is answered with a frame and a list; ``file`` with the size, the bytes, and ``whole`` with their CRC-32, or
-with ``gone`` instead of either: the file has changed meanwhile. Files are sent in small pieces, so that neither side
-holds more than one of them in memory.
+``changes`` is answered with a frame and a list. ``file`` is answered with the size, the bytes, and ``whole`` with their
+CRC-32; with ``gone`` instead of the first or the last, if the file has changed meanwhile; or with ``no`` and a reason.
+Files are sent in small pieces, so that neither side holds more than one of them in memory.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import zlib
 from collections.abc import Callable, Mapping
@@ -15,7 +16,7 @@ from typing import Any
 from edl.adapters.copy_connection import CopyConnection, CopyLimits, call, count_in, short
 from edl.adapters.files import write_all
 from edl.errors import CheckpointError, ProtocolError
-from edl.ports import Clock, FileSource
+from edl.ports import Clock, FileSource, LentFile
 
 CHANGES = "changes"
 FILE = "file"
@@ -79,21 +80,30 @@ def give_changes(line: CopyConnection, files: FileSource, request: Mapping[str, 
 
 def give_file(line: CopyConnection, files: FileSource, request: Mapping[str, Any]) -> None:
     """Serve one request for a file."""
-    with files.lend(request) as lent:
+    with contextlib.ExitStack() as loan:
+        try:
+            lent = loan.enter_context(files.lend(request))
+        except CheckpointError as error:
+            line.refuse(str(error))
+            return
         if lent is None:
             line.send_frame({"gone": True})
             return
-        line.send_frame({"size": lent.size})
-        left, crc32 = lent.size, 0
-        while left:
-            piece = os.read(lent.descriptor, min(left, _PIECE_BYTES))
-            if not piece:
-                raise ProtocolError(f"the file has become shorter by {left} bytes while it was sent")
-            crc32 = zlib.crc32(piece, crc32)
-            line.within(_PIECE_S)
-            line.write(piece)
-            left -= len(piece)
-        line.send_frame({"whole": crc32} if lent.unchanged() else {"gone": True})
+        _send(line, lent)
+
+
+def _send(line: CopyConnection, lent: LentFile) -> None:
+    line.send_frame({"size": lent.size})
+    left, crc32 = lent.size, 0
+    while left:
+        piece = os.read(lent.descriptor, min(left, _PIECE_BYTES))
+        if not piece:
+            raise ProtocolError(f"the file has become shorter by {left} bytes while it was sent")
+        crc32 = zlib.crc32(piece, crc32)
+        line.within(_PIECE_S)
+        line.write(piece)
+        left -= len(piece)
+    line.send_frame({"whole": crc32} if lent.unchanged() else {"gone": True})
 
 
 def _write(descriptor: int, piece: bytes) -> None:

@@ -31,16 +31,12 @@ class PlainFiles:
 
     def entries(self, folder: str = "") -> list[FileEntry]:
         """The direct content of a folder, sorted by name; empty when there is no such folder."""
-        found = []
         try:
             with os.scandir(self.path(folder)) as listing:
-                for entry in listing:
-                    with contextlib.suppress(FileNotFoundError):  # removed since it was listed
-                        is_folder = entry.is_dir()
-                        found.append(FileEntry(entry.name, 0 if is_folder else entry.stat().st_size, is_folder))
+                found = [_entry(entry) for entry in listing]
         except FileNotFoundError:
             return []
-        return sorted(found, key=lambda entry: entry.name)
+        return sorted(filter(None, found), key=lambda entry: entry.name)
 
     def stamp(self, name: str) -> str:
         """Empty when there is no such file, else a text that changes when the file is rewritten or touched."""
@@ -104,6 +100,8 @@ class PlainFiles:
         """Sync everything in this folder to disk, as far as this host can."""
         for entry in self.entries(folder):
             name = f"{folder}/{entry.name}" if folder else entry.name
+            if entry.link:
+                continue  # what it leads to is not of this folder
             if entry.folder:
                 self.sync(name)
             else:
@@ -134,6 +132,16 @@ class PlainFiles:
                 return None
             else:
                 return status.f_bavail * status.f_frsize
+
+
+def _entry(entry: os.DirEntry[str]) -> FileEntry | None:
+    """None for one that was removed since it was listed."""
+    link = entry.is_symlink()
+    try:
+        folder = entry.is_dir()
+        return FileEntry(entry.name, 0 if folder else entry.stat().st_size, folder, link)
+    except FileNotFoundError:
+        return FileEntry(entry.name, 0, link=True) if link else None  # it leads nowhere, and can be removed
 
 
 def _stamp(status: os.stat_result) -> str:

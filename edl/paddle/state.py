@@ -151,6 +151,7 @@ class State(core.BaseState):
         for name, value in found.values.items():
             with self._loading(name, found.meta):
                 self._values[name] = self._load_value(name, self._values[name], value)
+        self._reset_lacking(found.values)
 
     def _restore(self, session: Session, seat: Seat) -> None:
         super()._restore(session, seat)

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from edl.errors import CheckpointError
 from edl.sync_dir.cut import LostNode, incomplete
 from edl.sync_dir.index import FileIndex, FileRecord, folders_above
 from edl.sync_dir.settling import FileStamp, TreeScan, changed_files, settle
@@ -50,6 +51,7 @@ class NodeReplica:
     """Thread-safe. Methods block on the disk and raise its ``OSError``."""
 
     def __init__(self, node: NodeId, tree: SyncedTree) -> None:
+        self._node = node
         self._tree = tree
         self._disk = threading.RLock()
         """Held while the files or the knowledge of them change together. Taken before ``_index_lock``."""
@@ -65,9 +67,9 @@ class NodeReplica:
         """Files that were here before the launcher, until workers start."""
 
     def open(self) -> None:
-        """Enter the files that are here already. Raises ``CheckpointError``."""
+        """Enter the files that are here already. Raises ``CheckpointError`` if there are too many files."""
         with self._disk:
-            self._before = self._tree.scan()
+            self._before = self._tree.scan(first=True)
             self._look(old=True)
             self._strangers = set(self._known)
 
@@ -136,7 +138,8 @@ class NodeReplica:
 
     @contextlib.contextmanager
     def opened(self, record: FileRecord) -> Iterator[LentVersion | None]:
-        """A file in this version; None if it is not here any more."""
+        """A file in this version; None if it is not here any more. Raises ``CheckpointError`` if it cannot be
+        opened."""
         with self._disk, self._index_lock:
             here, stamp = self._index.get(record.path), self._known.get(record.path)
         if here is None or here.version != record.version or stamp is None:
@@ -147,6 +150,11 @@ class NodeReplica:
         except FileNotFoundError:
             yield None
             return
+        except OSError as error:
+            raise CheckpointError(
+                f"node {self._node} cannot read it: {error.strerror}. Let the user of its launcher read the file, or "
+                "move the file out of the directory"
+            ) from error
         try:
             file = LentVersion(descriptor, stamp)
             yield file if file.unchanged() else None

@@ -143,7 +143,13 @@ class DirectorySync:
     def open(self) -> None:
         """Enter the files that are there, and begin to scan. Raises ``CheckpointError``."""
         self._tree.open()
-        self._replica.open()
+        try:
+            self._replica.open()
+        except OSError as error:
+            raise CheckpointError(
+                f"--sync-dir: cannot read {error.filename}: {error.strerror}. Let this user read it, or name another "
+                "folder"
+            ) from error
         self._begin("edl-sync-scan", self._keep_looking)
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ import stat
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 from edl.errors import CheckpointError
-from edl.sync_dir.index import FileRecord
+from edl.sync_dir.index import FileRecord, folders_above
 from edl.sync_dir.settling import FileStamp, TreeScan
 from edl.types import NodeId
 
@@ -49,6 +49,8 @@ class SyncedTree:
         """The clock of the times of the files."""
         self._log = log
         self._skipped: set[str] = set()
+        self._unreadable: set[str] = set()
+        """Folders that this user may not read, since before the first scan."""
         self._leases = True
 
     def open(self) -> None:
@@ -112,12 +114,16 @@ class SyncedTree:
 
     # --- looking -----------------------------------------------------------------------------------------------------
 
-    def scan(self) -> TreeScan:
-        """Look at every file. Raises ``CheckpointError`` if there are too many, ``OSError`` if a directory is gone."""
+    def scan(self, *, first: bool = False) -> TreeScan:
+        """Look at every file. Raises ``CheckpointError`` if there are too many, ``OSError`` if a directory is gone or
+        cannot be read.
+
+        ``first``: folders that this user may not read are skipped, now and later. One that becomes unreadable later is
+        an error: without it, its files would count as removed, and be removed on all nodes."""
         files: dict[str, FileStamp] = {}
         begun_ns = self.now_ns() - TICK_NS
         for number, root in enumerate(self._roots):
-            for path, entry in self._walk(root, str(number)):
+            for path, entry in self._walk(root, str(number), first=first):
                 with contextlib.suppress(FileNotFoundError):
                     files[path] = stamp_of(entry.stat(follow_symlinks=False))
                 if len(files) > MOST_FILES:
@@ -126,7 +132,7 @@ class SyncedTree:
                     )
         return TreeScan(files, begun_ns, self.now_ns())
 
-    def _walk(self, folder: str, name: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    def _walk(self, folder: str, name: str, *, first: bool) -> Iterator[tuple[str, os.DirEntry[str]]]:
         top = "/" not in name
         try:
             entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
@@ -134,18 +140,30 @@ class SyncedTree:
             if top:
                 raise
             return
+        except PermissionError:
+            if top or not (first or name in self._unreadable):
+                raise
+            self._unreadable.add(name)
+            self._skip(name, folder, "a folder that this user may not read")
+            return
+        self._unreadable.discard(name)
         for entry in entries:
             path = f"{name}/{entry.name}"
             if (top and entry.name == PRIVATE) or BEFORE in entry.name:
                 continue
             if entry.is_dir(follow_symlinks=False):
-                yield from self._walk(entry.path, path)
+                yield from self._walk(entry.path, path, first=first)
             elif entry.is_file(follow_symlinks=False) and _is_text(entry.name):
                 yield path, entry
-            elif path not in self._skipped:
-                self._skipped.add(path)
+            else:
                 kind = "a symbolic link" if entry.is_symlink() else "no regular file, or has a name that is not UTF-8"
-                self._log(f"--sync-dir: {entry.path!a} is not copied: it is {kind}")
+                self._skip(path, entry.path, kind)
+
+    def _skip(self, path: str, shown: str, kind: str) -> None:
+        """Log once that something is not copied."""
+        if path not in self._skipped:
+            self._skipped.add(path)
+            self._log(f"--sync-dir: {shown!a} is not copied: it is {kind}")
 
     def stamp(self, path: str) -> FileStamp | None:
         """The stamp of one file; None if there is none. Raises ``OSError``."""
@@ -197,8 +215,14 @@ class SyncedTree:
     # --- replacing ---------------------------------------------------------------------------------------------------
 
     def stage(self, path: str) -> str:
-        """A path for a file's content until it is put in its place, on the same file system. Raises ``OSError``."""
+        """A path for a file's content until it is put in its place, on the same file system. Raises ``OSError``, and
+        ``CheckpointError`` for a path in a folder that scans skip: the file would count as removed."""
         self.locate(path)
+        for above in self._unreadable.intersection(folders_above(path)):
+            raise CheckpointError(
+                f"--sync-dir: the job has files in {self.locate(above)}, which this user may not read. Let it read "
+                "that folder, or move the folder away"
+            )
         folder = self._staging(self._roots[int(path.partition("/")[0])])
         os.makedirs(folder, exist_ok=True)
         return os.path.join(folder, secrets.token_hex(8))

@@ -151,6 +151,7 @@ class State(core.BaseState):
         for name in self._values.keys() & values.keys():
             with self._loading(name, meta):
                 self._values[name] = self._load_value(name, self._values[name], values[name])
+        self._reset_lacking(values)
 
     def _shared(self) -> dict[str, Any]:
         objects = {name: unwrapped(obj) for name, obj in self._objects.items() if not is_own(obj)}

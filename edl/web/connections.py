@@ -26,14 +26,26 @@ class HttpConnections:
         """The protocol of a new connection, whose peer is not known yet."""
         return HttpConnection(self, self._server())
 
+    def accepted(self, peer: str) -> HttpConnection | None:
+        """The protocol of a connection whose TLS handshake begins, counted from now on; None if it exceeds a limit."""
+        if not self._has_room(peer):
+            return None
+        connection = self()
+        connection.peer = peer
+        self._open[connection.inner] = connection
+        return connection
+
     def admit(self, connection: HttpConnection, transport: asyncio.Transport) -> None:
-        """Called once a connection's peer is known: count the connection, or close it if it exceeds a limit."""
-        same = sum(one.peer == connection.peer for one in self._open.values())
-        if len(self._open) >= self._limits.connections or same >= self._limits.connections_each:
+        """Called once a connection can be used: count the connection, or close it if it exceeds a limit."""
+        if connection.inner not in self._open and not self._has_room(connection.peer):
             transport.abort()
             return
         self._open[connection.inner] = connection
         connection.silent = asyncio.get_running_loop().call_later(self._limits.idle_s, transport.abort)
+
+    def _has_room(self, peer: str) -> bool:
+        same = sum(one.peer == peer for one in self._open.values())
+        return len(self._open) < self._limits.connections and same < self._limits.connections_each
 
     def heard(self, inner: asyncio.BaseProtocol) -> None:
         """Called when a request has arrived: cancel the connection's timeout."""
@@ -61,8 +73,9 @@ class HttpConnection(asyncio.Protocol):
         """Register the connection under its peer."""
         assert isinstance(transport, asyncio.Transport)  # noqa: S101 - create_server makes no others
         self.inner.connection_made(transport)
-        peername = transport.get_extra_info("peername")
-        self.peer = peer_of(str(peername[0])) if peername else ""
+        peername = transport.get_extra_info("peername") if not self.peer else None
+        if peername:
+            self.peer = peer_of(str(peername[0]))
         self._connections.admit(self, transport)
 
     def connection_lost(self, exc: BaseException | None) -> None:

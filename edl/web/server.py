@@ -33,6 +33,7 @@ from edl.web.refusal import Refusal
 from edl.web.relay import ASKED, Relay
 from edl.web.routes import ROUTES, Route
 from edl.web.status_feed import StatusFeed
+from edl.web.tls_listener import TlsListener
 from edl.web.worker_output import OutputRoutes
 from edl.wire import json_messages
 from edl.wire.messages import Asked
@@ -143,20 +144,21 @@ class HttpServer:
             shutdown_timeout=0.2,
         )
         self._connections: HttpConnections | None = None
-        self._sockets: asyncio.Server | None = None
+        self._sockets: asyncio.Server | TlsListener | None = None
 
     async def start(self, listening: socket.socket) -> None:
         """Serve requests on this socket."""
         tls = self._front.tls
-        options: dict[str, Any] = {}
-        if tls is not None:
-            options = {"ssl": tls.context, "ssl_handshake_timeout": self._limits.handshake_s}
-            self._keeping_fresh = asyncio.get_running_loop().create_task(self._keep_fresh())
+        loop = asyncio.get_running_loop()
         await self._runner.setup()
         assert self._runner.server is not None  # noqa: S101 - setup has made it
         connections = HttpConnections(self._runner.server, self._limits)
         self._connections = connections
-        self._sockets = await asyncio.get_running_loop().create_server(connections, sock=listening, **options)
+        if tls is None:
+            self._sockets = await loop.create_server(connections, sock=listening)
+        else:
+            self._keeping_fresh = loop.create_task(self._keep_fresh())
+            self._sockets = TlsListener(listening, tls.context, connections, self._limits.handshake_s)
 
     async def conclude(self) -> None:
         """Send everybody who follows the status the last one, and wait until they have it, at most ``send_s``."""

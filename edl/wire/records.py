@@ -252,6 +252,3 @@ class Failure:
     """Path on that host of the file that describes the exception; empty: none was written."""
     final: int = 0
     """Exit status with which the job ends at once, because a restart cannot help; 0: a restart may help."""
-
-
-# --- agent to Master -------------------------------------------------------------------------------------------------

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import importlib
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from edl.errors import CheckpointError, StateError
@@ -45,6 +46,8 @@ class Contents:
         self._numbers = RandomNumbers()
         self._layouts: dict[str, tuple[tuple[list[str], list[ArrayInfo]], Layout]] = {}
         self._noted: set[str] = set()
+        self._initial_values: dict[str, Any] = {}
+        """Of the values that a restored snapshot lacked: copies of what the script began with."""
         self._model_modes = Modes()
         for name, value in values.items():
             self._add(name, value)
@@ -238,6 +241,28 @@ class Contents:
         unknown = sorted(values.keys() - self._values.keys() - HIDDEN)
         if unknown:
             self._note(f"ignoring values in the snapshot that this script's state lacks: {', '.join(unknown)}")
+
+    def _reset_lacking(self, kept: Collection[str]) -> None:
+        """Called once a snapshot with the values ``kept`` has been restored: others get what the script gave them. The
+        first time they still have it, and it is copied."""
+        for name in sorted(self._values.keys() - kept - HIDDEN):
+            live = self._values[name]
+            if name in self._initial_values:
+                initial = self._copied(self._initial_values[name])
+                self._values[name] = self._load_value(name, live, initial)
+            else:
+                self._initial_values[name] = self._copied(live)
+
+    def _copied(self, value: Any) -> Any:
+        """A copy that shares nothing with the value."""
+        arrays, copies = self._framework.arrays, dict[int, Any]()
+
+        def add(array: Any) -> Any:
+            copies[id(array)] = array.copy() if tree.is_numpy(array) else arrays.copy(array)
+            return array
+
+        tree.map_arrays(value, arrays.is_array, add)
+        return copy.deepcopy(value, copies)  # which cannot copy every tensor itself
 
     def _load_part(self, found: SnapshotHeader, data: memoryview, objects: frozenset[str]) -> bool:
         """Like ``_load``. Returns False if this worker's part of a sharded state is another one now."""

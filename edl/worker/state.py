@@ -91,7 +91,7 @@ class BaseState(Contents):
         only known one boundary later: it may have died meanwhile."""
         self._agreement: StateComparison | None = None
         self._callbacks: list[Callable[[], object]] = []
-        self._again = self._passing = self._votes = False
+        self._ran = self._again = self._passing = self._votes = False
         self._part: RankPart | None = None
         """This worker's part in the commits of this world, once the workers have agreed on it."""
         self._part_layout: Layout | None = None
@@ -375,7 +375,9 @@ class BaseState(Contents):
             which = f"commit {seat.restore_commit} (era {seat.restore_era})"
             raise CheckpointError(f"cannot read {which} in {seat.checkpoint_dir}: {error.strerror}") from error
         try:
-            self._load(snapshot.parse(memory.view), memory.view, frozenset(self._objects) - own)
+            found = snapshot.parse(memory.view)
+            self._load(found, memory.view, frozenset(self._objects) - own)
+            self._reset_lacking(found.tree["values"])
         finally:
             memory.close()
 
@@ -395,7 +397,7 @@ class BaseState(Contents):
 
     def _tell_reset(self) -> None:
         """Call the reset callbacks before ``train`` is called again in another world."""
-        again, self._again = self._again, False
+        again, self._again, self._ran = self._again, False, True
         for callback in self._callbacks if again else ():
             callback()
 
@@ -447,7 +449,7 @@ class BaseState(Contents):
             self._values[SEED] = ""  # as in the snapshot, the same on all ranks
         if from_nothing:
             self._begin_from_scratch(session, seat)
-        self._again = self._trained
+        self._again = self._ran
         self._trained = True
         self._agreement = StateComparison(session, self)
         if seat.restore_commit > 0:
@@ -566,6 +568,8 @@ class BaseState(Contents):
             with link.undisturbed(), self._fast_reading(link, memory):
                 memory.read_soon()
                 taken = self._load_part(found, memory.view, mine)
+            if stream == STATE and taken:
+                self._reset_lacking(found.tree["values"])
         finally:
             closed = memory.close()
         if not closed and not _closed_after_collecting(memory):

@@ -21,7 +21,9 @@ from numpy.typing import NDArray
 
 from edl.adapters.clock import SystemClock, wall_clock_s
 from edl.checkpoint.directory import manifest as texts
+from edl.checkpoint.directory.deletions import Deletions
 from edl.checkpoint.directory.failures import cannot_read, cannot_write, why
+from edl.checkpoint.directory.folders import is_link
 from edl.checkpoint.directory.manifest import Sum
 from edl.errors import CheckpointError
 from edl.ports import Files
@@ -82,6 +84,7 @@ class CheckpointDirectory:
         self._file_bytes = file_bytes
         self._wall_s, self._now_s, self._say = wall_s, now_s, say
         self._tag = secrets.token_hex(4)
+        self._deletions = Deletions(files, self._delete, say)
         self._seen: dict[str, Complete] = {}
         """Complete checkpoints that have been validated."""
         self._bad: dict[str, str] = {}
@@ -418,15 +421,18 @@ class CheckpointDirectory:
         if len(whole) >= self._keep:
             oldest = whole[self._keep - 1][0].manifest.checkpoint
             surplus += [run for number, run in broken if number < oldest and run not in kept]
-        for run in sorted(surplus):
-            self._delete(run)
+        self._deletions.delete(sorted(surplus))
 
     def _delete(self, run: str) -> None:
-        """Delete the manifest first, so that a half-deleted checkpoint does not look complete."""
+        """Delete the manifest first, so that a half-deleted checkpoint does not look complete. If it is a link, delete
+        only the link, not what it leads to."""
         self._seen.pop(run, None)
+        if is_link(self._files, run):
+            self._files.remove(run)
+            return
         self._files.remove(f"{run}/{layout.manifest_file(run)}")
         for entry in self._files.entries(run):
-            if not entry.folder:
+            if entry.link or not entry.folder:
                 self._files.remove(f"{run}/{entry.name}")
         self._files.remove(run)
 

@@ -68,6 +68,18 @@ def test_entries(files: Files) -> None:
     assert list(files.entries("missing")) == []
 
 
+def test_entries_that_are_links(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_bytes(b"12345")
+    for name, target in (("to-file", "file"), ("to-folder", "folder"), ("to-nothing", "missing")):
+        (tmp_path / name).symlink_to(target)
+    assert PlainFiles(tmp_path).entries()[2:] == [
+        FileEntry("to-file", 5, link=True),
+        FileEntry("to-folder", 0, True, link=True),
+        FileEntry("to-nothing", 0, link=True),
+    ]
+
+
 def test_a_file_is_no_folder(files: Files) -> None:
     files.write("a", [b"1"])
     with pytest.raises(NotADirectoryError):

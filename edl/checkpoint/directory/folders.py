@@ -33,16 +33,17 @@ class Folders:
         return [version for version in found if version is not None]
 
     def content(self, folder: str, below: str = "") -> Content:
-        """Everything in a folder and below; empty if there is no such folder."""
+        """Everything in a folder and below; empty if there is no such folder. Does not follow links to other
+        folders."""
         sizes: dict[str, int] = {}
         everything: list[str] = []
         for entry in self._files.entries(f"{folder}/{below}".rstrip("/")):
             name = f"{below}{entry.name}"
-            if entry.folder:
+            if entry.folder and not entry.link:
                 inner = self.content(folder, f"{name}/")
                 sizes.update(inner.sizes)
                 everything += inner.everything
-            elif not name.endswith(".tmp"):
+            elif not entry.folder and not name.endswith(".tmp"):
                 sizes[name] = entry.size
             everything.append(name)
         return Content(sizes, tuple(everything))
@@ -54,8 +55,18 @@ class Folders:
         return ""
 
     def delete(self, folder: str) -> None:
-        """Delete a checkpoint's folder, the manifest first, so that it never looks complete when half deleted."""
+        """Delete a checkpoint's folder, the manifest first, so that it never looks complete when half deleted. If it is
+        a link, delete only the link, not what it leads to."""
+        if is_link(self._files, folder):
+            self._files.remove(folder)
+            return
         self._files.remove(f"{folder}/{MANIFEST_FILE}")
         for name in self.content(folder).everything:
             self._files.remove(f"{folder}/{name}")
         self._files.remove(folder)
+
+
+def is_link(files: Files, folder: str) -> bool:
+    """Whether a folder is a symbolic link, as to a checkpoint that was moved elsewhere. Object stores have none."""
+    above, _, name = folder.rpartition("/")
+    return not files.remote and any(entry.link for entry in files.entries(above) if entry.name == name)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
+from edl.checkpoint.directory.deletions import Deletions
 from edl.checkpoint.directory.disk_space import DiskSpace
 from edl.checkpoint.directory.failures import why
 from edl.checkpoint.directory.folders import Folders
@@ -40,6 +41,7 @@ class Pruning:
         self._inspect = inspect
         self._bad = bad
         self._say = say
+        self._deletions = Deletions(files, folders.delete, say)
         self._ours: dict[Version, bool] = {}
         """Complete checkpoints seen so far, and whether this job wrote them; avoids reading their manifests again."""
         self._written: list[Version] = []
@@ -57,35 +59,41 @@ class Pruning:
 
     def drop_surplus(self) -> bool:
         """Delete all but a safe minimum to free space; returns whether anything was deleted. Raises ``OSError``."""
-        for version in self._folders.versions():
-            if version not in self._ours:
-                self._classify(version, [])
-        surplus = self._room.deletable(self._retention, self._complete())
-        for version in surplus:
-            self._ours.pop(version, None)
-            self._folders.delete(folder_name(version))
-        return bool(surplus)
+        complete, _ = self._present()
+        return self.delete(self._room.deletable(self._retention, complete))
 
-    def _complete(self) -> list[Version]:
-        return [version for version in self._ours if self._ours[version] and version not in self._bad]
+    def delete(self, versions: Collection[Version]) -> bool:
+        """Delete checkpoints, and log those that cannot be deleted; returns whether any was deleted."""
+        folders = {folder_name(version): version for version in versions}
+        for version in versions:
+            self._ours.pop(version, None)  # looked at again if it is still there, since it may be half deleted
+        deleted = self._deletions.delete(folders)
+        for folder in deleted:
+            self._bad.pop(folders[folder], None)
+        return bool(deleted)
 
     def _prune(self) -> None:
-        complete: list[Version] = []
-        unfinished: list[Version] = []
-        for version in self._folders.versions():
-            if version not in self._ours:
-                self._classify(version, unfinished)
-            if self._ours.get(version) and version not in self._bad:
-                complete.append(version)
-        unfinished += [version for version in self._bad if self._ours.get(version)]
+        complete, unfinished = self._present()
         surplus = self._retention.surplus(complete, self._written)
-        for version in [*surplus, *self._retention.overtaken(unfinished, complete)]:
-            self._ours.pop(version, None)
-            self._bad.pop(version, None)
-            self._folders.delete(folder_name(version))
+        self.delete([*surplus, *self._retention.overtaken(unfinished, complete)])
         for entry in self._files.entries():  # not at the start of a run, when many launchers may write that file
             if entry.name.startswith(f"{OWNER_FILE}.") and not entry.folder:
                 self._files.remove(entry.name)
+
+    def _present(self) -> tuple[list[Version], list[Version]]:
+        """This job's checkpoints that are in the directory now: the complete ones, and the unfinished or corrupt
+        ones."""
+        there = self._folders.versions()
+        for gone in self._ours.keys() - set(there):
+            del self._ours[gone]
+        complete: list[Version] = []
+        unfinished: list[Version] = []
+        for version in there:
+            if version not in self._ours:
+                self._classify(version, unfinished)
+            if self._ours.get(version):
+                (unfinished if version in self._bad else complete).append(version)
+        return complete, unfinished
 
     def _classify(self, version: Version, unfinished: list[Version]) -> None:
         """Classify a folder that is not known yet. If its job is unknown, it is left alone, like a foreign one."""

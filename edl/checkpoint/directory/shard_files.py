@@ -15,18 +15,16 @@ from __future__ import annotations
 
 import contextlib
 import re
-import threading
 from collections.abc import Callable
 
 from edl.checkpoint.directory import manifest as text
 from edl.checkpoint.directory.manifest import MANIFEST_FILE, StateManifest, Sum, folder_name
+from edl.checkpoint.directory.record_wait import appears
 from edl.checkpoint.directory.summed_files import SummedFiles
 from edl.errors import CheckpointError
 from edl.ports import Files
 from edl.wire.records import Version
 
-RECORD_LOOKS, RECORD_PAUSE_S = 20, 0.05
-"""How often, and with which pauses, to look for the record of a file that another node has written."""
 _NUMBER = re.compile(r"state-(\d+)-of-")
 
 
@@ -54,8 +52,6 @@ class ShardFiles:
         self._summed = summed
         self._manifest = manifest
         self._delete = delete
-        self._pause = threading.Event()
-        """Never set."""
         self._failed: set[Version] = set()
 
     def write(self, version: Version, data: memoryview, shard: int, shards: int) -> None:
@@ -113,10 +109,8 @@ class ShardFiles:
         does not: it has died."""
         file = f"{folder}/{text.state_file(shard, shards)}"
         found = self._files.stamp(file)
-        for _ in range(RECORD_LOOKS):
-            if self._is_recorded(folder, version, shard, shards) or self._is_done(folder, version):
-                return True
-            self._pause.wait(RECORD_PAUSE_S)
+        if appears(lambda: self._is_recorded(folder, version, shard, shards) or self._is_done(folder, version)):
+            return True
         if self._files.stamp(file) == found:
             self._files.remove(file)
         return False

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import zlib
 from collections.abc import Callable, Collection
 
 from edl.checkpoint.directory import manifest as text
 from edl.checkpoint.directory.folders import Folders
 from edl.checkpoint.directory.manifest import MANIFEST_FILE, StateManifest, Sum, folder_name
-from edl.checkpoint.directory.shard_files import RECORD_LOOKS, RECORD_PAUSE_S
+from edl.checkpoint.directory.record_wait import appears
 from edl.checkpoint.directory.summed_files import SummedFiles
 from edl.errors import CheckpointError, EdlError
 from edl.ports import Files
@@ -42,8 +41,6 @@ class StateFile:
         self._write_manifest = write_manifest
         self._bad = bad
         self._say = say
-        self._pause = threading.Event()
-        """Never set."""
 
     def write(self, version: Version, snapshot: memoryview) -> None:
         """Write a state that is in one file. Several nodes may do so at once, each with values of its own in it. The
@@ -93,12 +90,9 @@ class StateFile:
         """Checksum and stamp of a state's file that another node has written, which may have died before it could write
         the manifest. None: it has written it, or the file could not be used and is removed."""
         file = f"{folder}/{NAME}"
+        if appears(lambda: MANIFEST_FILE in self._folders.content(folder).sizes):
+            return None
         sizes = self._folders.content(folder).sizes
-        for _ in range(RECORD_LOOKS):
-            if MANIFEST_FILE in sizes:
-                return None
-            self._pause.wait(RECORD_PAUSE_S)
-            sizes = self._folders.content(folder).sizes
         if MANIFEST_FILE in sizes or NAME not in sizes:
             return None
         stamp = self._files.stamp(file)

@@ -278,11 +278,13 @@ class FileCheckpointStorage:
 
     def _tidy(self) -> None:
         """Delete what earlier runs left unfinished. Only the first launcher of a run does this, before it writes."""
+        left: list[Version] = []
         try:
             for version in self._folders.versions():
                 with contextlib.suppress(CheckpointError):
                     if self._inspect(version) is None:
-                        self._folders.delete(folder_name(version))
+                        left.append(version)
+            self._pruning.delete(left)
             for entry in self._files.entries():
                 if entry.name.startswith(PROBE) and not entry.name.startswith(self._probes):
                     self._files.remove(entry.name)

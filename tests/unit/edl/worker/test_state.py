@@ -290,6 +290,21 @@ def test_a_new_value_keeps_what_it_was_made_with(worker: Worker, capfd: pytest.C
     assert "this script's state lacks: old" in capfd.readouterr().err
 
 
+def test_a_new_value_gets_that_back_at_each_restore(worker: Worker) -> None:
+    """Steps that are repeated must not count twice in it. Its parts are changed in place, too."""
+    committed(worker, step=4)
+    state = made(step=0, seen=0, noise=np.zeros(2), scale=Tensor(np.zeros(2)), kept={"ids": [1], "all": [np.zeros(1)]})
+    for _ in range(3):
+        restore(worker, state)
+        assert (state.step, state.seen, state.kept["ids"]) == (4, 0, [1])
+        assert not any(array.any() for array in (state.noise, state.scale.data, state.kept["all"][0]))
+        state.step += 1
+        state.seen += 7
+        state.kept["ids"].append(2)
+        for array in (state.noise, state.scale.data, state.kept["all"][0]):
+            array[:] = 1
+
+
 @pytest.mark.parametrize(
     ("mine", "said"),
     [

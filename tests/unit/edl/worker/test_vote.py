@@ -15,7 +15,7 @@ from edl.worker.loop import make_run
 from edl.worker.session import Session
 from edl.worker.state import BaseState
 from tests.support.fake_agent import TIMEOUT_S, Barriers, FakeFramework, Generator, a_seat
-from tests.unit.edl.worker.test_loop import Trainer, newest, seat_all, underway
+from tests.unit.edl.worker.test_loop import Trainer, commit_of, newest, seat_all, underway
 
 Votes = Callable[[int, int], bool]
 """By rank and commit."""
@@ -244,6 +244,31 @@ def test_callbacks_are_called_in_each_further_world() -> None:
     seat_all([one], 2, restore)
     one.worker.join()
     assert called == [("first", restore[1], 2), ("second", restore[1], 1)]
+    one.worker.close()
+
+
+def test_callbacks_are_not_called_before_the_first_train() -> None:
+    """The first world of a process ends while the state is restored."""
+    one = Trainer(Barriers(), steps=2)
+    commit, restoring, called = commit_of(one, 1, 3), threading.Event(), list[int]()
+    one.state.register_reset_callbacks([lambda: called.append(one.framework.groups[-1].seat.round)])
+    restore: Callable[..., None] = one.state._restore
+
+    def observed(session: Session, place: local.Seat) -> None:
+        restoring.set()
+        restore(session, place)
+
+    object.__setattr__(one.state, "_restore", observed)
+    one.start()
+    one.until(local.Enter)
+    seat_all([one], 1, restore=(1, 3))  # nobody has that commit
+    assert restoring.wait(TIMEOUT_S)
+    one.agent.send(local.Break(1, "gone"))
+    one.until(local.Parked)
+    one.agent.kept[local.STATE, 1, 3, 0] = commit
+    one.agent.place(a_seat(2, restore_era=1, restore_commit=3))
+    assert one.worker.join() == "trained"
+    assert (called, one.entered) == ([], [(2, 0)])
     one.worker.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import secrets
@@ -13,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edl.adapters.files import PlainFiles
 from edl.adapters.remote_files import RemoteFiles, open_files
 from edl.checkpoint.directory.manifest import Sum
 from edl.errors import CheckpointError
@@ -433,6 +435,42 @@ def test_broken_off_ones_go_when_they_are_old(plain: Files, tmp_path: Path) -> N
     directory.write(5, 1, ALL, taken(some(50)))
     folders = sorted(path.name for path in (tmp_path / "ps" / "job").iterdir())
     assert folders == ["checkpoint-0000000003", "checkpoint-0000000004", "checkpoint-0000000005", "mine"]
+
+
+class StubbornFiles(PlainFiles):
+    """Nothing can be deleted from the first checkpoint: it belongs to another user."""
+
+    def remove(self, name: str) -> None:
+        if name.startswith(RUN):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), self.path(name))
+        super().remove(name)
+
+
+def test_one_that_cannot_be_deleted_keeps_no_other_and_is_named_once(tmp_path: Path) -> None:
+    said: list[str] = []
+    directory = CheckpointDirectory(StubbornFiles(tmp_path), "job", 1, keep=2, say=said.append)
+    for number in (1, 2, 3, 4, 5):
+        finish([directory], number, [directory.write(number, 1, ALL, taken(some(50)))])
+    folders = sorted(path.name[-1] for path in (tmp_path / "ps" / "job").iterdir())
+    assert folders == ["1", "4", "5"]
+    (line,) = said
+    assert f"cannot delete the checkpoint {tmp_path / RUN}: Permission denied" in line
+
+
+def test_what_links_lead_to_is_not_deleted(tmp_path: Path) -> None:
+    """The first checkpoint was moved elsewhere, and the second one holds a link."""
+    place, archive = tmp_path / "place", tmp_path / "archive"
+    directory = CheckpointDirectory(PlainFiles(place), "job", 1, keep=2)
+    for number in (1, 2):
+        finish([directory], number, [directory.write(number, 1, ALL, taken(some(50)))])
+    (place / RUN).rename(archive)
+    (place / RUN).symlink_to(archive)
+    files = files_below(archive)
+    (place / directory.run(2) / "extra").symlink_to(archive)
+    for number in (3, 4):
+        finish([directory], number, [directory.write(number, 1, ALL, taken(some(50)))])
+    assert sorted(path.name[-1] for path in (place / "ps" / "job").iterdir()) == ["3", "4"]
+    assert files_below(archive) == files
 
 
 # --- the rest --------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from edl.adapters.files import PlainFiles
-from edl.checkpoint.directory import state_file
+from edl.checkpoint.directory import record_wait
 from edl.checkpoint.directory.manifest import Retention, folder_name
 from edl.checkpoint.directory.writer import FileCheckpointStorage, WriterIdentity
 from edl.errors import CheckpointError
@@ -304,7 +304,7 @@ def test_two_nodes_that_write_one_commit_with_different_values_leave_one_that_ca
 ) -> None:
     """Such as running statistics, which each worker has for itself. Wherever they meet, and wherever one of them dies,
     the manifest is that of the file."""
-    monkeypatch.setattr(state_file, "RECORD_PAUSE_S", 0.0)
+    monkeypatch.setattr(record_wait, "PAUSE_S", 0.0)
 
     def meet(folder: Path, at: int, mine: int, theirs: int) -> None:
         """This node dies at its operation ``mine``, the other one at ``theirs``; 99: it does not."""

@@ -152,7 +152,8 @@ def test_trouble_with_old_ones_does_not_fail_the_new_one(tmp_path: Path) -> None
         save(checkpoint_storage, commit)
     fault.at = fault.count + 3  # manifest gone, state, manifest; then the deletion
     save(checkpoint_storage, 30)
-    assert said == [f"cannot delete old checkpoints in {tmp_path}: Permission denied"]
+    (line,) = said
+    assert f"cannot delete the checkpoint {tmp_path / folder_name(Version(1, 10))}: Permission denied" in line
     assert checkpoint_storage.newest() == (Version(1, 30), False)
     save(checkpoint_storage, 40)
     assert commits(tmp_path) == [30, 40]
