@@ -1,4 +1,4 @@
-"""Records the processes of pytest-xdist that died: what they had still to run never ran. Read by scripts/unstable.py."""
+"""Records the processes of pytest-xdist that died: their other tests never ran. Read by ``scripts/unstable.py``."""
 
 from __future__ import annotations
 
