@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from edl.config import JobSpec, NodeRange, Timeouts
-from edl.errors import StoreError, StoreUnavailable
+from edl.errors import FencedOut, StoreError, StoreUnavailable
 from edl.master.election import MasterInfo
 from edl.master.shell import MasterDeps, MasterShell
 from edl.master.state import Record
@@ -127,9 +127,10 @@ class Bench:
         return task.exception()
 
     async def end(self) -> None:
+        """Cancel what still runs. A Master may have been replaced; any other failure is the test's."""
         for task in self._tasks:
             task.cancel()
-            with contextlib.suppress(asyncio.CancelledError, StoreError):
+            with contextlib.suppress(asyncio.CancelledError, FencedOut):
                 await task
 
 
