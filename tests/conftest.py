@@ -13,6 +13,7 @@ import hypothesis
 import pytest
 
 from edl.worker import session as sessions
+from tests.lost_workers import pytest_testnodedown as pytest_testnodedown
 
 # A shell without job control starts what runs in its background with SIGINT and SIGQUIT ignored, nohup with SIGHUP, and
 # programs started from here would inherit that.

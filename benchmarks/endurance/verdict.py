@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 CHAIN_FACTOR = 6_364_136_223_846_793_005
 CHAIN_MODULUS = 1 << 61
 SIGMAS = 2.0
+LEAST_SAMPLES = 3
+"""A line through fewer samples has no error, and decides nothing."""
 
 
 def chained(chain: int, step: int) -> int:
@@ -36,7 +38,7 @@ def fit_second_half(series: Sequence[tuple[float, float]]) -> Fit:
     middle = (series[0][0] + series[-1][0]) / 2 if series else 0.0
     half = [(t, value) for t, value in series if t >= middle]
     count = len(half)
-    if count < 3:
+    if count < LEAST_SAMPLES:
         return Fit(count, sum(value for _, value in half) / max(1, count), 0.0, math.inf)
     mean_t = sum(t for t, _ in half) / count
     mean = sum(value for _, value in half) / count
@@ -90,8 +92,11 @@ class Finding:
 
 
 def growth(what: str, series: Sequence[tuple[float, float]], allowed: float, unit: str) -> Finding:
-    """Whether one figure stays constant."""
+    """Whether one figure stays constant. Too few samples are a failure: nothing was measured."""
     fit = fit_second_half(series)
+    if fit.samples < LEAST_SAMPLES:
+        text = f"too few samples: {fit.samples} in the second half, at least {LEAST_SAMPLES} are needed; run for longer"
+        return Finding(what, False, text)
     peak = max((value for _, value in series), default=0.0)
     text = (
         f"mean {fit.mean:.1f}{unit}, peak {peak:.1f}{unit}; growth over the second half {fit.growth:+.2f}{unit} "

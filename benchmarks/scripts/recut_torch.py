@@ -51,8 +51,7 @@ def train(state: edl.State) -> None:
         loss.backward()
         state.optimizer.step()
         state.step += 1
-        log.step(state.step, loss.item())
-        state.commit()
+        log.commit(state, state.step, loss.item())
         time.sleep(args.pause_ms / 1000)
 
 

@@ -46,8 +46,7 @@ def train(state: edl.State) -> None:
         optimizer.step()
         optimizer.clear_grad()
         state.step += 1
-        log.step(state.step)
-        state.commit()
+        log.commit(state, state.step)
         time.sleep(args.pause_ms / 1000)
 
 

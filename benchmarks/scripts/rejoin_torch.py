@@ -53,8 +53,7 @@ def train(state: edl.State) -> None:
         loss.backward()
         optimizer.step()
         state.step += 1
-        log.step(state.step)
-        state.commit()
+        log.commit(state, state.step)
         time.sleep(args.pause_ms / 1000)
 
 

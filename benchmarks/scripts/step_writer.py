@@ -10,6 +10,20 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Protocol
+
+
+class Committing(Protocol):
+    """The part of ``edl.State`` that is needed here."""
+
+    @property
+    def commits(self) -> int:
+        """Number of step boundaries passed."""
+        ...
+
+    def commit(self) -> bool:
+        """Pass a step boundary."""
+        ...
 
 
 class StepWriter:
@@ -32,6 +46,18 @@ class StepWriter:
     def step(self, step: int, loss: float | None = None) -> None:
         """Record that step number ``step``, counted from 1 over the whole job, is complete on this rank."""
         self._write("step", step, {} if loss is None else {"loss": loss})
+
+    def commit(self, state: Committing, step: int, loss: float | None = None) -> None:
+        """Commit the step, and then record it: with its commit it is complete, as torchft's is with its vote.
+
+        A commit that ends the world raises, and that step is complete, too.
+        """
+        before = state.commits
+        try:
+            state.commit()
+        finally:
+            if state.commits > before:
+                self.step(step, loss)
 
     def _write(self, kind: str, step: int, more: Mapping[str, object] | None = None) -> None:
         line = {

@@ -496,10 +496,7 @@ def test_without_a_store_calls_fail_as_indefinite_and_work_again_afterwards(benc
                 await call()
             assert not raised.value.definite
         await bench.come_back()
-        loop = asyncio.get_running_loop()
-        started_s = loop.time()
         await until(lambda: answers(store, here))
-        assert loop.time() - started_s < 3
         assert [entry.value for entry in (await store.read(here)).entries if entry.key != here + "b"] == [b"1", b"2"]
         assert await store.renew_lease(lease) == pytest.approx(30)
 

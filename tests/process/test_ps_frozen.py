@@ -32,7 +32,6 @@ def in_their_order(job: Counting) -> list[str]:
     return [line for line in text.splitlines() if "does not respond, and other pservers hold all its data" in line]
 
 
-@pytest.mark.soak
 def test_frozen_and_thawed(tmp_path: Path, etcd: OutsideEtcd) -> None:
     with counting(tmp_path, etcd) as job:
         begun(job, 2)

@@ -89,18 +89,18 @@ def keep_together(folder: Path) -> None:
         path.rename(path.with_name(f"old-{len(list(folder.iterdir()))}-{path.name}"))
 
 
-@pytest.mark.soak
-def test_restored_on_more_and_on_fewer(tmp_path: Path, etcd: OutsideEtcd, files: str) -> None:
+@pytest.mark.soak_but("more")
+@pytest.mark.parametrize("pservers", [3, 1], ids=["more", "fewer"])
+def test_restored_on_more_and_on_fewer(tmp_path: Path, etcd: OutsideEtcd, files: str, pservers: int) -> None:
     first = run(tmp_path, etcd, files, 2, "--save-at=30", "--steps=45", name="restore-2")
     assert of(first, "step") == list(range(45))
-    for pservers in (3, 1):
-        keep_together(tmp_path)
-        with OutsideEtcd(tmp_path / f"etcd-{pservers}") as another:
-            again = run(tmp_path, another, files, pservers, "--steps=45", name="restore-2")
-        assert of(again, "step") == list(range(30, 45))
-        assert of(again, "loss") == of(first[30:], "loss"), f"on {pservers}"
-        used = [one for line in (*first[:30], *again) for one in line["records"]]
-        assert len(set(used)) == len(used) == 45 * 4, "the data go on where the parameters do"
+    keep_together(tmp_path)
+    with OutsideEtcd(tmp_path / "etcd-again") as another:
+        again = run(tmp_path, another, files, pservers, "--steps=45", name="restore-2")
+    assert of(again, "step") == list(range(30, 45))
+    assert of(again, "loss") == of(first[30:], "loss")
+    used = [one for line in (*first[:30], *again) for one in line["records"]]
+    assert len(set(used)) == len(used) == 45 * 4, "the data go on where the parameters do"
 
 
 @pytest.mark.soak

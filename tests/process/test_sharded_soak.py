@@ -15,7 +15,6 @@ import json
 import os
 import random
 import signal
-import subprocess
 import time
 import zlib
 from collections.abc import Iterator
@@ -26,6 +25,7 @@ import pytest
 
 from tests.process.harness import until
 from tests.process.test_sharded import NODES, Sharded, run
+from tests.support.small_disk import small_disk
 from tests.torch_release import since
 
 pytestmark = [pytest.mark.torch, since("2.6", "FSDP2 works on GPUs alone")]
@@ -41,15 +41,9 @@ ENDS = (ALL, FLIP, FAIL)
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system that is easily filled, where one may be mounted."""
-    folder = tmp_path / "checkpoints"
-    folder.mkdir()
-    mounted = (
-        not os.geteuid() and not subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "none", folder]).returncode
-    )
-    yield folder
-    if mounted:
-        subprocess.run(["umount", folder], check=True)
+    """The checkpoint directory on a file system that is easily filled."""
+    with small_disk(tmp_path / "checkpoints", "16m") as folder:
+        yield folder
 
 
 def is_whole(folder: Path) -> bool:
@@ -183,14 +177,20 @@ class Soak:
         """Until a checkpoint could not be written; the job goes on."""
         # Who was killed before may not be back yet, and comes with a round of its own.
         until(lambda: job.wrong() or _newest(job)["world"] == 2 * len(NODES), "everybody is back")
-        before, rounds = job.steps()[-1].step, max(job.began())
+        rounds, earlier = max(job.began()), _unwritten(job)
         ballast = self.directory / "ballast"
-        if os.path.ismount(self.directory):
+
+        def more_failed() -> bool:
+            """Fill what has become free since, such as by a checkpoint that was deleted."""
             free = os.statvfs(self.directory)
-            with contextlib.suppress(OSError):  # checkpoints come and go meanwhile
-                ballast.write_bytes(bytes(free.f_bavail * free.f_frsize))
-            until(lambda: job.wrong() or job.steps()[-1].step > before + 10, "training goes on", pause_s=0.1)
-            ballast.unlink()
+            with contextlib.suppress(OSError), ballast.open("ab") as file:
+                file.write(bytes(free.f_bavail * free.f_frsize))
+            return bool(_unwritten(job) - earlier)
+
+        until(lambda: job.wrong() or more_failed(), "a checkpoint that could not be written", pause_s=0.1)
+        before = job.steps()[-1].step
+        until(lambda: job.wrong() or job.steps()[-1].step > before + 10, "training goes on", pause_s=0.1)
+        ballast.unlink()
         assert max(job.began()) == rounds, "a full disk is no reason for another round"
 
     def _fail(self, job: Sharded) -> None:
@@ -211,6 +211,11 @@ def _newest(job: Sharded) -> dict[str, Any]:
     """The beginning of the newest world."""
     began = job.began()
     return began[max(began)]
+
+
+def _unwritten(job: Sharded) -> set[str]:
+    """What ``edl events`` says of checkpoints that could not be written; each with its number."""
+    return {event["text"] for event in job.events() if "could not be written" in event["text"]}
 
 
 def _steps_of(job: Sharded) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from benchmarks.endurance.verdict import Steps, chained, fit_second_half, growth
 
 
@@ -28,8 +30,15 @@ def test_what_rises_before_the_second_half_is_the_beginning() -> None:
     assert abs(fit_second_half(rising).growth) < 1e-9
 
 
-def test_too_few_figures_decide_nothing() -> None:
-    assert fit_second_half([]).flat(0) and fit_second_half([(0, 1), (1, 100)]).flat(0)
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 4])
+def test_too_few_samples_are_a_failure(count: int) -> None:
+    found = growth("memory", series(0.0, 5, count), 10, " MB")
+    assert not found.good
+    assert found.figures.startswith("too few samples")
+
+
+def test_the_fewest_samples_that_decide() -> None:
+    assert growth("memory", series(0.0, 0, 5), 10, " MB").good
 
 
 def fed(*numbers: int) -> Steps:

@@ -27,7 +27,7 @@ from edl.errors import StoreError, StoreFull, StoreRefused, StoreUnavailable, Wo
 from edl.ports import Processes
 from edl.tasks import end
 from edl.testing.clock import FakeClock
-from edl.types import FencingToken, Incarnation, NodeId
+from edl.types import FencingToken, Incarnation, NodeId, Round
 from edl.wire.messages import Ready
 from edl.wire.process_events import ProcessEvent, WorkersStopped
 from edl.wire.records import NO_STATE, NodeInfo
@@ -362,6 +362,23 @@ def test_the_next_world_does_not_wait_for_ever_for_a_directory_that_hangs(monkey
         assert len(sent) == 2, "it is waited for again"
         assert isinstance(await shell._events.get(), ev.StateChanged)
         shell._ports.release()
+        shell._worker_server.close()
+
+    play(scenario())
+
+
+def test_a_save_that_is_not_written_in_time_is_reported_as_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        stuck = Stuck()
+        stuck.unsaved = "commit 7 is not written yet"
+        monkeypatch.setattr(stuck, "saving", True, raising=False)
+        monkeypatch.setattr(stuck, "flush_saves", asyncio.Event().wait, raising=False)
+        shell = shell_of(stuck)
+        monkeypatch.setattr(shell, "_deps", dataclasses.replace(shell._deps, save_timeout_s=0.05))
+        await shell._flush_saves(Round(3))
+        assert await shell._events.get() == ev.SavesFlushed(Round(3), pending=True)
+        unsaved = "commit 7 is not written yet (given up after 0.05 s: --save-timeout=0.05)"
+        assert await shell._events.get() == ev.SavesFlushed(Round(3), unsaved=unsaved)
         shell._worker_server.close()
 
     play(scenario())

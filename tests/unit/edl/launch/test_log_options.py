@@ -79,6 +79,11 @@ class TestFolder:
         assert [path for path in folder.iterdir() if path.is_dir()] == []
 
 
+def test_how_much_is_kept() -> None:
+    logs = plan("--log-rounds=7", "--log-size=8M", "--log-days=1.5", "--log-reserve=20G")
+    assert (logs.rounds, logs.most_bytes, logs.days, logs.reserve) == (7, 8 << 20, 1.5, 20 << 30)
+
+
 class TestStreams:
     @pytest.mark.parametrize(
         ("text", "all_ranks", "by_rank"),

@@ -441,8 +441,7 @@ class TestNodes:
             _, run, _ = await running(bench)
             bench.store.break_watches = [StoreError("compacted")]
             bench.register("b", port=6000)
-            await until(run.done)
-            assert str(run.exception()) == "compacted"
+            assert str(await bench.failure(run)) == "compacted"
 
         play(scenario)
 

@@ -64,7 +64,10 @@ class TestWebhook:
             channel(sink.url, {}).send(NOTE, 0.0, LIMIT_S)
         assert "edl-signature" not in sink.posts[0][0]
 
-    @pytest.mark.parametrize(("status", "retry"), [(500, True), (503, True), (429, True), (404, False), (302, False)])
+    @pytest.mark.parametrize(
+        ("status", "retry"),
+        [(500, True), (503, True), (408, True), (425, True), (429, True), (404, False), (302, False)],
+    )
     def test_statuses(self, status: int, retry: bool) -> None:
         with webhook_sink() as sink:
             sink.statuses = [status]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -13,11 +13,12 @@ from edl.adapters.clock import SystemClock
 from edl.errors import FencedOut, SchedulerError, SettingError
 from edl.job_records import SizeOwner
 from edl.schedulers import reconcile, shell
-from edl.schedulers.port import Scheduler
+from edl.schedulers.port import Observation, Scheduler
 from edl.schedulers.shell import Reconciler, job_of
 from edl.testing.memory_scheduler import MemoryScheduler
 from edl.wire.scale_requests import Drain, Granted, Resize, ScaleRequest, ScaleView, Verdict
 from edl.wire.status import JobStatus, NodeView
+from tests.support.unhandled import run_strictly
 
 LIMIT_S = 20.0
 
@@ -99,10 +100,11 @@ def play(story: Callable[[Bench], Awaitable[None]], **kind: Any) -> Bench:
         finally:
             task.cancel()
             await asyncio.wait({task}, timeout=LIMIT_S)
+        assert task.cancelled() or task.exception() is None
         assert bench.scheduler.closed
         return bench
 
-    return asyncio.run(run())
+    return run_strictly(run())
 
 
 def test_up_and_down() -> None:
@@ -161,14 +163,22 @@ def test_a_watch_that_gives_up_is_begun_again(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(shell, "WATCH_AGAIN_S", 0.02)
 
     async def story(bench: Bench) -> None:
+        watch, begun = bench.scheduler.watch, 0
+
+        def counted() -> AsyncIterator[Observation]:
+            nonlocal begun
+            begun += 1
+            return watch()
+
+        bench.scheduler.watch = counted  # type: ignore[method-assign]
         bench.scheduler.failure = SchedulerError("memory: 403", retry=False)
-        await asyncio.sleep(0.2)
+        await bench.until(lambda: begun >= 4)
         bench.scheduler.failure = None
         bench.scheduler.resize(3)
         await bench.until(lambda: bench.master.desired == 3)
 
     bench = play(story, owner=SizeOwner.EXTERNAL)
-    assert sum("watching again" in line for line in bench.said) <= 1
+    assert bench.said.count("memory: 403 (retrying every 0.02 s)") == 1
 
 
 def test_a_flaw_in_a_watch_does_not_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,7 +251,7 @@ def test_at_the_end_it_asks_for_none_and_ends() -> None:
         assert bench.scheduler.names == []
         assert bench.scheduler.closed
 
-    asyncio.run(run())
+    run_strictly(run())
 
 
 def test_an_adapter_that_cannot_be_made_leaves_the_job_alone() -> None:
@@ -261,11 +271,15 @@ def test_an_adapter_that_cannot_be_made_leaves_the_job_alone() -> None:
 
 def test_the_end_of_the_rule_is_no_error() -> None:
     async def story(bench: Bench) -> None:
+        asked = 0
+
         async def changed() -> None:
+            nonlocal asked
+            asked += 1
             raise FencedOut("over")
 
         bench.master.changed = changed  # type: ignore[method-assign]
-        await asyncio.sleep(0.1)
+        await bench.until(lambda: asked > 0)
 
     play(story)
 

@@ -111,7 +111,12 @@ def test_bytes_that_change_on_the_way_are_found_on_both_sides() -> None:
 
 
 def test_a_node_that_is_not_there_fails_alone() -> None:
-    found = Group("abc").run(limit_s=1.0, without="c")
+    # A run without c lasts as long as its limit. On a busy machine the exchange of the others may need a longer one.
+    limit_s = 1.0
+    found = Group("abc").run(limit_s, without="c")
+    while (found["a"]["b"].error or found["b"]["a"].error) and limit_s < LIMIT_S:
+        limit_s *= 5
+        found = Group("abc").run(limit_s, without="c")
     assert found["a"]["b"].error == found["b"]["a"].error == ""
     assert found["a"]["c"].error == "it did not connect in time"
 
