@@ -103,7 +103,7 @@ def take_over(spec: JobSpec, record: Record | None, nodes: Sequence[NodeInfo], n
             entry = turn.update(
                 entry,
                 status=NodeStatus.RUNNING if running else NodeStatus.STOPPING,
-                due_s=float("inf") if running else now_s + turn.absence_s(info),
+                due_s=float("inf") if running else now_s + (0.0 if away.has_left(turn, entry) else turn.absence_s(info)),
             )
         turn.probe(entry)
     turn.reason = turn.record.reason
