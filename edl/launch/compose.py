@@ -23,7 +23,7 @@ import contextlib
 import hashlib
 import secrets
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -373,6 +373,11 @@ def _put_together(
     return launcher
 
 
+def _drain(sidecars: Iterable[Sidecar]) -> None:
+    for one in sidecars:
+        one.drain()
+
+
 def _temporary(settings: LaunchSettings, deps: _NodeDeps, note: LocalJob) -> tuple[Path, ...]:
     """What must outlive programs that clean up temporary folders."""
     others = note.path, scaling.nodes_folder(settings.spec.job)
@@ -538,6 +543,7 @@ def _agent(
             save_timeout_s=settings.state.save_timeout_s,
             synced=deps.synced,
             health=_health_probe(settings, deps, processes, base).probe,
+            leaves=lambda: _drain(deps.sidecars),
         ),
         AgentState(
             deps.info,
