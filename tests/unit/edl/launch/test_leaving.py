@@ -50,6 +50,9 @@ class Recorder:
     def leased(self, asked_s: float) -> None:
         pass
 
+    def forward(self, number: int) -> None:
+        pass
+
     # --- the registration
 
     async def keep(self, renewed: Callable[[float], None], missed: Callable[[], None]) -> None:

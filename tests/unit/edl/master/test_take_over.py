@@ -157,7 +157,6 @@ class TestLeaving:
         rule.say("c", Leaving("SIGTERM", 30.0))
         assert isinstance(rule.sent("c")[0], Dismissed)
 
-
     def test_the_next_master_does_not_wait_for_one_that_has_left_and_still_has_its_lease(self) -> None:
         """Its launcher takes its time, as one does whose pservers hand over what they have."""
         rule = training("abc")
