@@ -519,16 +519,15 @@ def _agent(
     base = {**deps.base, **pservers.environment_of(settings.servers)}
     workers = WorkerGroup(processes, spec, node, base, deps.logs, workers_deps, log, wall_clock_s)
     deps.server.serve_node(NodeAnswers(workers, settings.options))
-    manager = deps.checkpoint_manager
     return AgentShell(
         AgentDeps(
             clock=clock,
             processes=processes,
             warming=warming,
             workers=workers,
-            worker_server=lambda heard, relay: WorkerServer(workers.place, manager, heard, relay, log),
+            worker_server=lambda heard, relay: WorkerServer(workers.place, deps.checkpoint_manager, heard, relay, log),
             ports=PortReservation(),
-            checkpoints=manager,
+            checkpoints=deps.checkpoint_manager,
             secret=lambda number: hashlib.sha256(f"round {number} {registration.token}".encode()).hexdigest(),
             connect=lambda host, port: Connection(
                 host, port, registration.token, spec.timeouts.lease_ttl_s, identity_for(settings.store)
