@@ -24,7 +24,8 @@ from edl.agent.shell import AgentShell
 from edl.agent.worker_server import WorkerCheckpoints, WorkerServer
 from edl.agent.workers.ports import PortReservation
 from edl.config import Timeouts
-from edl.errors import StoreError, StoreFull, StoreRefused, StoreUnavailable, WorkerStartError
+from edl.errors import JobConflict, StoreError, StoreFull, StoreRefused, StoreUnavailable, WorkerStartError
+from edl.launch.registration import JobEnded
 from edl.ports import Processes
 from edl.tasks import end
 from edl.testing.clock import FakeClock
@@ -506,5 +507,26 @@ def test_that_a_node_leaves_a_job_that_goes_on_is_reported_once(event: ev.Event,
             await shell._carry_out(each, dataclasses.replace(decision, effects=carried_out))
         assert len(calls) == times
         shell._let_go()
+
+    play(scenario())
+
+
+@pytest.mark.parametrize(
+    "error", [JobEnded(Finish(0, "all done")), JobConflict("its store has lost its data")], ids=str
+)
+def test_a_node_that_cannot_register_again_knows_whether_the_job_is_over(error: JobConflict) -> None:
+    """The data of the job's store are deleted only then."""
+
+    async def scenario() -> None:
+        async def register() -> NodeInfo:
+            raise error
+
+        shell = shell_of(Stuck())
+        shell._deps = dataclasses.replace(shell._deps, register=register)
+        await shell._register()
+        event = await shell._events.get()
+        assert isinstance(event, ev.Fatal)
+        assert event.outcome.job_over is isinstance(error, JobEnded)
+        shell._worker_server.close()
 
     play(scenario())
