@@ -31,7 +31,7 @@
     └── ProtocolError       a peer violated the protocol; its stream is closed, this process continues
 
 Each class carries the launcher's exit status for the case that the error is not handled. ``definite`` says whether the
-failed action is known not to have happened.
+failed action is known not to have happened, ``job_over`` whether it means that the job has ended.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ class EdlError(Exception):
 
     exit_code: int = ExitCode.INTERNAL
     definite: ClassVar[bool] = True
+    job_over: ClassVar[bool] = False
 
     def __init__(self, message: str) -> None:
         if type(self) is EdlError:

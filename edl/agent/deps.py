@@ -280,5 +280,7 @@ class AgentDeps:
     """Directories whose newest files workers wait for; None: there are none."""
     run_states: Callable[[Collection[int]], Mapping[int, RunState]] | None = None
     """The states of processes; those that are gone are left out. None: nobody looks at them."""
+    leaves: Callable[[], None] = lambda: None
+    """Called when this node begins to leave a job that goes on without it."""
     decided: Callable[[AgentState, ev.Event | None, ev.Decision], None] = lambda before, event, decision: None
     """Observes each decision before it is carried out; the event is None for the first one."""

@@ -159,7 +159,9 @@ class AgentShell:
 
     async def _carry_out(self, event: ev.Event | None, decision: ev.Decision) -> None:
         self._deps.decided(self._state, event, decision)
-        self._state = decision.state
+        left, self._state = self._state.leaves, decision.state
+        if self._state.leaves and not left:
+            self._deps.leaves()
         wakes = []
         for effect in decision.effects:
             match effect:
@@ -573,7 +575,7 @@ class AgentShell:
                     self._deps.log(f"cannot register again: {error}")
                 await asyncio.sleep(REGISTER_PAUSE_S)
             except EdlError as error:
-                self.post(ev.Fatal(Outcome(int(error.exit_code), str(error))))
+                self.post(ev.Fatal(Outcome(int(error.exit_code), str(error), job_over=error.job_over)))
                 return
 
     def _task_failed(self, error: Exception) -> None:

@@ -12,9 +12,9 @@ launcher) and ``launcher`` (runs them).
   ``torchrun_table``; ``paddle``, ``paddle_devices``, ``paddle_options``, ``paddle_table``, ``script_servers``;
   ``cluster_env`` for the variables of schedulers.
 - Jobs from Python: ``api``, ``api_options``, ``function_launch``.
-- Helper processes: ``helpers``, ``helper_process``, ``readers``, ``pservers``. The Master's companions: ``scaling``
-  for the scheduler, ``watching`` for watchdogs and notifications, ``denylist_companion``; ``disk_watch`` and
-  ``hang_sources`` in every launcher.
+- Helper processes: ``helpers``, ``helper_process``, ``helper_role`` (a launcher of nothing else), ``readers``,
+  ``pservers``. The Master's companions: ``scaling`` for the scheduler, ``watching`` for watchdogs and notifications,
+  ``denylist_companion``; ``disk_watch`` and ``hang_sources`` in every launcher.
 - Directories of the script that are kept alike on all nodes: ``synced_dirs``.
 - This host: ``accelerators``, ``addresses``, ``descriptors``, ``numa_binding`` (binds workers to cores),
   ``preemption_notices``.

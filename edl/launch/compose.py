@@ -23,7 +23,7 @@ import contextlib
 import hashlib
 import secrets
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -373,6 +373,11 @@ def _put_together(
     return launcher
 
 
+def _drain(sidecars: Iterable[Sidecar]) -> None:
+    for one in sidecars:
+        one.drain()
+
+
 def _temporary(settings: LaunchSettings, deps: _NodeDeps, note: LocalJob) -> tuple[Path, ...]:
     """What must outlive programs that clean up temporary folders."""
     others = note.path, scaling.nodes_folder(settings.spec.job)
@@ -514,16 +519,15 @@ def _agent(
     base = {**deps.base, **pservers.environment_of(settings.servers)}
     workers = WorkerGroup(processes, spec, node, base, deps.logs, workers_deps, log, wall_clock_s)
     deps.server.serve_node(NodeAnswers(workers, settings.options))
-    manager = deps.checkpoint_manager
     return AgentShell(
         AgentDeps(
             clock=clock,
             processes=processes,
             warming=warming,
             workers=workers,
-            worker_server=lambda heard, relay: WorkerServer(workers.place, manager, heard, relay, log),
+            worker_server=lambda heard, relay: WorkerServer(workers.place, deps.checkpoint_manager, heard, relay, log),
             ports=PortReservation(),
-            checkpoints=manager,
+            checkpoints=deps.checkpoint_manager,
             secret=lambda number: hashlib.sha256(f"round {number} {registration.token}".encode()).hexdigest(),
             connect=lambda host, port: Connection(
                 host, port, registration.token, spec.timeouts.lease_ttl_s, identity_for(settings.store)
@@ -538,6 +542,7 @@ def _agent(
             save_timeout_s=settings.state.save_timeout_s,
             synced=deps.synced,
             health=_health_probe(settings, deps, processes, base).probe,
+            leaves=lambda: _drain(deps.sidecars),
         ),
         AgentState(
             deps.info,

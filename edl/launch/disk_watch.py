@@ -87,8 +87,11 @@ class DiskWatch:
         """Start to look, on the running event loop."""
         self._task = asyncio.ensure_future(self._run())
 
-    def interrupt(self) -> None:
+    def drain(self) -> None:
         """Go on: the last checkpoint may still be written."""
+
+    def hurry(self) -> None:
+        """Go on: ``leave`` does not wait for anything."""
 
     async def leave(self) -> None:
         """Stop looking. A thread that a file system blocks stays behind."""

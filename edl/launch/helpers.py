@@ -11,31 +11,18 @@ import asyncio
 import contextlib
 import itertools
 import json
-import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from edl import __version__
 from edl.adapters.clock import SystemClock
-from edl.config import JobSpec
-from edl.errors import ForeignJob, LeaseLost, SettingError, StoreError, StoreUnavailable, UsageError, WorkerStartError
-from edl.exit_codes import ExitCode
-from edl.launch.addresses import address_towards, etcd_store
-from edl.launch.console import console
+from edl.errors import LeaseLost, StoreError, WorkerStartError
 from edl.launch.helper_process import HelperProcess
 from edl.launch.lease_length import LeaseLength
-from edl.launch.leave_signals import SIGNALS
-from edl.launch.settings import HelperSettings
 from edl.ports import Delete, Operation, Put, Store
 from edl.rendezvous.phrases import count
 from edl.tasks import end
-from edl.types import JobId
-from edl.wire import plain
 from edl.wire.keys import JobKeys
-from edl.wire.messages import Finish
-from edl.wire.release import compatible, founder_of, refusal
-from edl.wire.secret import Secret, described, described_own, token_of
 
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 10.0
@@ -45,8 +32,6 @@ START_TRIES = 3
 RETRY_S = 0.2
 ANSWER_S = 1.0
 """Seconds to wait for a process's word whether a Master is in contact with it."""
-LOOK_S = 1.0
-"""Seconds between two polls of the store by a launcher that has only helpers: has the job begun, has it ended?"""
 
 
 class HelperKind(Protocol):
@@ -336,7 +321,6 @@ class HelperProcesses:
         self._helpers = Helpers(deps, kind)
         self._what = kind.what
         self._log = deps.log
-        self._signalled = False
         self._task = asyncio.ensure_future(self._run())
 
     async def _run(self) -> None:
@@ -345,12 +329,14 @@ class HelperProcesses:
         except WorkerStartError as error:
             self._log(f"continuing without {self._what}s on this node: {error}")
 
-    def interrupt(self) -> None:
-        """Drain the helpers, because the launcher is leaving; a further call kills them."""
-        if self._signalled:
-            self._helpers.kill()
-        self._signalled = True
+    def drain(self) -> None:
+        """See ``edl.launch.launcher.Sidecar``."""
         self._helpers.drain()
+
+    def hurry(self) -> None:
+        """See ``edl.launch.launcher.Sidecar``."""
+        self._helpers.kill()
+        self._helpers.drain()  # so that none is started in their place
 
     async def leave(self) -> None:
         """Wait for draining helpers, then end all. May be called more than once."""
@@ -358,168 +344,3 @@ class HelperProcesses:
             await self._helpers.drained()
         await end(self._task)
         await self._helpers.leave()
-
-
-# --- the role --------------------------------------------------------------------------------------------------------
-
-
-MakeKind = Callable[[JobSpec, str], HelperKind]
-"""A function from a job's settings and its token to the kind of helpers."""
-
-
-async def serve_helpers(settings: HelperSettings, make: MakeKind, leaving_text: str) -> int:
-    """Run a launcher that has only helpers: wait for the job, and run them until it ends; returns the exit status.
-    ``leaving_text``: log line for a signal to leave."""
-    log = console(settings.node)
-    loop, interrupted = asyncio.get_running_loop(), asyncio.Event()
-    store = etcd_store(settings.store, settings.store.endpoints)
-    started: list[Helpers] = []
-
-    def interrupt() -> None:
-        for helpers in started:
-            (helpers.kill if interrupted.is_set() else helpers.drain)()
-        interrupted.set()
-
-    for number in (one for one in SIGNALS if one != signal.SIGHUP or signal.getsignal(one) != signal.SIG_IGN):
-        loop.add_signal_handler(number, interrupt)
-    # SIGUSR2 announces a SIGTERM, so it must not count as the second signal.
-    loop.add_signal_handler(signal.SIGUSR2, lambda: None if interrupted.is_set() else interrupt())
-    leaving = asyncio.ensure_future(interrupted.wait())
-    work = asyncio.ensure_future(_take_part(settings, store, started, make, log))
-    try:
-        await asyncio.wait({leaving, work}, return_when=asyncio.FIRST_COMPLETED)
-        if work.done():
-            return work.result()
-        log(leaving_text)
-        for helpers in started:
-            await helpers.drained()
-        return int(ExitCode.OK)
-    finally:
-        await end(work)
-        await end(leaving)
-        for helpers in started:
-            await helpers.leave()
-        await store.close()
-
-
-async def _take_part(
-    settings: HelperSettings, store: Store, started: list[Helpers], make: MakeKind, log: Callable[[str], None]
-) -> int:
-    """Run helpers from the beginning of the job to its end; returns the exit status. They are added to ``started``; the
-    caller ends them."""
-    keys = JobKeys(settings.job)
-    poll = _JobPoll(store, keys, settings.recover_s, settings.store.secret, __version__)
-    found = await poll.until_begun(log)
-    if found is None:
-        log(poll.reason)
-        return int(ExitCode.OK)
-    spec, token = found
-    host = settings.local_addr or address_towards(settings.store.endpoints)
-    helpers = Helpers(HelperDeps(store, keys, spec.timeouts.lease_ttl_s, settings.node, host, log), make(spec, token))
-    started.append(helpers)
-    running = asyncio.ensure_future(helpers.run())
-    watching = asyncio.ensure_future(poll.until_ended(spec.timeouts.recover_s))
-    try:
-        await asyncio.wait({running, watching}, return_when=asyncio.FIRST_COMPLETED)
-        if running.done():
-            running.result()
-        code = watching.result()
-        log(poll.reason)
-        return code
-    finally:
-        await end(running)
-        await end(watching)
-
-
-class _JobPoll:
-    """Polls the store for the beginning and the end of the job."""
-
-    def __init__(self, store: Store, keys: JobKeys, timeout_s: float, secret: Secret | None, version: str) -> None:
-        """``version``: this launcher's version of edl."""
-        self._secret = secret
-        self._version = version
-        self._store = store
-        self._keys = keys
-        self._timeout_s = timeout_s
-        self._clock = SystemClock()
-        self.reason = ""
-        """Why the launcher ends, for the log."""
-
-    async def until_begun(self, log: Callable[[str], None]) -> tuple[JobSpec, str] | None:
-        """Wait for the job; returns its settings and its token, or None if it has just ended. Raises ``UsageError`` or
-        ``StoreUnavailable`` after ``timeout_s`` seconds, ``SettingError`` if the job has another secret, and
-        ``ForeignJob`` if it has a version of edl that is not compatible."""
-        deadline_s, said, job = self._clock.now_s() + self._timeout_s, False, self._keys.job
-        while True:
-            problem: StoreUnavailable | None = None
-            try:
-                if await self._has_ended():
-                    return None
-                spec, token = await self._value(self._keys.spec), await self._value(self._keys.token)
-                if spec and token and (await self._store.read(self._keys.nodes)).entries:
-                    self._refuse_other_version(await self._value(self._keys.origin))
-                    return plain.loads(JobSpec, spec), self._read_token(token)
-            except StoreUnavailable as error:
-                problem = error
-            if self._clock.now_s() >= deadline_s:
-                raise problem or _no_job(job, self._timeout_s)
-            if not said:
-                said = True
-                log(f"waiting for job {job}" if problem is None else f"waiting for the store: {problem}")
-            await asyncio.sleep(LOOK_S)
-
-    async def until_ended(self, timeout_s: float) -> int:
-        """Wait until the job has ended, or has had no node for ``timeout_s`` seconds; returns the exit status. Raises
-        ``StoreError`` if the store does not answer or refuses for that long, and ``ForeignJob`` if a version of edl
-        that is not compatible founds the job again."""
-        seen_s, compared = self._clock.now_s(), (b"", b"")
-        while True:
-            await asyncio.sleep(LOOK_S)
-            try:
-                if await self._has_ended():
-                    return int(ExitCode.OK)
-                there = await self._value(self._keys.token)
-                founding = there, await self._value(self._keys.run)
-                if there and founding != compared:  # each founding writes another token, or with a secret another run
-                    self._refuse_other_version(await self._value(self._keys.origin))
-                    compared = founding
-                nodes = (await self._store.read(self._keys.nodes)).entries
-            except StoreError:  # also one that refuses by now: decision 0035
-                if self._clock.now_s() - seen_s >= timeout_s:
-                    raise
-                continue
-            if not there:
-                self.reason = f"job {self._keys.job} has ended"
-                return int(ExitCode.OK)
-            if nodes:
-                seen_s = self._clock.now_s()
-            elif self._clock.now_s() - seen_s >= timeout_s:
-                self.reason = f"job {self._keys.job} has had no node for {timeout_s:g} s"
-                return int(ExitCode.NOT_ENOUGH_NODES)
-
-    async def _has_ended(self) -> bool:
-        farewell = await self._value(self._keys.farewell)
-        if farewell:
-            outcome = plain.loads(Finish, farewell)
-            self.reason = f"job {self._keys.job} has ended: {outcome.reason}"
-        return bool(farewell)
-
-    def _refuse_other_version(self, origin: bytes) -> None:
-        founder = founder_of(origin)
-        if not compatible(self._version, founder.edl):
-            raise ForeignJob(refusal(self._keys.job, self._version, founder))
-
-    def _read_token(self, stored: bytes) -> str:
-        token = token_of(stored, self._secret, self._keys.job)
-        if token is None:
-            what = f"job {self._keys.job} has {described(stored)}, and this launcher has {described_own(self._secret)}"
-            raise SettingError("--secret-file", "''", what, "Give all launchers of a job the same secret")
-        return token
-
-    async def _value(self, key: str) -> bytes:
-        entries = (await self._store.read(key)).entries
-        return next((entry.value for entry in entries if entry.key == key), b"")
-
-
-def _no_job(job: JobId, timeout_s: float) -> UsageError:
-    return UsageError(f"no job {job} in this store after {timeout_s:g} s. Check --rdzv-id and --rdzv-endpoint")

@@ -53,12 +53,18 @@ LONGEST_MEMBER_PAUSE_S = 30.0
 class Sidecar(Protocol):
     """Processes of a launcher that are not its workers."""
 
-    def interrupt(self) -> None:
-        """Called when the launcher receives a signal to leave; the second call means at once."""
+    def drain(self) -> None:
+        """Called once or more when this node begins to leave a job that goes on without it: begin to pass on what
+        others need."""
+        ...
+
+    def hurry(self) -> None:
+        """Called at the second signal to leave: stop waiting for others."""
         ...
 
     async def leave(self) -> None:
-        """End the processes and wait until they have ended."""
+        """End the processes and wait until they have ended. Without ``drain`` before, the job has ended, and nobody
+        needs anything of them."""
         ...
 
 
@@ -203,14 +209,27 @@ class Launcher:
             status = status_of_worker(outcome.exit_code, outcome.failures) if deps.worker_status else outcome.exit_code
             await self._report(status, outcome)
             await self._let_master_finish(deps.candidate.shell)
+            await end(election)
+            await self._end_sidecars(drain=not outcome.job_over)
         finally:
             self._guard.end()
             deps.local_job.remove()
             for task in (notices, *stores, lease, election):
                 await end(task)
-        left = outcome.drained or outcome.exit_code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED)
-        await self._say_farewell(ended=not left)
+        await self._say_farewell(job_over=outcome.job_over)
         return status
+
+    async def _end_sidecars(self, *, drain: bool) -> None:
+        """End the sidecars, which may take long. Meanwhile this node keeps its lease, because others find what it still
+        serves by its key; and another node becomes the Master, which pservers need to hand over their buckets."""
+        if drain:
+            for one in self._deps.sidecars:
+                one.drain()
+        resigning = asyncio.ensure_future(self._deps.candidate.resign())
+        try:
+            await asyncio.gather(*(one.leave() for one in self._deps.sidecars))
+        finally:
+            await end(resigning)  # the end of the lease deletes the election key as well
 
     async def _report(self, status: int, outcome: Outcome) -> None:
         """Write the report in a thread, and wait at most ``REPORT_S``: the disk may hang."""
@@ -292,7 +311,7 @@ class Launcher:
             self._exit_at_once(number)
         self._deps.agent.post(Interrupted(number, again=self._signals > 1))
         for one in self._deps.sidecars:
-            one.interrupt()
+            (one.hurry if self._signals > 1 else one.drain)()
 
     def _exit_at_once(self, number: int) -> None:
         """Kill the workers and exit, whatever this launcher is waiting for. Other launchers notice because its port
@@ -320,15 +339,14 @@ class Launcher:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(shell.concluded.wait(), COMPANIONS_S)
 
-    async def _say_farewell(self, *, ended: bool) -> None:
-        """Unregister and stop what this launcher runs. ``ended``: the job has ended. The store member stops last,
-        because others may still need it."""
+    async def _say_farewell(self, *, job_over: bool) -> None:
+        """Unregister and stop what else this launcher runs. The store member stops last, because others may still need
+        it, and keeps its data unless the job is over: a job that goes on without this launcher needs them."""
         deps = self._deps
-        await asyncio.gather(*(one.leave() for one in deps.sidecars))
         with contextlib.suppress(StoreError):
             await deps.registration.leave()
         await deps.server.stop()
-        if deps.member is not None and ended:
+        if deps.member is not None and job_over:
             await _others_gone(deps.store, JobKeys(deps.job))
             # No grace: its data is deleted anyway, and a clean stop takes long without a majority.
             await deps.member.stop(0)

@@ -17,7 +17,7 @@ from edl.checkpoint.memory.memory_files import available_bytes
 from edl.config import JobSpec
 from edl.errors import SettingError, UsageError
 from edl.launch.helper_process import HelperProcess
-from edl.launch.helpers import serve_helpers
+from edl.launch.helper_role import serve_helpers
 from edl.launch.settings import PserverSettings, ServerSettings
 from edl.types import JobId
 

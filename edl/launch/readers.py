@@ -13,7 +13,7 @@ from typing import Any
 
 from edl.errors import SettingError
 from edl.launch.helper_process import HelperProcess
-from edl.launch.helpers import serve_helpers
+from edl.launch.helper_role import serve_helpers
 from edl.launch.settings import ReaderPool, ReaderSettings
 from edl.types import JobId
 from edl.wire.secret import Secret

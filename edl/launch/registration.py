@@ -38,6 +38,8 @@ SLACK_S = 5.0
 class JobEnded(JobConflict):
     """The job that this node's previous launcher belonged to has just ended; carries its outcome."""
 
+    job_over = True
+
     def __init__(self, outcome: Finish) -> None:
         self.outcome = outcome
         self.exit_code = ExitCode(outcome.exit_code)  # an isolated node exits with the status of the job

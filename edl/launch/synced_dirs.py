@@ -55,9 +55,8 @@ class SyncedDirs:
         self._tasks = BackgroundTasks()
         self._met = asyncio.Event()
         """The other nodes are known."""
-        self._signals = 0
         self._leaving = threading.Event()
-        """Set when a second signal ends the wait for other nodes."""
+        """Set when ``hurry`` ends the wait for other nodes."""
 
     async def open(self) -> None:
         """Look at what is there. Raises ``CheckpointError`` if a directory cannot be used."""
@@ -106,11 +105,12 @@ class SyncedDirs:
         finally:
             cancelled.set()
 
-    def interrupt(self) -> None:
-        """A signal has come. The second one ends the wait for other nodes."""
-        self._signals += 1
-        if self._signals > 1:
-            self._leaving.set()
+    def drain(self) -> None:
+        """Go on: other nodes fetch files from here until ``leave`` ends."""
+
+    def hurry(self) -> None:
+        """End the wait for other nodes."""
+        self._leaving.set()
 
     async def leave(self) -> None:
         """Stop, once the other nodes have the newest files from here."""

@@ -120,6 +120,23 @@ class Candidate:
             self._campaigns.drop()
             await self._end_term()
 
+    async def resign(self) -> None:
+        """Give up the election key if it is this launcher's, so that another one becomes the Master at once, not when
+        the lease ends. Call it after ``run``; it returns once the store has answered."""
+        token = self._state.token if self._state.role is el.Role.MASTER else FencingToken(0)
+        if not token and (self._uncertain or self._state.role is el.Role.CANDIDATE):
+            token = await self._resolve_write()
+        while token:
+            try:
+                await self._give_up_key(token)
+                return
+            except StoreError:
+                await asyncio.sleep(CAMPAIGN_PAUSE_S)
+
+    async def _give_up_key(self, token: FencingToken) -> None:
+        key = self._deps.keys.master
+        await self._deps.store.write([Delete(key)], [CreatedAt(key, token)])
+
     async def _carry_out(self, effect: el.ElectionEffect) -> None:
         match effect:
             case el.Campaign(depose):
@@ -147,9 +164,8 @@ class Candidate:
         except StoreError as error:
             # It has lost track of the store, for example because its watch was compacted: another Master reads it.
             self._deps.log(f"stepping down as Master: {error}")
-            key = self._deps.keys.master
             try:
-                await self._deps.store.write([Delete(key)], [CreatedAt(key, token)])
+                await self._give_up_key(token)
             except StoreError:
                 self._uncertain = True
             if self._deps.clock.now_s() - began_s >= SETTLED_S:

@@ -100,10 +100,11 @@ def take_over(spec: JobSpec, record: Record | None, nodes: Sequence[NodeInfo], n
         entry = _add_node(turn, info, registered=True)
         if turn.member(entry) is not None:
             running = turn.record.phase is Phase.RUNNING
+            wait_s = 0.0 if away.has_left(turn, entry) else turn.absence_s(info)
             entry = turn.update(
                 entry,
                 status=NodeStatus.RUNNING if running else NodeStatus.STOPPING,
-                due_s=float("inf") if running else now_s + turn.absence_s(info),
+                due_s=float("inf") if running else now_s + wait_s,
             )
         turn.probe(entry)
     turn.reason = turn.record.reason

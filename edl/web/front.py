@@ -213,8 +213,11 @@ class Web:
         if self._server is not None:
             await self._server.conclude()
 
-    def interrupt(self) -> None:
+    def drain(self) -> None:
         """Do nothing: HTTP is served until the launcher ends (see ``edl.launch.launcher.Sidecar``)."""
+
+    def hurry(self) -> None:
+        """Do nothing: see ``drain``."""
 
     async def leave(self) -> None:
         """Stop listening and end open requests. A second call does nothing."""

@@ -62,6 +62,15 @@ class Counting(Job):
         moving = counts.get("moving_buckets") or counts.get("bare_buckets", 1)
         return counts.get("pservers") == pservers and not moving
 
+    def placed(self, pservers: int) -> None:
+        """So many pservers hold everything, without copies, and nothing moves."""
+
+        def holds() -> bool:
+            counts = self.view().get("pservers", {})
+            return counts.get("pservers") == pservers and "bare_buckets" in counts and not counts["moving_buckets"]
+
+        until(holds, f"{pservers} pservers with everything in place", pause_s=ASK_S)
+
     def all_go_on(self) -> None:
         """Every living trainer makes some more steps."""
         before = {pid: self.made(pid) for pid in self.trainers()}
@@ -135,3 +144,25 @@ def test_everything_comes_and_goes(tmp_path: Path, etcd: OutsideEtcd) -> None:
         job.end()
         codes = job.exit_codes()
         assert set(codes.values()) == {ExitCode.OK}, codes
+
+
+@pytest.mark.slow
+def test_pservers_beside_trainers_hand_over_their_buckets_when_their_node_is_drained(
+    tmp_path: Path, etcd: OutsideEtcd
+) -> None:
+    """Without replicas, and without a checkpoint: what they do not hand over is lost, and with it the job. The drained
+    node is the Master's."""
+    with counting(tmp_path, etcd, "--replication=none", "--servers-per-node=1") as job:
+        job.start("a")
+        until(lambda: len(job.trainers()) == 1, "a trainer that trains")
+        job.start("b")
+        until(lambda: len(job.trainers()) == 2, "two trainers that train")
+        job.placed(2)
+        drained = job.cli("drain", "a")
+        assert drained.returncode == 0, drained.stderr
+        assert job.nodes["a"].exit_code() == ExitCode.OK
+        assert "ended with status 0" in job.nodes["a"].text, "its pserver has ended by itself"
+        job.placed(1)
+        job.all_go_on()
+        job.end()
+        assert job.nodes["b"].exit_code() == ExitCode.OK

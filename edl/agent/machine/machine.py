@@ -227,7 +227,7 @@ def _part(turn: AgentTurn, order: Depart | Dismissed | Expelled | Finish) -> Non
         case Expelled(reason=reason, exit_code=code):
             turn.leave(Outcome(code, reason), SIGTERM)
         case Finish(exit_code=code, reason=reason, failures=failures):
-            turn.leave(Outcome(code, reason, failures), SIGTERM)
+            turn.leave(Outcome(code, reason, failures, job_over=True), SIGTERM)
 
 
 # --- workers ---------------------------------------------------------------------------------------------------------

@@ -121,6 +121,8 @@ class Outcome:
     """It left the job gracefully, and the job continues without it."""
     save: bool = True
     """Save the newest commit before the launcher exits, unless the job has succeeded."""
+    job_over: bool = False
+    """The job has ended for all its nodes, as the Master says or the store shows."""
 
 
 class Leave(enum.Enum):
@@ -270,6 +272,13 @@ class AgentState:
         placed = [worker for worker in self.workers if worker not in self.shed]
         running = self.phase is AgentPhase.RUNNING and bool(placed)
         return running and all(worker.status is WorkerStatus.DONE for worker in placed)
+
+    @property
+    def leaves(self) -> bool:
+        """Whether this node leaves a job that goes on without it."""
+        over = self.outcome is not None and self.outcome.job_over
+        leaving = self.draining is not None or self.phase in (AgentPhase.LEAVING, AgentPhase.OVER)
+        return leaving and not over
 
     @property
     def in_doubt(self) -> bool:

@@ -95,6 +95,8 @@ class AgentTurn:
         leaving = self.state.phase is AgentPhase.LEAVING
         running = tuple(w for w in self.state.alive if not (stopping and w.status is WorkerStatus.ALIVE))
         self.end_workers(() if leaving else running, number)  # a second signal could make them give up what they save
+        if self.state.outcome is not None and self.state.outcome.job_over:  # it stays so after an error
+            outcome = dataclasses.replace(outcome, job_over=True)
         self.set(phase=AgentPhase.LEAVING, outcome=outcome, reason=outcome.reason)
         self.set(bury_by_s=self.now_s + self.state.timeouts.shutdown_s + BURY_S)
         self.exit_if_empty()

@@ -109,7 +109,7 @@ def test_who_has_finished_stays_finished() -> None:
     assert node.said() == [WorkersDone(Round(2))]
     node.hear(StopRound(Round(2), "node y joins")).hear(StartRound(world(3), "once more"))
     assert node.said() == [WorkersDone(Round(3))]
-    assert node.hear(Finish(0, "all done")).did(ev.Exit) == [ev.Exit(Outcome(0, "all done"))]
+    assert node.hear(Finish(0, "all done")).did(ev.Exit) == [ev.Exit(Outcome(0, "all done", job_over=True))]
 
 
 def test_a_node_without_a_part_in_the_world_ends_its_trainers() -> None:

@@ -18,17 +18,19 @@ from edl.adapters.clock import SystemClock
 from edl.agent import shell as shell_module
 from edl.agent.deps import AgentDeps, NodeCheckpoints, Workers
 from edl.agent.machine import events as ev
+from edl.agent.machine.machine import step
 from edl.agent.machine.state import AgentState, Outcome
 from edl.agent.shell import AgentShell
 from edl.agent.worker_server import WorkerCheckpoints, WorkerServer
 from edl.agent.workers.ports import PortReservation
 from edl.config import Timeouts
-from edl.errors import StoreError, StoreFull, StoreRefused, StoreUnavailable, WorkerStartError
+from edl.errors import JobConflict, StoreError, StoreFull, StoreRefused, StoreUnavailable, WorkerStartError
+from edl.launch.registration import JobEnded
 from edl.ports import Processes
 from edl.tasks import end
 from edl.testing.clock import FakeClock
 from edl.types import FencingToken, Incarnation, NodeId, Round
-from edl.wire.messages import Ready
+from edl.wire.messages import Depart, Dismissed, Finish, Ready
 from edl.wire.process_events import ProcessEvent, WorkersStopped
 from edl.wire.records import NO_STATE, NodeInfo
 
@@ -491,6 +493,57 @@ def test_a_store_that_refuses_a_node_whose_lease_has_ended_counts_as_one_that_is
         await shell._register()
         assert await shell._events.get() == ev.Registered(INFO)
         assert stuck.said == ([f"cannot register again: {error}"] if error.definite else [])
+        shell._worker_server.close()
+
+    play(scenario())
+
+
+@pytest.mark.parametrize(
+    ("event", "times"),
+    [
+        (ev.MasterSaid(Depart("edl drain", 20.0)), 1),
+        (ev.MasterSaid(Dismissed("the job is suspended")), 1),
+        (ev.Noticed("spot instance", 60.0), 1),
+        (ev.Interrupted(signal.SIGTERM, again=False), 1),
+        (ev.Fatal(Outcome(7, "no such program", save=False)), 1),
+        (ev.Fatal(Outcome(0, "the job has already ended", job_over=True)), 0),
+        (ev.MasterSaid(Finish(0, "all done")), 0),
+        (ev.LeaseRenewed(), 0),
+    ],
+    ids=str,
+)
+def test_that_a_node_leaves_a_job_that_goes_on_is_reported_once(event: ev.Event, times: int) -> None:
+    async def scenario() -> None:
+        stuck, calls = Stuck(), list[str]()
+        shell = shell_of(stuck)
+        shell._deps = dataclasses.replace(shell._deps, leaves=lambda: calls.append("leaves"))
+        shell._state = dataclasses.replace(shell.state, connected=True)
+        for each in (event, ev.Noticed("spot instance", 60.0) if times else event):
+            decision = step(shell.state, each, SystemClock().now_s())
+            carried_out = tuple(one for one in decision.effects if not isinstance(one, ev.Exit))
+            await shell._carry_out(each, dataclasses.replace(decision, effects=carried_out))
+        assert len(calls) == times
+        shell._let_go()
+
+    play(scenario())
+
+
+@pytest.mark.parametrize(
+    "error", [JobEnded(Finish(0, "all done")), JobConflict("its store has lost its data")], ids=str
+)
+def test_a_node_that_cannot_register_again_knows_whether_the_job_is_over(error: JobConflict) -> None:
+    """The data of the job's store are deleted only then."""
+
+    async def scenario() -> None:
+        async def register() -> NodeInfo:
+            raise error
+
+        shell = shell_of(Stuck())
+        shell._deps = dataclasses.replace(shell._deps, register=register)
+        await shell._register()
+        event = await shell._events.get()
+        assert isinstance(event, ev.Fatal)
+        assert event.outcome.job_over is isinstance(error, JobEnded)
         shell._worker_server.close()
 
     play(scenario())

@@ -8,8 +8,8 @@ import pytest
 
 from edl.errors import ForeignJob
 from edl.exit_codes import ExitCode
-from edl.launch import helpers
-from edl.launch.helpers import _JobPoll
+from edl.launch import helper_role
+from edl.launch.helper_role import _JobPoll
 from edl.ports import Put
 from edl.testing.clock import FakeClock
 from edl.testing.memory_store import MemoryStore
@@ -37,20 +37,25 @@ def test_a_job_of_another_version_is_not_served() -> None:
         asyncio.run(poll(store).until_begun(lambda text: None))
     assert caught.value.exit_code is ExitCode.FOREIGN_JOB
     founded(store, "0.1.4", b"t" * 32)
-    assert asyncio.run(poll(store).until_begun(lambda text: None)) == (SPEC, "t" * 32)
+    job = asyncio.run(poll(store).until_begun(lambda text: None))
+    assert job is not None and (job.spec, job.token) == (SPEC, "t" * 32)
 
 
 def test_a_job_that_another_version_founds_again_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         store = MemoryStore(FakeClock())
         founded(store, "0.1.4", b"t" * 32)
-        watching = asyncio.ensure_future(poll(store).until_ended(60.0))
+        polling = poll(store)
+        job = await polling.until_begun(lambda text: None)
+        assert job is not None
+        watching = asyncio.ensure_future(polling.until_ended(job))
         for _ in range(20):
             await asyncio.sleep(0)
         assert not watching.done()
         founded(store, "0.2.0", b"u" * 32)
+        assert await asyncio.wait_for(watching, 5) is None
         with pytest.raises(ForeignJob, match=r"runs edl 0\.2\.0"):
-            await asyncio.wait_for(watching, 5)
+            await polling.until_begun(lambda text: None)
 
-    monkeypatch.setattr(helpers, "LOOK_S", 0.0)
+    monkeypatch.setattr(helper_role, "LOOK_S", 0.0)
     asyncio.run(scenario())

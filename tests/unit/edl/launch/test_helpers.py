@@ -13,17 +13,15 @@ import pytest
 from edl.errors import StoreError, StoreFull, StoreRefused, StoreUnavailable, WorkerStartError
 from edl.launch import helpers as helpers_module
 from edl.launch.helper_process import HelperProcess
-from edl.launch.helpers import HelperDeps, HelperProcesses, Helpers, _JobPoll
+from edl.launch.helpers import HelperDeps, HelperProcesses, Helpers
 from edl.launch.pservers import Pservers
 from edl.ports import Put
 from edl.tasks import end
 from edl.testing.clock import FakeClock
 from edl.testing.memory_store import MemoryStore
-from edl.types import NodeId
-from edl.wire import plain
 from ps.server.eviction_task import STOP_S
 from ps.server.process import FINISH_S
-from tests.unit.edl.launch.test_registration import KEYS, SPEC, info
+from tests.unit.edl.launch.test_registration import KEYS
 
 ERRORS: Sequence[StoreError] = (StoreUnavailable("silent"), StoreFull("no room"), StoreRefused("wrong password"))
 
@@ -105,7 +103,7 @@ def play(scenario: Coroutine[Any, Any, None]) -> None:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RETRY_S", "FIRST_PAUSE_S", "LOOK_S"):
+    for name in ("RETRY_S", "FIRST_PAUSE_S"):
         monkeypatch.setattr(helpers_module, name, 0.001)
 
 
@@ -148,22 +146,28 @@ def test_a_process_that_cannot_be_started_for_a_while_is_started_later() -> None
     play(scenario())
 
 
+class LeavingPserver(Pserver):
+    """A process that passes on its data until it is killed."""
+
+    def ask_to_end(self) -> None:
+        pass
+
+
+class DrainingKind(Kind):
+    """A kind whose processes pass on their data."""
+
+    drain_s = 60.0
+
+    async def start(self, index: int, name: str, host: str) -> HelperProcess:
+        self.started.append(LeavingPserver(1))
+        return cast(HelperProcess, self.started[-1])
+
+
 def test_processes_of_a_launcher_whose_name_goes_on_can_take_over() -> None:
     """Those of node a-1 are not those of node a."""
 
-    class Leaving(Pserver):
-        def ask_to_end(self) -> None:
-            pass
-
-    class Draining(Kind):
-        drain_s = 60.0
-
-        async def start(self, index: int, name: str, host: str) -> HelperProcess:
-            self.started.append(Leaving(1))
-            return cast(HelperProcess, self.started[-1])
-
     async def scenario() -> None:
-        store, kind, said = FaultyStore(), Draining(), list[str]()
+        store, kind, said = FaultyStore(), DrainingKind(), list[str]()
         store.write_now([Put(KEYS.helper("ps", "servers/a-1-1"), b"{}")])
         helpers = Helpers(HelperDeps(store, KEYS, 10.0, "a", "host-a", said.append), kind)
         running = asyncio.ensure_future(helpers.run())
@@ -217,21 +221,22 @@ def test_a_process_that_drains_at_sigterm_ends_when_its_input_is_closed() -> Non
     play(scenario())
 
 
-@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
-def test_a_launcher_with_helpers_only_waits_for_a_store_that_refuses_by_now(error: StoreError) -> None:
+def test_a_notice_and_a_signal_drain_once_and_only_the_second_signal_kills() -> None:
+    """And none is started in their place."""
+
     async def scenario() -> None:
-        store = FaultyStore()
-        there = Put(KEYS.node(NodeId("a")), plain.dumps(info("a")))
-        store.write_now([Put(KEYS.spec, plain.dumps(SPEC)), Put(KEYS.token, b"t" * 32), there])
-        poll = _JobPoll(store, KEYS, 60.0, None, "")
-        watching = asyncio.ensure_future(poll.until_ended(60.0))
-        store.error = error
-        for _ in range(3):
-            await store.refusals.acquire()
-        assert not watching.done()
-        watching.cancel()
-        impatient = asyncio.ensure_future(_JobPoll(store, KEYS, 60.0, None, "").until_ended(0.0))
-        with pytest.raises(type(error)):
-            await impatient
+        store, kind = FaultyStore(), DrainingKind()
+        store.write_now([Put(KEYS.helper("ps", "servers/other-1"), b"{}")])
+        group = HelperProcesses(HelperDeps(store, KEYS, 10.0, "a", "host-a", lambda line: None), kind)
+        await until(lambda: bool(store.read_now(KEYS.helper("ps", "servers/a-1")).entries))
+        group.drain()
+        group.drain()
+        leaving = asyncio.ensure_future(group.leave())
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not leaving.done() and not kind.started[0].over.is_set()
+        group.hurry()
+        await leaving
+        assert kind.started[0].over.is_set() and len(kind.started) == 1
 
     play(scenario())

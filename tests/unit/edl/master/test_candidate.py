@@ -12,9 +12,10 @@ from edl.errors import StoreError, StoreFull, StoreRefused
 from edl.master import candidate as candidate_module
 from edl.master import guarded as guarded_module
 from edl.master.candidate import Candidate, CandidateCallbacks
-from edl.master.election import MasterInfo
+from edl.master.election import ElectionState, MasterInfo, Role
 from edl.master.shell import MasterShell
 from edl.ports import Condition, Delete, Operation, PrefixSnapshot, Put
+from edl.tasks import end
 from edl.types import FencingToken, Incarnation, NodeId
 from edl.wire import plain
 from edl.wire.messages import Finish
@@ -347,5 +348,32 @@ class TestElectionWithoutStore:
             assert not launcher.rules_now
             assert launcher.candidate.shell is None
             assert [text for text in bench.said if "no longer the Master" in text]
+
+        play(scenario)
+
+    def test_one_that_resigns_makes_room_long_before_its_lease_ends(self) -> None:
+        async def scenario(bench: Bench) -> None:
+            first, second = await two(bench)
+            await end(first.run)
+            bench.store.fail_writes = 1  # it tries again
+            await first.candidate.resign()
+            await until(lambda: second.rules_now)
+            await first.candidate.resign()
+            (entry,) = bench.store.read_now(KEYS.master).entries
+            assert entry.lease == second.lease
+
+        play(scenario)
+
+    def test_one_that_does_not_know_of_its_election_resigns_as_well(self) -> None:
+        """It has left while its campaign was not answered."""
+
+        async def scenario(bench: Bench) -> None:
+            launcher = Launcher(bench, "a")
+            launcher.register(bench)
+            await until(lambda: launcher.rules_now)
+            await end(launcher.run)
+            launcher.candidate._state = ElectionState(Role.CANDIDATE, registered=True)
+            await launcher.candidate.resign()
+            assert bench.store.read_now(KEYS.master).entries == ()
 
         play(scenario)

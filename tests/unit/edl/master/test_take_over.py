@@ -157,6 +157,17 @@ class TestLeaving:
         rule.say("c", Leaving("SIGTERM", 30.0))
         assert isinstance(rule.sent("c")[0], Dismissed)
 
+    def test_the_next_master_does_not_wait_for_one_that_has_left_and_still_has_its_lease(self) -> None:
+        """Its launcher takes its time, as one does whose pservers hand over what they have."""
+        rule = training("abc")
+        rule.say("c", Leaving("SIGTERM"))
+        assert rule.phase is Phase.FORMING
+        succeed(rule, "abc")
+        for name in "ab":
+            rule.feed(ev.NodeAttached(Attach(info(name), Round(1), Round(0), False)))
+        rule.park("ab")
+        assert (rule.phase, rule.members) == (Phase.RUNNING, "ab")
+
 
 class TestCooling:
     def test_it_starts_over_since_nobody_knows_how_much_of_it_has_passed(self) -> None:

@@ -90,7 +90,7 @@ class TestDepart:
         node.feed(ended(0, -SIGKILL)).wait(BURY_S - 1)
         assert phase(node) is AgentPhase.LEAVING
         node.wait(1)
-        assert outcome(node) == Outcome(0, "done")
+        assert outcome(node) == Outcome(0, "done", job_over=True)
 
     def test_without_care_nothing_is_saved_for_it(self) -> None:
         node = settled(idle()).hear(Depart("me", 20.0, DrainMode.NO)).hear(Dismissed("nothing to wait for"))

@@ -324,8 +324,14 @@ def test_attached_it_outlives_the_store() -> None:
 
 def test_the_end_of_the_job_ends_the_launcher() -> None:
     node = running().feed(ended(0, 0), ended(1, 0)).hear(Finish(0, "all done"))
-    assert node.did(ev.Exit) == [ev.Exit(Outcome(0, "all done"))]
+    assert node.did(ev.Exit) == [ev.Exit(Outcome(0, "all done", job_over=True))]
     assert node.feed(ev.Connected()).effects == ()
+
+
+def test_an_error_after_the_end_of_the_job_does_not_bring_it_back() -> None:
+    node = running().hear(Finish(0, "all done")).feed(ev.Fatal(Outcome(7, "no such program")))
+    (effect,) = node.feed(ended(0, -SIGTERM), ended(1, -SIGTERM)).did(ev.Exit)
+    assert effect.outcome.job_over and not node.state.leaves
 
 
 def test_sigterm_is_announced_and_the_workers_get_their_grace() -> None:
