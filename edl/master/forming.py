@@ -30,6 +30,9 @@ UNSAVED = "checkpoint"
 FIRST_PAUSE_S = 0.5
 """Pause in seconds after the second world in a row that fails at once; each further pause is twice as long."""
 
+QUICK_S = 5.0
+"""A world whose workers fail within this many seconds counts as failed at once."""
+
 FIRST_WRITE_PAUSE_S, LONGEST_WRITE_PAUSE_S = 10.0, 120.0
 """Bounds of the pause in seconds before a suspended job writes its newest commit again; it doubles each time."""
 
@@ -55,10 +58,12 @@ def _begin_forming(turn: MasterTurn) -> None:
     turn.forming_since_s = turn.now_s
     turn.grace_until_s = None
     turn.agreement = None
-    turn.at_boundary = False
+    turn.at_boundary = turn.planned = False
     turn.trained_s = turn.now_s - turn.formed_at_s if turn.formed_at_s else 0.0
+    if turn.trained_s >= QUICK_S:
+        turn.quick = 0
     for entry in turn.members():
-        turn.update(entry, load_tried=False, prestarted=False)
+        turn.update(entry, restarted=False, orders=entry.orders._replace(load=False, prestart=False))
 
 
 def _ask_copy_holders(turn: MasterTurn) -> None:
@@ -82,7 +87,7 @@ def at_boundary(turn: MasterTurn, reason: str) -> None:
     turn.write(phase=Phase.FORMING, reason=reason, done=(), saving=())
     turn.note(Kind.BOUNDARY, reason)
     _begin_forming(turn)
-    turn.at_boundary = True
+    turn.at_boundary = turn.planned = True
     due_s = turn.now_s + turn.spec.timeouts.boundary_s + turn.spec.timeouts.rejoin_s
     for entry in turn.members():
         last_s = due_s + turn.absence_s(entry.info)
@@ -92,7 +97,7 @@ def at_boundary(turn: MasterTurn, reason: str) -> None:
 def interrupt(turn: MasterTurn) -> None:
     """Turn a planned change into an interruption: members that have not reached the step boundary stop at once."""
     if turn.at_boundary:
-        turn.at_boundary = False
+        turn.at_boundary = turn.planned = False
         for entry in turn.members():
             if entry.status is NodeStatus.STOPPING:
                 order_stop(turn, entry, turn.record.round)
@@ -114,7 +119,7 @@ def try_to_form(turn: MasterTurn) -> None:
     awaited = _awaited(turn)
     if awaited:
         turn.reason = f"{turn.record.reason}; waiting for {names(awaited)}"
-        turn.wake_at(min(entry.due_s for entry in awaited))
+        turn.wake_at(min(_deadline_s(turn, entry) for entry in awaited))
         return
     final = next((failure for failure in turn.record.failures if failure.final), None)
     if final is not None:
@@ -133,6 +138,9 @@ def try_to_form(turn: MasterTurn) -> None:
     ready, unchecked = turn.ready(), turn.unchecked()
     previous = turn.record.world.members if turn.record.world else ()
     size = turn.next_size(len(ready) + len(unchecked))
+    if size.nodes == 0:
+        ready += turn.staying()
+        size = turn.next_size(len(ready) + len(unchecked))
     if size.nodes == 0:
         dismiss(turn, "too few nodes are left for a world without this one", needed=True)
         _wait_for_nodes(turn, size.reason + kept_out(turn))
@@ -159,11 +167,11 @@ def pause_s(turn: MasterTurn) -> float:
 
 def _rest(turn: MasterTurn) -> None:
     """Handle a suspended job: end all waiting workers, and have commits written that are only in memory."""
-    turn.at_boundary = False
+    turn.at_boundary = turn.planned = False
     turn.grace_until_s = None
     turn.reason = by = f"suspended by {turn.record.sizing.suspended}"
     for entry in list(turn.nodes.values()):
-        if not is_last_holder(turn, entry):
+        if entry.draining and not is_last_holder(turn, entry):
             dismiss(turn, "the job is suspended", only=entry)
     newest = newest_in_memory([entry for entry in turn.nodes.values() if entry.attached])
     unwritten = newest.version > max((entry.stored for entry in turn.nodes.values()), default=NO_STATE)
@@ -172,12 +180,12 @@ def _rest(turn: MasterTurn) -> None:
     writers = _writers(turn, newest) if unwritten and not _pauses_writing(turn, newest.version) else ()
     for entry in turn.free():
         if entry.info.node in writers:
-            entry = turn.update(entry, writes=newest.version)
+            entry = turn.ordered(entry, write=newest.version)
             turn.tell(entry, Idle(by, newest.version))
-        if not entry.idled:
+        if not entry.orders.idle:
             if entry.info.node not in writers:
                 turn.tell(entry, Idle(by))
-            entry = turn.update(entry, idled=True, prestarted=False)
+            entry = turn.update(entry, restarted=False, orders=entry.orders._replace(idle=True, prestart=False))
             if entry.parked or turn.spec.independent:
                 due_s = turn.now_s + turn.absence_s(entry.info) + turn.spec.timeouts.shutdown_s
                 turn.update(entry, status=NodeStatus.STOPPING, due_s=due_s)
@@ -206,8 +214,8 @@ def _pauses_writing(turn: MasterTurn, version: Version) -> bool:
         return True
     turn.failed_writes = dataclasses.replace(failed, due_s=0.0)
     for entry in list(turn.nodes.values()):
-        if entry.writes == version:
-            turn.update(entry, writes=NO_STATE)
+        if entry.orders.write == version:
+            turn.ordered(entry, write=NO_STATE)
     return False
 
 
@@ -219,7 +227,7 @@ def write_failed(turn: MasterTurn, node: NodeId, version: Version) -> bool:
     """Have a suspended job write its newest commit again after a pause, since a node could not write it. Returns
     whether an earlier attempt has failed as well, so that the history has it already."""
     resting = turn.record.phase is Phase.FORMING and bool(turn.record.sizing.suspended)
-    if not resting or all(entry.writes != version for entry in turn.nodes.values()):
+    if not resting or all(entry.orders.write != version for entry in turn.nodes.values()):
         return False
     failed = turn.failed_writes
     if failed.version != version:
@@ -245,7 +253,7 @@ def _writers(turn: MasterTurn, newest: Restore) -> list[NodeId]:
             (source.node for source in newest.sources if source.shard == shard),
             key=lambda node: (failed.index(node) if node in failed else -1, node != first),
         )
-        asked = any(turn.nodes[node].writes == newest.version for node in holders)
+        asked = any(turn.nodes[node].orders.write == newest.version for node in holders)
         found += [] if asked else [node for node in holders if node in free][:1]
     return found
 
@@ -265,7 +273,7 @@ def _form_with_state(turn: MasterTurn, ready: Sequence[NodeEntry], previous: Seq
             _form(turn, members, restore, size.reason)
         case Load(node):
             due_s = turn.now_s + turn.spec.timeouts.loading_s
-            entry = turn.update(entries[node], status=NodeStatus.LOADING, load_tried=True, due_s=due_s)
+            entry = turn.ordered(turn.update(entries[node], status=NodeStatus.LOADING, due_s=due_s), load=True)
             turn.tell(entry, LoadState("no node has the state in memory"))
             turn.reason = f"{turn.record.reason}; {node} reads the state from the checkpoint directory"
             turn.wake_at(entry.due_s)
@@ -309,7 +317,7 @@ def tell_outcome(turn: MasterTurn, entry: NodeEntry, outcome: Finish) -> None:
 def _awaited(turn: MasterTurn) -> list[NodeEntry]:
     """Living nodes that are not ready yet, and that the next world waits for."""
     first = turn.record.world is None
-    awaited = []
+    awaited = _unheard_spares(turn)
     for entry in turn.nodes.values():
         if not entry.registered or turn.now_s >= entry.due_s:
             continue
@@ -322,6 +330,23 @@ def _awaited(turn: MasterTurn) -> list[NodeEntry]:
     return awaited
 
 
+def _unheard_spares(turn: MasterTurn) -> list[NodeEntry]:
+    """Spares that have not reported to this Master yet and may have the only copies of the state: no member has
+    reported the commit from which the last world began, or a newer one."""
+    unheard = [e for e in turn.nodes.values() if e.status is NodeStatus.WARMING and turn.now_s < e.report_due_s]
+    world = turn.record.world
+    if not unheard or world is None or not turn.record.rejoins:
+        return []
+    reported = (NodeStatus.READY, NodeStatus.PREPARING, NodeStatus.LOADING)
+    heard = [entry for entry in turn.members() if entry.status in reported]
+    return unheard if not heard or newest_in_memory(heard).version < world.restore else []
+
+
+def _deadline_s(turn: MasterTurn, entry: NodeEntry) -> float:
+    """The next time at which an awaited node may not be awaited any more."""
+    return min(at_s for at_s in (entry.due_s, entry.report_due_s) if at_s > turn.now_s)
+
+
 def _is_needed(turn: MasterTurn, entry: NodeEntry) -> bool:
     """Whether to wait for a member that starts workers ahead. If the workers of other members kept their processes,
     these continue without it, provided that fault-tolerance level and bounds allow, and it joins at a step boundary
@@ -329,7 +354,7 @@ def _is_needed(turn: MasterTurn, entry: NodeEntry) -> bool:
     if entry.status is not NodeStatus.PREPARING or turn.member(entry) is None:
         return False
     ready = turn.ready()
-    back = any(turn.member(other) is not None and not other.prestarted for other in ready)
+    back = any(turn.member(other) is not None and not other.restarted for other in ready)
     elastic = turn.spec.fault_tolerance is FaultTolerance.ELASTIC
     return not (back and elastic and turn.bounds.fit(len(ready)))
 
@@ -417,16 +442,17 @@ def _form(turn: MasterTurn, entries: Sequence[NodeEntry], restore: Restore, why:
     turn.at_boundary = False
     turn.formed_at_s = turn.now_s
     for entry in entries:
-        fresh = {"underway": False, "finished": False, "prestarted": False}
+        fresh = {"underway": False, "finished": False, "restarted": False}
         entry = turn.update(entry, status=NodeStatus.RUNNING, due_s=float("inf"), **fresh)
-        entry = turn.update(entry, idled=False, uses=turn.places(entry))
+        orders = entry.orders._replace(idle=False, prestart=False)
+        entry = turn.update(entry, uses=turn.places(entry), orders=orders)
         turn.tell(entry, StartRound(world, turn.reason))
     if turn.spec.independent:
         # Workers that were not stopped must learn that their node is not in this world.
         for entry in turn.free():
             turn.tell(entry, StartRound(world, turn.reason))
     for entry in turn.free():
-        if entry.idled:
+        if entry.orders.idle:
             prestart(turn, entry)
 
 
@@ -437,10 +463,11 @@ def _said(info: NodeInfo, places: tuple[int, ...]) -> tuple[int, ...]:
 
 def prestart(turn: MasterTurn, entry: NodeEntry) -> None:
     """Order a node outside the world to start workers ahead of the next one, if this job's workers can rejoin."""
-    entry = turn.update(entry, idled=False)
+    entry = turn.ordered(entry, idle=False)
     if turn.record.rejoins and not entry.parked:
         due_s = turn.now_s + turn.spec.timeouts.warming_s
-        entry = turn.update(entry, status=NodeStatus.PREPARING, prestarted=True, due_s=due_s)
+        entry = turn.update(entry, status=NodeStatus.PREPARING, restarted=True, due_s=due_s)
+        entry = turn.ordered(entry, prestart=True)
         turn.tell(entry, Prestart("workers of this job wait for their world"))
 
 
@@ -453,11 +480,18 @@ def _note_state(turn: MasterTurn, restore: Restore) -> None:
     turn.write(newest=restore.version)
 
 
+def newest_to_keep(turn: MasterTurn) -> Version:
+    """The newest commit in memory that a world can begin from, or could if nodes that are awaited have the rest."""
+    if _awaited(turn):
+        return max((held.version for entry in turn.nodes.values() for held in entry.holdings), default=NO_STATE)
+    return newest_in_memory(turn.nodes.values()).version
+
+
 def is_last_holder(turn: MasterTurn, entry: NodeEntry) -> bool:
-    """Whether this node's memory has the newest state, and neither the checkpoint directory nor another node that stays
-    has all of it."""
-    newest = max((held.version for other in turn.nodes.values() for held in other.holdings), default=NO_STATE)
-    if all(held.version < newest for held in entry.holdings):
+    """Whether this node's memory has the newest state, or a part of it, and neither the checkpoint directory nor the
+    nodes that stay have all of it."""
+    newest = newest_to_keep(turn)
+    if all(held.version != newest for held in entry.holdings):
         return False
     if any(other.stored >= newest for other in turn.nodes.values()):
         return False

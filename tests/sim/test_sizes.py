@@ -146,7 +146,7 @@ def _those_that_leave_stay() -> Any:
     def once(turn: MasterTurn) -> None:
         gone = [entry for entry in turn.nodes.values() if turn.excluded(entry) and not entry.attached]
         for entry in gone:
-            turn.update(entry, departing=True)
+            turn.ordered(entry, depart=True)
         with mock.patch.object(MasterTurn, "tell", lambda self, entry, message: None):
             depart(turn)
 
