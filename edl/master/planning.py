@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from edl.master import hyper
+from edl.master import away, hyper
 from edl.master.events import Kind
-from edl.master.forming import at_boundary, dismiss, is_last_holder, names, stop_world, try_to_form, write_failed
+from edl.master.forming import at_boundary, names, stop_world, try_to_form
+from edl.master.resting import is_last_holder, write_failed
 from edl.master.restoring import copy_holders
 from edl.master.sizing import Departing
 from edl.master.state import TO_NOBODY, Agreement, MasterState, NodeEntry, NodeStatus, Phase
@@ -202,7 +203,7 @@ def underway(turn: MasterTurn, entry: NodeEntry, message: Underway) -> None:
     if turn.underway:
         ways = sorted({member.how for member in turn.members()})
         turn.note(Kind.WORLD_UNDERWAY, f"round {turn.record.round} is underway: {'; '.join(ways)}")
-        dismiss(turn, "the others continue without this node")
+        away.dismiss(turn, "the others continue without this node")
 
 
 def drain(turn: MasterTurn, entry: NodeEntry, leaving: Leaving) -> bool:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from edl.master import dropping, planning
 from edl.master.events import Grant, Kind, ScaleRequested
-from edl.master.forming import kept_out, names, newest_to_keep, stop_world
+from edl.master.forming import kept_out, names, stop_world
+from edl.master.resting import newest_to_keep
 from edl.master.sizing import UNNAMED, Departing, Facts, Judged, judge, remember, shortened
 from edl.master.state import NodeEntry, NodeStatus, Phase
 from edl.master.turn import MasterTurn

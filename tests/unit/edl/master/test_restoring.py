@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edl.config import JobSpec, NodeRange
-from edl.master.forming import is_last_holder
+from edl.master.resting import is_last_holder
 from edl.master.restoring import Load, Restore, Unusable, choose, copy_holders
 from edl.master.state import MasterState, NodeEntry, NodeStatus, Record, StreamOrders
 from edl.master.turn import MasterTurn
