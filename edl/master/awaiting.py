@@ -32,9 +32,12 @@ def deadline_s(turn: MasterTurn, entry: NodeEntry) -> float:
 def _unheard_spares(turn: MasterTurn) -> list[NodeEntry]:
     """Spares that have not reported to this Master yet and may have the only copies of the state: no member has
     reported the commit from which the last world began, or a newer one."""
-    unheard = [e for e in turn.nodes.values() if e.status is NodeStatus.WARMING and turn.now_s < e.report_due_s]
     world = turn.record.world
-    if not unheard or world is None or not turn.record.rejoins:
+    if world is None or not turn.record.rejoins:
+        return []
+    unheard = [e for e in turn.nodes.values() if e.status is NodeStatus.WARMING and turn.now_s < e.report_due_s]
+    unheard = [e for e in unheard if world.member(e.info.node) is None]  # a later launcher of a member has no copies
+    if not unheard:
         return []
     reported = (NodeStatus.READY, NodeStatus.PREPARING, NodeStatus.LOADING)
     heard = [entry for entry in turn.members() if entry.status in reported]
