@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from edl.config import NodeRange
 from edl.master import events as ev
 from edl.master.machine import take_over
 from edl.master.view import job_status
