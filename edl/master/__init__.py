@@ -1,10 +1,11 @@
 """The Master.
 
 - Its pure machine: ``machine`` handles each of the ``events`` in a ``turn`` on the ``state``. What a handler decides is
-  in ``forming`` (the next world), ``incidents`` (workers that fail or hang), ``planning`` (step boundaries),
-  ``restoring`` (the commit to begin from), ``dropping`` (slots), ``denylist``, ``alarms`` (of watchdogs), ``checking``
-  (the nodes' health), ``away`` (nodes that return), ``hyper`` (batch and learning rate), ``straggling`` (ranks that the
-  others wait for), ``sizing``, ``resizing`` and ``autoscaling`` (the number of nodes), and ``policies``.
+  in ``forming`` (the next world), ``awaiting`` (whom it waits for), ``resting`` (a suspended job), ``incidents``
+  (workers that fail or hang), ``planning`` (step boundaries), ``restoring`` (the commit to begin from), ``dropping``
+  (slots), ``denylist``, ``alarms`` (of watchdogs), ``checking`` (the nodes' health), ``away`` (nodes that leave and
+  return), ``hyper`` (batch and learning rate), ``straggling`` (ranks that the others wait for), ``sizing``,
+  ``resizing`` and ``autoscaling`` (the number of nodes), and ``policies``.
   ``invariants`` lists what holds after every step.
 - Its shell: ``shell``, with ``companions``, ``guarded`` (writes under the fencing token), ``history``, ``chronicle``
   (the lines of the history files), ``farewell`` (what an ended job leaves), ``gathered_reports`` (what can wait for the

@@ -1,4 +1,5 @@
-"""Remembers the nodes that were lost or have left, and recognises them when a later launcher of the same name is ready.
+"""Lets nodes leave, remembers those that were lost or have left, and recognises them when a later launcher of the same
+name is ready.
 
 The names are in the record. The times are not, because each Master has a clock of its own: of a node that went under an
 earlier Master only the least time is known.
@@ -8,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from edl.master.state import Away, NodeEntry, Phase
+from edl.master.state import Away, NodeEntry, NodeStatus, Phase
 from edl.master.turn import MasterTurn
 from edl.types import Incarnation, NodeId
+from edl.wire.messages import Dismissed
 
 KEPT = 100
 """Most nodes remembered, so that replacements with names of their own do not make the record grow without end."""
@@ -50,3 +52,15 @@ def forget(turn: MasterTurn, nodes: Collection[NodeId]) -> None:
     if any(one.node in nodes for one in turn.record.away):
         turn.write(away=tuple(one for one in turn.record.away if one.node not in nodes))
         turn.away_s = {node: at_s for node, at_s in turn.away_s.items() if node not in nodes}
+
+
+def dismiss(turn: MasterTurn, reason: str, *, needed: bool = False, only: NodeEntry | None = None) -> None:
+    """Let draining nodes leave that run no workers, or ``only`` this one. ``needed``: no world can form without
+    them."""
+    for entry in [only] if only is not None else list(turn.nodes.values()):
+        if entry.draining and entry.status is NodeStatus.READY:
+            if entry.hurried and not needed:
+                turn.write(owed=f"node {entry.info.node} left without time for a checkpoint")
+            entry = turn.update(entry, status=NodeStatus.LEAVING)
+            remember(turn, entry.info.node, entry.info.incarnation, since_s=turn.now_s)
+            turn.tell(entry, Dismissed(reason, needed, save=needed or not entry.hurried))

@@ -301,12 +301,7 @@ class _Judge:
 
 def _are_dispensable(turn: MasterTurn, found: Conclusion) -> bool:
     """Whether a world can form without the slow nodes."""
-    left = [
-        one
-        for one in turn.nodes.values()
-        if one.registered and not turn.excluded(one) and one.status is not NodeStatus.LEAVING and not one.draining
-        if one.info.node not in found.faulty and one.info.node not in found.slow
-    ]
+    left = [one for one in turn.able() if one.info.node not in found.faulty and one.info.node not in found.slow]
     return bool(turn.next_size(len(left)).nodes)
 
 

@@ -174,14 +174,13 @@ class _Pen:
         change = self.chronicle.change or _WorldChange(now_s)
         spent_s = round(now_s - change.noticed_s, 6)
         self._set(change=None, formed=(world.round, now_s, change.noticed_s))
-        before = self._written.before
         return dataclasses.replace(
             _formed(world, reason),
             cause=change.cause,
             # A world forms when the last one has stopped, perhaps in the same step.
             stopped_s=spent_s if change.stopped_s == UNKNOWN_S and world.round > 1 else change.stopped_s,
             formed_s=spent_s,
-            boundary=before is not None and before.at_boundary,
+            boundary=self._written.state.planned,
             whole=change.whole,
         )
 

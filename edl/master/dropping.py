@@ -111,25 +111,14 @@ def missed(turn: MasterTurn, entry: NodeEntry, slot: int) -> str:
     if turn.spec.independent and others and all(one.finished for one in others):
         return "the workers of all other nodes have ended, and nobody would do its work"
     left = [one for one in rules.usable(turn.record.dropped, entry.info) if one != slot]
-    if not turn.spec.replicas.whole(len(left)) and not turn.next_size(_others(turn, entry)).nodes:
+    remaining = sum(one.info.node != entry.info.node for one in turn.able())
+    if not turn.spec.replicas.whole(len(left)) and not turn.next_size(remaining).nodes:
         return (
             "it is the last one of its node, and there is no world without that"
             if not left
             else "its node holds no whole replica without it, and there is no world without that node"
         )
     return ""
-
-
-def _others(turn: MasterTurn, entry: NodeEntry) -> int:
-    """Number of other nodes that can take part, now or once they are ready."""
-    return sum(
-        other.registered
-        and other.info.node != entry.info.node
-        and other.status is not NodeStatus.LEAVING
-        and not other.draining
-        and not turn.excluded(other)
-        for other in turn.nodes.values()
-    )
 
 
 def _drop(turn: MasterTurn, one: Dropped, info: NodeInfo) -> None:

@@ -6,23 +6,23 @@ the step in which the last awaited node becomes ready or is proven dead.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 
-from edl.config import FaultTolerance
 from edl.exit_codes import ExitCode
 from edl.master import away, checking, denylist, dropping, hyper
+from edl.master.awaiting import awaited, deadline_s
 from edl.master.events import Kind
-from edl.master.restoring import Load, Restore, Unusable, choose, newest_in_memory
-from edl.master.state import FailedWrites, NodeEntry, NodeStatus, Phase
+from edl.master.resting import rest
+from edl.master.restoring import Load, Restore, Unusable, choose
+from edl.master.state import NodeEntry, NodeStatus, Phase
 from edl.master.turn import MasterTurn
 from edl.rendezvous.phrases import count, duration, listed
 from edl.rendezvous.ranks import order
 from edl.rendezvous.rules import NextSize
 from edl.types import NodeId, Rank, Round
-from edl.wire.messages import Dismissed, Finish, Idle, LoadState, Prestart, StartRound, StopRound
-from edl.wire.records import NO_STATE, Member, NodeInfo, Version, World
+from edl.wire.messages import Finish, LoadState, Prestart, StartRound, StopRound
+from edl.wire.records import Member, NodeInfo, World
 
 UNSAVED = "checkpoint"
 """Name of the flaw of a job whose last requested checkpoint could not be written."""
@@ -30,8 +30,8 @@ UNSAVED = "checkpoint"
 FIRST_PAUSE_S = 0.5
 """Pause in seconds after the second world in a row that fails at once; each further pause is twice as long."""
 
-FIRST_WRITE_PAUSE_S, LONGEST_WRITE_PAUSE_S = 10.0, 120.0
-"""Bounds of the pause in seconds before a suspended job writes its newest commit again; it doubles each time."""
+QUICK_S = 5.0
+"""A world whose workers fail within this many seconds counts as failed at once."""
 
 FAREWELL_S = 5.0
 """Seconds that a Master stays after the end of the job for agents that do not know the outcome yet."""
@@ -55,10 +55,12 @@ def _begin_forming(turn: MasterTurn) -> None:
     turn.forming_since_s = turn.now_s
     turn.grace_until_s = None
     turn.agreement = None
-    turn.at_boundary = False
+    turn.at_boundary = turn.planned = False
     turn.trained_s = turn.now_s - turn.formed_at_s if turn.formed_at_s else 0.0
+    if turn.trained_s >= QUICK_S:
+        turn.quick = 0
     for entry in turn.members():
-        turn.update(entry, load_tried=False, prestarted=False)
+        turn.update(entry, restarted=False, orders=entry.orders._replace(load=False, prestart=False))
 
 
 def _ask_copy_holders(turn: MasterTurn) -> None:
@@ -82,7 +84,7 @@ def at_boundary(turn: MasterTurn, reason: str) -> None:
     turn.write(phase=Phase.FORMING, reason=reason, done=(), saving=())
     turn.note(Kind.BOUNDARY, reason)
     _begin_forming(turn)
-    turn.at_boundary = True
+    turn.at_boundary = turn.planned = True
     due_s = turn.now_s + turn.spec.timeouts.boundary_s + turn.spec.timeouts.rejoin_s
     for entry in turn.members():
         last_s = due_s + turn.absence_s(entry.info)
@@ -92,7 +94,7 @@ def at_boundary(turn: MasterTurn, reason: str) -> None:
 def interrupt(turn: MasterTurn) -> None:
     """Turn a planned change into an interruption: members that have not reached the step boundary stop at once."""
     if turn.at_boundary:
-        turn.at_boundary = False
+        turn.at_boundary = turn.planned = False
         for entry in turn.members():
             if entry.status is NodeStatus.STOPPING:
                 order_stop(turn, entry, turn.record.round)
@@ -111,10 +113,10 @@ def order_stop(turn: MasterTurn, entry: NodeEntry, running: Round, dump: bool = 
 def try_to_form(turn: MasterTurn) -> None:
     """Form the next world if possible, or end the job if it cannot continue. Otherwise set the reason for waiting, and
     request a tick."""
-    awaited = _awaited(turn)
-    if awaited:
-        turn.reason = f"{turn.record.reason}; waiting for {names(awaited)}"
-        turn.wake_at(min(entry.due_s for entry in awaited))
+    not_ready = awaited(turn)
+    if not_ready:
+        turn.reason = f"{turn.record.reason}; waiting for {names(not_ready)}"
+        turn.wake_at(min(deadline_s(turn, entry) for entry in not_ready))
         return
     final = next((failure for failure in turn.record.failures if failure.final), None)
     if final is not None:
@@ -127,14 +129,17 @@ def try_to_form(turn: MasterTurn) -> None:
         _end(turn, ExitCode.KILLED, f"stopped by {turn.record.kill}")
         return
     if turn.record.sizing.suspended:
-        _rest(turn)
+        rest(turn)
         return
     dropping.judge(turn)
     ready, unchecked = turn.ready(), turn.unchecked()
     previous = turn.record.world.members if turn.record.world else ()
     size = turn.next_size(len(ready) + len(unchecked))
     if size.nodes == 0:
-        dismiss(turn, "too few nodes are left for a world without this one", needed=True)
+        ready += turn.staying()
+        size = turn.next_size(len(ready) + len(unchecked))
+    if size.nodes == 0:
+        away.dismiss(turn, "too few nodes are left for a world without this one", needed=True)
         _wait_for_nodes(turn, size.reason + kept_out(turn))
     elif turn.now_s < turn.forming_since_s + pause_s(turn):
         turn.reason = f"{turn.record.reason}; the last {turn.quick} worlds failed at once: pausing before the next one"
@@ -157,33 +162,6 @@ def pause_s(turn: MasterTurn) -> float:
     return min(FIRST_PAUSE_S * 2.0 ** (turn.quick - 2), turn.spec.timeouts.restart_s)
 
 
-def _rest(turn: MasterTurn) -> None:
-    """Handle a suspended job: end all waiting workers, and have commits written that are only in memory."""
-    turn.at_boundary = False
-    turn.grace_until_s = None
-    turn.reason = by = f"suspended by {turn.record.sizing.suspended}"
-    for entry in list(turn.nodes.values()):
-        if not is_last_holder(turn, entry):
-            dismiss(turn, "the job is suspended", only=entry)
-    newest = newest_in_memory([entry for entry in turn.nodes.values() if entry.attached])
-    unwritten = newest.version > max((entry.stored for entry in turn.nodes.values()), default=NO_STATE)
-    if unwritten:
-        turn.reason = f"{by}; commit {newest.version.commit} is only in the memory of launchers"
-    writers = _writers(turn, newest) if unwritten and not _pauses_writing(turn, newest.version) else ()
-    for entry in turn.free():
-        if entry.info.node in writers:
-            entry = turn.update(entry, writes=newest.version)
-            turn.tell(entry, Idle(by, newest.version))
-        if not entry.idled:
-            if entry.info.node not in writers:
-                turn.tell(entry, Idle(by))
-            entry = turn.update(entry, idled=True, prestarted=False)
-            if entry.parked or turn.spec.independent:
-                due_s = turn.now_s + turn.absence_s(entry.info) + turn.spec.timeouts.shutdown_s
-                turn.update(entry, status=NodeStatus.STOPPING, due_s=due_s)
-                turn.wake_at(due_s)
-
-
 def kept_out(turn: MasterTurn) -> str:
     """Which nodes are there and may not take part, and why; each with a comma before it. Empty: none."""
     cordoned = [entry for entry in turn.free() if turn.record.sizing.excludes(entry.info.node)]
@@ -192,62 +170,6 @@ def kept_out(turn: MasterTurn) -> str:
     text = f", {names(cordoned)} cordoned (edl uncordon)" if cordoned else ""
     text += f", {names(faulty)} kept out by the health check" if faulty else ""
     return text + (f", {names(denied)} on the denylist (edl denylist)" if denied else "")
-
-
-def _pauses_writing(turn: MasterTurn, version: Version) -> bool:
-    """Whether to wait before the next attempt to write this commit. When it is due, no node counts as asked."""
-    failed = turn.failed_writes
-    if failed.version != version or not failed.due_s:
-        return False
-    if turn.now_s < failed.due_s:
-        pause_s = _write_pause_s(failed.count)
-        turn.reason += f": attempt {failed.count} to write it failed, the next one follows within {pause_s:g} s"
-        turn.wake_at(failed.due_s)
-        return True
-    turn.failed_writes = dataclasses.replace(failed, due_s=0.0)
-    for entry in list(turn.nodes.values()):
-        if entry.writes == version:
-            turn.update(entry, writes=NO_STATE)
-    return False
-
-
-def _write_pause_s(failed: int) -> float:
-    return min(FIRST_WRITE_PAUSE_S * 2.0 ** (failed - 1), LONGEST_WRITE_PAUSE_S)
-
-
-def write_failed(turn: MasterTurn, node: NodeId, version: Version) -> bool:
-    """Have a suspended job write its newest commit again after a pause, since a node could not write it. Returns
-    whether an earlier attempt has failed as well, so that the history has it already."""
-    resting = turn.record.phase is Phase.FORMING and bool(turn.record.sizing.suspended)
-    if not resting or all(entry.writes != version for entry in turn.nodes.values()):
-        return False
-    failed = turn.failed_writes
-    if failed.version != version:
-        failed = FailedWrites(version)
-    nodes = (*(one for one in failed.nodes if one != node), node)
-    if failed.due_s:  # another node has failed in the same attempt
-        turn.failed_writes = dataclasses.replace(failed, nodes=nodes)
-        return failed.count > 1
-    due_s = turn.now_s + _write_pause_s(failed.count + 1)
-    turn.failed_writes = FailedWrites(version, failed.count + 1, due_s, nodes)
-    return failed.count > 0
-
-
-def _writers(turn: MasterTurn, newest: Restore) -> list[NodeId]:
-    """Nodes that have to write the parts of a commit in memory that no node has been asked to write yet. The first
-    member of the world is preferred, because it may have begun; those that have failed come last."""
-    world, free = turn.record.world, {entry.info.node for entry in turn.free()}
-    first = world.members[0].node if world is not None else ""
-    failed = turn.failed_writes.nodes if turn.failed_writes.version == newest.version else ()
-    found = []
-    for shard in range(newest.shards):
-        holders = sorted(
-            (source.node for source in newest.sources if source.shard == shard),
-            key=lambda node: (failed.index(node) if node in failed else -1, node != first),
-        )
-        asked = any(turn.nodes[node].writes == newest.version for node in holders)
-        found += [] if asked else [node for node in holders if node in free][:1]
-    return found
 
 
 def _form_with_state(turn: MasterTurn, ready: Sequence[NodeEntry], previous: Sequence[NodeId], size: NextSize) -> None:
@@ -265,7 +187,7 @@ def _form_with_state(turn: MasterTurn, ready: Sequence[NodeEntry], previous: Seq
             _form(turn, members, restore, size.reason)
         case Load(node):
             due_s = turn.now_s + turn.spec.timeouts.loading_s
-            entry = turn.update(entries[node], status=NodeStatus.LOADING, load_tried=True, due_s=due_s)
+            entry = turn.ordered(turn.update(entries[node], status=NodeStatus.LOADING, due_s=due_s), load=True)
             turn.tell(entry, LoadState("no node has the state in memory"))
             turn.reason = f"{turn.record.reason}; {node} reads the state from the checkpoint directory"
             turn.wake_at(entry.due_s)
@@ -304,34 +226,6 @@ def conclude_once_left(turn: MasterTurn) -> None:
 def tell_outcome(turn: MasterTurn, entry: NodeEntry, outcome: Finish) -> None:
     """Send the job's outcome to an attached node, which is removed when its stream ends."""
     turn.tell(turn.update(entry, status=NodeStatus.LEAVING), outcome)
-
-
-def _awaited(turn: MasterTurn) -> list[NodeEntry]:
-    """Living nodes that are not ready yet, and that the next world waits for."""
-    first = turn.record.world is None
-    awaited = []
-    for entry in turn.nodes.values():
-        if not entry.registered or turn.now_s >= entry.due_s:
-            continue
-        stopping = entry.status is NodeStatus.STOPPING
-        silent_member = entry.status is NodeStatus.READY and not entry.attached and turn.member(entry) is not None
-        warming = entry.status is NodeStatus.WARMING and (first or turn.member(entry) is not None)
-        loading = entry.status is NodeStatus.LOADING
-        if stopping or silent_member or warming or loading or _is_needed(turn, entry):
-            awaited.append(entry)
-    return awaited
-
-
-def _is_needed(turn: MasterTurn, entry: NodeEntry) -> bool:
-    """Whether to wait for a member that starts workers ahead. If the workers of other members kept their processes,
-    these continue without it, provided that fault-tolerance level and bounds allow, and it joins at a step boundary
-    later. If all members restart their workers, all are waited for."""
-    if entry.status is not NodeStatus.PREPARING or turn.member(entry) is None:
-        return False
-    ready = turn.ready()
-    back = any(turn.member(other) is not None and not other.prestarted for other in ready)
-    elastic = turn.spec.fault_tolerance is FaultTolerance.ELASTIC
-    return not (back and elastic and turn.bounds.fit(len(ready)))
 
 
 def _end_for_failures(turn: MasterTurn) -> None:
@@ -417,16 +311,17 @@ def _form(turn: MasterTurn, entries: Sequence[NodeEntry], restore: Restore, why:
     turn.at_boundary = False
     turn.formed_at_s = turn.now_s
     for entry in entries:
-        fresh = {"underway": False, "finished": False, "prestarted": False}
+        fresh = {"underway": False, "finished": False, "restarted": False}
         entry = turn.update(entry, status=NodeStatus.RUNNING, due_s=float("inf"), **fresh)
-        entry = turn.update(entry, idled=False, uses=turn.places(entry))
+        orders = entry.orders._replace(idle=False, prestart=False)
+        entry = turn.update(entry, uses=turn.places(entry), orders=orders)
         turn.tell(entry, StartRound(world, turn.reason))
     if turn.spec.independent:
         # Workers that were not stopped must learn that their node is not in this world.
         for entry in turn.free():
             turn.tell(entry, StartRound(world, turn.reason))
     for entry in turn.free():
-        if entry.idled:
+        if entry.orders.idle:
             prestart(turn, entry)
 
 
@@ -437,10 +332,11 @@ def _said(info: NodeInfo, places: tuple[int, ...]) -> tuple[int, ...]:
 
 def prestart(turn: MasterTurn, entry: NodeEntry) -> None:
     """Order a node outside the world to start workers ahead of the next one, if this job's workers can rejoin."""
-    entry = turn.update(entry, idled=False)
+    entry = turn.ordered(entry, idle=False)
     if turn.record.rejoins and not entry.parked:
         due_s = turn.now_s + turn.spec.timeouts.warming_s
-        entry = turn.update(entry, status=NodeStatus.PREPARING, prestarted=True, due_s=due_s)
+        entry = turn.update(entry, status=NodeStatus.PREPARING, restarted=True, due_s=due_s)
+        entry = turn.ordered(entry, prestart=True)
         turn.tell(entry, Prestart("workers of this job wait for their world"))
 
 
@@ -451,35 +347,6 @@ def _note_state(turn: MasterTurn, restore: Restore) -> None:
         begins = f"from commit {restore.version.commit}" if restore.version.commit else "from scratch"
         turn.note(Kind.STATE, f"commit {lost.commit} is lost on all nodes: the next world begins {begins}")
     turn.write(newest=restore.version)
-
-
-def is_last_holder(turn: MasterTurn, entry: NodeEntry) -> bool:
-    """Whether this node's memory has the newest state, and neither the checkpoint directory nor another node that stays
-    has all of it."""
-    newest = max((held.version for other in turn.nodes.values() for held in other.holdings), default=NO_STATE)
-    if all(held.version < newest for held in entry.holdings):
-        return False
-    if any(other.stored >= newest for other in turn.nodes.values()):
-        return False
-    stay = [
-        other
-        for other in turn.nodes.values()
-        if other.info.node != entry.info.node and other.attached and not other.draining
-        if other.status is not NodeStatus.LEAVING
-    ]
-    return newest_in_memory(stay).version < newest
-
-
-def dismiss(turn: MasterTurn, reason: str, *, needed: bool = False, only: NodeEntry | None = None) -> None:
-    """Let draining nodes leave that run no workers, or ``only`` this one. ``needed``: no world can form without
-    them."""
-    for entry in [only] if only is not None else list(turn.nodes.values()):
-        if entry.draining and entry.status is NodeStatus.READY:
-            if entry.hurried and not needed:
-                turn.write(owed=f"node {entry.info.node} left without time for a checkpoint")
-            entry = turn.update(entry, status=NodeStatus.LEAVING)
-            away.remember(turn, entry.info.node, entry.info.incarnation, since_s=turn.now_s)
-            turn.tell(entry, Dismissed(reason, needed, save=needed or not entry.hurried))
 
 
 _SEVERITIES: dict[int, str] = {ExitCode.OK: "info", ExitCode.KILLED: "info", ExitCode.INCOMPLETE: "warning"}

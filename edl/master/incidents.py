@@ -9,15 +9,12 @@ from __future__ import annotations
 
 from edl.master import alarms, checking
 from edl.master.events import Kind
-from edl.master.forming import interrupt, stop_world
+from edl.master.forming import QUICK_S, interrupt, stop_world
 from edl.master.state import NodeEntry, Phase
 from edl.master.turn import MasterTurn
 from edl.rendezvous.phrases import listed
 from edl.wire.messages import Hanging, HangLimit, WorkerFailed
 from edl.wire.records import Failure
-
-QUICK_S = 5.0
-"""A world whose workers fail within this many seconds counts as failed at once."""
 
 CAUSE_WAIT_S = 1.0
 """How long a lost peer's own end is waited for. A process closes its connections at the start of its exit, and ends
@@ -55,7 +52,8 @@ def look_for_cause(turn: MasterTurn) -> None:
         return
     failures, turn.held = turn.held, ()
     first = next((failure for failure in failures if not failure.peer_loss), failures[0])
-    turn.quick = turn.quick + 1 if turn.now_s - turn.formed_at_s < QUICK_S else 0
+    if turn.now_s - turn.formed_at_s < QUICK_S:
+        turn.quick += 1
     _note_others(turn, [failure for failure in failures if failure is not first])
     _charge(turn, _describe(first), first.node, failures)
 

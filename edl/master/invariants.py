@@ -9,9 +9,11 @@ from dataclasses import replace
 from edl.config import JobSpec, NodeRange
 from edl.master.events import Decision, TellNode
 from edl.master.policies.slots import Dropped
+from edl.master.sizing import Departing
 from edl.master.state import MasterState, NodeStatus, Phase, Record
 from edl.wire.messages import StartRound
-from edl.wire.records import Member, World
+from edl.wire.records import Member, Version, World
+from edl.wire.scale_requests import DrainMode
 
 
 def formed_violations(record: Record, spec: NodeRange) -> Iterator[str]:
@@ -32,8 +34,14 @@ def formed_violations(record: Record, spec: NodeRange) -> Iterator[str]:
             yield f"round {world.round} uses slots {lost} of {member.node}, which are dropped"
         if sizing.excludes(member.node):
             yield f"round {world.round} has {member.node}, which is cordoned"
-        if any(one.incarnation == member.incarnation for one in record.departing):
+        if any(one.incarnation == member.incarnation and not _stays(one, record) for one in record.departing):
             yield f"round {world.round} has {member.node}, which is to leave"
+
+
+def _stays(one: Departing, record: Record) -> bool:
+    """Whether a departing node may be in a world, because it must not leave before a checkpoint is complete."""
+    complete = one.commit and record.saved >= Version(one.era, one.commit)
+    return one.mode is DrainMode.MUST and not complete
 
 
 def _unhealthy_members(before: Record, after: MasterState) -> Iterator[str]:

@@ -55,7 +55,7 @@ from edl.master.forming import (
     tell_outcome,
     try_to_form,
 )
-from edl.master.state import Away, Flaw, MasterState, NodeEntry, NodeStatus, Phase, Record
+from edl.master.state import NO_ORDERS, Away, Flaw, MasterState, NodeEntry, NodeStatus, Phase, Record
 from edl.master.turn import MasterTurn
 from edl.rendezvous.phrases import count
 from edl.types import Incarnation, NodeId, Round
@@ -106,6 +106,8 @@ def take_over(spec: JobSpec, record: Record | None, nodes: Sequence[NodeInfo], n
                 status=NodeStatus.RUNNING if running else NodeStatus.STOPPING,
                 due_s=float("inf") if running else now_s + wait_s,
             )
+        elif not away.has_left(turn, entry):
+            entry = turn.update(entry, report_due_s=now_s + turn.absence_s(info))
         turn.probe(entry)
     turn.reason = turn.record.reason
     if turn.record.phase is not Phase.ENDED:
@@ -127,12 +129,16 @@ def _handle_lost_members(turn: MasterTurn) -> None:
         away.remember(turn, member.node, member.incarnation, since_s=None)
     for member in lately:
         turn.mention(Kind.NODE_LOST, f"node {member.node} {what}", member.node)
-    how = f"{'node' if len(gone) == 1 else 'nodes'} {', '.join(member.node for member in gone)} {what}"
+    how = f"{_listed(gone)} {what}"
     if turn.record.phase is Phase.RUNNING:
         turn.reason = how if lately else turn.reason
         stop_world(turn, how)
-    else:
-        _refund_charge(turn, how)
+    elif lately:  # an earlier Master has decided about the others
+        _refund_charge(turn, f"{_listed(lately)} {what}")
+
+
+def _listed(members: Sequence[Member]) -> str:
+    return f"{'node' if len(members) == 1 else 'nodes'} {', '.join(member.node for member in members)}"
 
 
 def _is_lost_only_now(turn: MasterTurn, member: Member) -> bool:
@@ -211,7 +217,7 @@ def _prestart_checked(turn: MasterTurn) -> None:
     if not (turn.checks_health and turn.record.rejoins):
         return
     for entry in turn.ready():
-        if turn.member(entry) is None and not (entry.parked or entry.prestarted or entry.idled):
+        if turn.member(entry) is None and not (entry.parked or entry.orders.prestart or entry.orders.idle):
             prestart(turn, entry)
 
 
@@ -253,9 +259,7 @@ def _attached(turn: MasterTurn, event: NodeAttached) -> None:
         entry = None
     if entry is None:
         entry = _add_node(turn, info, registered=False)
-    entry = turn.update(entry, attached=True, seen_round=attach.seen_round)
-    entry = turn.update(entry, departing=False, idled=False, writes=NO_STATE)  # as far as this stream knows
-    entry = turn.update(entry, uses=attach.uses)
+    entry = turn.update(entry, attached=True, seen_round=attach.seen_round, uses=attach.uses, orders=NO_ORDERS)
     if turn.record.outcome is not None:
         tell_outcome(turn, entry, turn.record.outcome)
     else:
@@ -386,7 +390,7 @@ def _is_outdated(turn: MasterTurn, entry: NodeEntry, seen_round: Round) -> bool:
     """Whether a node sent its report before it received a start order for the current round, even if a stop order has
     followed."""
     ordered = entry.status in (NodeStatus.RUNNING, NodeStatus.STOPPING, NodeStatus.DONE)
-    free = entry.idled  # it has reported since, and is ending waiting workers
+    free = entry.orders.idle  # it has reported since, and is ending waiting workers
     behind = turn.member(entry) is not None and ordered and not free and seen_round < turn.record.round
     return behind or entry.status is NodeStatus.LEAVING
 
@@ -419,6 +423,7 @@ def _ready(turn: MasterTurn, entry: NodeEntry, ready: Ready) -> None:
         ports=ready.ports,
         seen_round=ready.seen_round,
         due_s=float("inf"),
+        report_due_s=0.0,
         parked=ready.parked,
         holdings=ready.holdings,
         stored=stored,
@@ -433,7 +438,7 @@ def _ready(turn: MasterTurn, entry: NodeEntry, ready: Ready) -> None:
         stop_world(turn, f"node {entry.info.node} has stopped its workers")
     elif turn.record.sizing.suspended:
         pass  # a suspended job keeps no waiting workers
-    elif turn.record.rejoins and not (ready.parked or entry.prestarted or entry.draining):
+    elif turn.record.rejoins and not (ready.parked or entry.orders.prestart or entry.draining):
         if not unchecked:  # otherwise once it has passed its check
             prestart(turn, entry)
     elif newcomer:
@@ -452,9 +457,11 @@ def _preparing(turn: MasterTurn, entry: NodeEntry, preparing: Preparing) -> None
     turn.update(
         entry,
         status=NodeStatus.PREPARING,
-        prestarted=True,
+        restarted=True,
+        orders=entry.orders._replace(prestart=True),
         seen_round=preparing.seen_round,
         due_s=turn.now_s + turn.spec.timeouts.warming_s,
+        report_due_s=0.0,
         holdings=preparing.holdings,
     )
     if preparing.stopped_itself:
@@ -470,9 +477,11 @@ def _workers_done(turn: MasterTurn, entry: NodeEntry, message: WorkersDone) -> N
 
 def _done(turn: MasterTurn, entry: NodeEntry, saving: bool, unsaved: str) -> None:
     node, record = entry.info.node, turn.record
-    if turn.member(entry) is None or node in turn.finished:
+    if turn.member(entry) is None:
         return
     turn.update(entry, status=NodeStatus.DONE, finished=True)
+    if node in turn.finished:
+        return  # it has attached again, or to another Master
     others = tuple(one for one in record.saving if one != node)
     now_saving = (*others, node) if saving else others
     done = record.done if node in record.done else (*record.done, node)

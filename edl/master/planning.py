@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import dataclasses
 
-from edl.master import hyper
+from edl.master import away, hyper
 from edl.master.events import Kind
-from edl.master.forming import at_boundary, dismiss, is_last_holder, names, stop_world, try_to_form, write_failed
+from edl.master.forming import at_boundary, names, stop_world, try_to_form
+from edl.master.resting import is_last_holder, write_failed
 from edl.master.restoring import copy_holders
 from edl.master.sizing import Departing
-from edl.master.state import Agreement, MasterState, NodeEntry, NodeStatus, Phase
+from edl.master.state import TO_NOBODY, Agreement, MasterState, NodeEntry, NodeStatus, Phase
 from edl.master.turn import MasterTurn
 from edl.rendezvous.parting import Saver, saver
+from edl.types import NodeId
 from edl.wire.messages import Asked, Boundary, Hold, KeepWith, Kept, Leaving, NotKept, NotLogged, Switch, Underway
 from edl.wire.purpose import Purpose
 from edl.wire.records import NO_STATE, Version
@@ -201,7 +203,7 @@ def underway(turn: MasterTurn, entry: NodeEntry, message: Underway) -> None:
     if turn.underway:
         ways = sorted({member.how for member in turn.members()})
         turn.note(Kind.WORLD_UNDERWAY, f"round {turn.record.round} is underway: {'; '.join(ways)}")
-        dismiss(turn, "the others continue without this node")
+        away.dismiss(turn, "the others continue without this node")
 
 
 def drain(turn: MasterTurn, entry: NodeEntry, leaving: Leaving) -> bool:
@@ -359,19 +361,20 @@ def _keep_those_that_wait(turn: MasterTurn, failed: Kept) -> None:
 
 def _was_ordered_to_leave(turn: MasterTurn, one: Departing) -> bool:
     entry = turn.current(one.node, one.incarnation)
-    return entry is not None and entry.departing
+    return entry is not None and entry.orders.depart
 
 
 def assign_copy_holders(turn: MasterTurn) -> None:
-    """Tell each member where copies of its commits go, if that has changed."""
+    """Order each member to send copies of its commits to a node, unless it has that order."""
     members = turn.members()
     if not any(entry.underway for entry in members):
         return  # a plain script makes no commits
     spares = [entry for entry in turn.ready() if turn.member(entry) is None]
     for node, copy_holder in copy_holders(members, spares, turn.spec.replicas.nodes).items():
         entry = turn.nodes[node]
-        name = copy_holder.info.node if copy_holder is not None else ""
-        if entry.attached and entry.copy_holder != name:
-            entry = turn.update(entry, copy_holder=name)
-            info = copy_holder.info if copy_holder is not None else None
-            turn.tell(entry, KeepWith(info.node, info.host, info.state_port) if info else KeepWith(entry.copy_holder))
+        info = copy_holder.info if copy_holder is not None else None
+        copies = info.incarnation if info is not None else TO_NOBODY
+        if entry.attached and entry.orders.copies != copies:
+            name = info.node if info is not None else NodeId("")
+            entry = turn.ordered(turn.update(entry, copy_holder=name), copies=copies)
+            turn.tell(entry, KeepWith(info.node, info.host, info.state_port) if info is not None else KeepWith(name))

@@ -10,9 +10,10 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from edl.master import away, dropping, planning
+from edl.master import dropping, planning
 from edl.master.events import Grant, Kind, ScaleRequested
 from edl.master.forming import kept_out, names, stop_world
+from edl.master.resting import newest_to_keep
 from edl.master.sizing import UNNAMED, Departing, Facts, Judged, judge, remember, shortened
 from edl.master.state import NodeEntry, NodeStatus, Phase
 from edl.master.turn import MasterTurn
@@ -20,7 +21,6 @@ from edl.rendezvous.phrases import count
 from edl.types import NodeId
 from edl.wire.messages import Depart
 from edl.wire.purpose import Purpose
-from edl.wire.records import NO_STATE, Version
 from edl.wire.scale_requests import Cordon, Drain, DrainMode, Resize, ScaleRequest, SetBounds, Suspend, Verdict
 from edl.wire.status import SUSPENDED
 
@@ -74,7 +74,7 @@ def _send_away(turn: MasterTurn, request: Drain) -> None:
     why = f"{request.by}: {reason}" if reason else request.by
     departing = {(one.node, one.incarnation): one for one in turn.record.departing}
     for name in request.nodes:
-        entry = turn.update(turn.nodes[NodeId(name)], departing=False)
+        entry = turn.ordered(turn.nodes[NodeId(name)], depart=False)
         node, incarnation = entry.info.node, entry.info.incarnation
         before = departing.get((node, incarnation))
         era, commit = (before.era, before.commit) if before is not None else (0, 0)
@@ -97,7 +97,7 @@ def _facts(turn: MasterTurn, event: ScaleRequested) -> Facts:
     return Facts(
         spec=spec.nodes,
         nodes=frozenset(turn.nodes),
-        able=frozenset(entry.info.node for entry in able(turn)),
+        able=frozenset(entry.info.node for entry in turn.able()),
         lowest=_lowest(turn),
         over=over,
         owner=spec.size_owner if spec.sized_outside else "",
@@ -122,22 +122,9 @@ def _lowest(turn: MasterTurn) -> int:
     )
 
 
-def able(turn: MasterTurn) -> list[NodeEntry]:
-    """Living nodes that can be in a world, now or once they are ready."""
-    return [
-        entry
-        for entry in turn.nodes.values()
-        if entry.registered
-        and entry.status is not NodeStatus.LEAVING
-        and not entry.draining
-        and not away.has_left(turn, entry)
-        and not turn.excluded(entry)
-    ]
-
-
 def is_missed(turn: MasterTurn, entry: NodeEntry) -> bool:
     """Whether no world could form without this node, as far as the Master knows now."""
-    others = [one for one in able(turn) if one.info.node != entry.info.node]
+    others = [one for one in turn.able() if one.info.node != entry.info.node]
     if turn.record.sizing.suspended:
         return not others
     return turn.record.phase is not Phase.ENDED and not turn.next_size(len(others)).nodes
@@ -155,12 +142,12 @@ def depart(turn: MasterTurn) -> None:
     held: list[Departing] = []
     for one in there:
         entry = turn.nodes[one.node]
-        if entry.departing or entry.status is NodeStatus.LEAVING or not entry.attached:
+        if entry.orders.depart or entry.status is NodeStatus.LEAVING or not entry.attached:
             continue
         if not _may_go(turn, one):
             held.append(one)
             continue
-        entry = turn.update(entry, departing=True, draining=True)
+        entry = turn.ordered(turn.update(entry, draining=True), depart=True)
         turn.tell(entry, Depart(one.reason, one.deadline_s, one.mode))
         if turn.member(entry) is not None:
             ordered.append(entry)
@@ -172,14 +159,10 @@ def depart(turn: MasterTurn) -> None:
 
 def _may_go(turn: MasterTurn, one: Departing) -> bool:
     """Whether the node may be ordered to leave now: it needs no checkpoint first, or the checkpoint is complete."""
-    if one.mode is not DrainMode.MUST:
+    if one.mode is not DrainMode.MUST or turn.is_saved(one):
         return True
-    stored = planning.newest_stored(turn)
-    if one.commit and stored >= Version(one.era, one.commit):
-        return True
-    newest = max((held.version for entry in turn.nodes.values() for held in entry.holdings), default=NO_STATE)
     resting = turn.record.phase is Phase.FORMING and bool(turn.record.sizing.suspended)
-    return resting and stored >= newest
+    return resting and planning.newest_stored(turn) >= newest_to_keep(turn)
 
 
 def _is_being_saved(turn: MasterTurn, held: list[Departing]) -> bool:

@@ -51,9 +51,9 @@ def choose(members: Sequence[NodeEntry], entries: Iterable[NodeEntry]) -> Restor
     stored = max((entry.stored for entry in members), default=NO_STATE)
     if stored.commit and stored > best.version:
         knows = [entry for entry in members if entry.stored == stored]
-        if any(entry.stored_sharded and entry.load_tried for entry in knows):
+        if any(entry.stored_sharded and entry.orders.load for entry in knows):
             return Restore(stored, stored=True)
-        untried = [entry for entry in knows if not entry.load_tried]
+        untried = [entry for entry in knows if not entry.orders.load]
         if untried:
             return Load(untried[0].info.node)
     refusals = [entry.refused for entry in members if entry.refused]

@@ -168,6 +168,31 @@ class Record:
     """Nodes that were lost or have left, and have not returned; the latest last."""
 
 
+TO_NOBODY = Incarnation(0)
+"""Instead of the launcher to which a node sends copies of its commits: to none."""
+
+
+class StreamOrders(NamedTuple):
+    """What a node has been ordered on its current stream. Any of it may have been lost with an earlier stream, so it is
+    decided again on the next one."""
+
+    depart: bool = False
+    """To leave."""
+    idle: bool = False
+    """To end waiting workers."""
+    write: Version = NO_STATE
+    """To write this commit while the job is suspended."""
+    load: bool = False
+    """To load the state, since it last was in a world."""
+    prestart: bool = False
+    """To start its workers ahead, or it has reported that it does so already."""
+    copies: Incarnation | None = None
+    """To send copies of its commits to this launcher, or ``TO_NOBODY``; None: no order."""
+
+
+NO_ORDERS = StreamOrders()
+
+
 class NodeEntry(NamedTuple):
     """One node, as the Master knows it. A ``NamedTuple``, because a new world copies each entry about three times, and
     that takes a tenth of what it takes to copy a dataclass with so many fields."""
@@ -186,10 +211,13 @@ class NodeEntry(NamedTuple):
     """Reserved ports, for the next world."""
     due_s: float = float("inf")
     """Time until which others wait for this node before a world forms without it."""
+    report_due_s: float = 0.0
+    """Time until which the first report of a spare is waited for that this Master knows only by its lease: it may hold
+    the only copies. 0: it has reported, or came later."""
     parked: bool = False
     """Whether its workers have been started and wait for their world."""
-    prestarted: bool = False
-    """Whether it has been ordered to start its workers ahead."""
+    restarted: bool = False
+    """Whether its workers are new processes, started ahead of their world."""
     holdings: tuple[Holding, ...] = ()
     """Commits and copies in its memory."""
     stored: Version = NO_STATE
@@ -198,8 +226,6 @@ class NodeEntry(NamedTuple):
     """Whether that checkpoint is sharded."""
     refused: str = ""
     """Why it cannot use any checkpoint in the checkpoint directory; empty: it can, or there is none."""
-    load_tried: bool = False
-    """Whether it has been ordered to load the state since it last was in a world."""
     underway: bool = False
     """Whether all its workers of the current round train and can be held at a step boundary."""
     finished: bool = False
@@ -209,13 +235,8 @@ class NodeEntry(NamedTuple):
     draining: bool = False
     """Whether it is about to leave, and trains until the others have a world without it."""
     copy_holder: NodeId = NodeId("")
-    """The node to which it sends copies of its commits."""
-    departing: bool = False
-    """Whether it has been ordered to leave, on the current stream."""
-    idled: bool = False
-    """Whether it has been ordered to end waiting workers, on the current stream."""
-    writes: Version = NO_STATE
-    """The commit that it was ordered to write while the job is suspended, on the current stream."""
+    """The node that was last chosen for copies of its commits, which is chosen again if possible."""
+    orders: StreamOrders = NO_ORDERS
     hurried: bool = False
     """Whether it leaves without time for a checkpoint, which the others write then."""
     not_kept: str = ""
@@ -296,6 +317,8 @@ class MasterState:
     """Number of agreements so far."""
     at_boundary: bool = False
     """Whether the last world is being left at a step boundary; any problem turns that into an interruption."""
+    planned: bool = False
+    """Whether the last change of the world was planned, and nothing has interrupted it."""
     formed_at_s: float = 0.0
     """Time at which the last world was formed, or this Master took it over."""
     trained_s: float = 0.0

@@ -13,11 +13,13 @@ from edl.job_records import HealthMode
 from edl.master.events import Conclude, Decision, Effect, HistoryNote, Kind, Probe, Revoke, TellNode, WakeAt
 from edl.master.policies.health import KnownHealth
 from edl.master.policies.slots import KnownDrops
+from edl.master.sizing import Departing
 from edl.master.state import MasterState, NodeEntry, NodeStatus, Phase, Record
 from edl.rendezvous.rules import NextSize, next_size
 from edl.types import Incarnation, NodeId
 from edl.wire.messages import MasterMessage
-from edl.wire.records import Member, NodeInfo, World
+from edl.wire.records import Member, NodeInfo, Version, World
+from edl.wire.scale_requests import DrainMode
 
 
 class MasterTurn:
@@ -37,7 +39,7 @@ class MasterTurn:
         self.ended_at_s = state.ended_at_s
         self.agreement = state.agreement
         self.agreements = state.agreements
-        self.at_boundary = state.at_boundary
+        self.at_boundary, self.planned = state.at_boundary, state.planned
         self.formed_at_s = state.formed_at_s
         self.trained_s = state.trained_s
         self.quick = state.quick
@@ -58,7 +60,7 @@ class MasterTurn:
         self.effects: list[Effect] = []
         self._excluding: Record | None = None
         """The record from which ``_departing`` and ``_cordoned`` were computed."""
-        self._departing: set[tuple[NodeId, Incarnation]] = set()
+        self._departing: dict[tuple[NodeId, Incarnation], Departing] = {}
         self._cordoned: set[NodeId] = set()
         self._known_health: KnownHealth | None = None
         self._known_drops: KnownDrops | None = None
@@ -81,6 +83,7 @@ class MasterTurn:
             agreement=self.agreement,
             agreements=self.agreements,
             at_boundary=self.at_boundary,
+            planned=self.planned,
             formed_at_s=self.formed_at_s,
             trained_s=self.trained_s,
             quick=self.quick,
@@ -184,13 +187,51 @@ class MasterTurn:
 
     def excluded(self, entry: NodeEntry) -> bool:
         """Whether a node is kept out of the next world: cordoned, departing, faulty, or without a usable slot."""
+        return self._departure(entry) is not None or self._is_kept_out(entry)
+
+    def staying(self) -> list[NodeEntry]:
+        """Departing nodes that must not leave before a checkpoint is complete, and that the next world can have until
+        then, if there is none without them."""
+        return [entry for entry in self.free() if self._stays(entry) and not self._is_kept_out(entry)]
+
+    def is_saved(self, one: Departing) -> bool:
+        """Whether the checkpoint that a departing node waits for is complete."""
+        wanted, saved = Version(one.era, one.commit), self.record.saved
+        return bool(one.commit) and (saved >= wanted or any(entry.stored >= wanted for entry in self.nodes.values()))
+
+    def able(self) -> list[NodeEntry]:
+        """Living nodes that can be in a world, now or once they are ready."""
+        left = {(one.node, one.incarnation) for one in self.record.away}  # they take their time to exit
+        return [
+            entry
+            for entry in self.nodes.values()
+            if entry.registered
+            and entry.status is not NodeStatus.LEAVING
+            and not entry.draining
+            and (entry.info.node, entry.info.incarnation) not in left
+            and not self.excluded(entry)
+        ]
+
+    def _stays(self, entry: NodeEntry) -> bool:
+        one = self._departure(entry)
+        must_wait = one is not None and one.mode is DrainMode.MUST and not self.is_saved(one)
+        return must_wait and not entry.orders.depart and not self.must_be_checked(entry)
+
+    def _departure(self, entry: NodeEntry) -> Departing | None:
+        self._read_exclusions()
+        return self._departing.get((entry.info.node, entry.info.incarnation))
+
+    def _is_kept_out(self, entry: NodeEntry) -> bool:
+        """Whether a node is kept out for another reason than a departure."""
+        self._read_exclusions()
+        cordoned = entry.info.node in self._cordoned
+        return cordoned or not self.places(entry) or self.known_health.is_kept_out(entry.info)
+
+    def _read_exclusions(self) -> None:
         if self._excluding is not self.record:  # computed once per record: there may be hundreds of both
             self._excluding = self.record
-            self._departing = {(one.node, one.incarnation) for one in self.record.departing}
+            self._departing = {(one.node, one.incarnation): one for one in self.record.departing}
             self._cordoned = {one.node for one in self.record.sizing.cordoned}
-        info = entry.info
-        leaves_out = info.node in self._cordoned or (info.node, info.incarnation) in self._departing
-        return leaves_out or not self.places(entry) or self.known_health.is_kept_out(info)
 
     def members(self) -> list[NodeEntry]:
         """The entries of the recorded world's members that still exist, in the world's order."""
@@ -232,6 +273,10 @@ class MasterTurn:
         changed = entry._replace(**changes)
         self.nodes[node] = changed
         return changed
+
+    def ordered(self, entry: NodeEntry, **changes: Any) -> NodeEntry:
+        """Replace fields of ``NodeEntry.orders``; returns the new entry."""
+        return self.update(entry, orders=entry.orders._replace(**changes))
 
     def write(self, **changes: Any) -> None:
         """Replace fields of the record; the shell stores it before any effect runs."""

@@ -149,7 +149,7 @@ def era_starts_over() -> contextlib.AbstractContextManager[Any]:
 
 def waits_for_no_member() -> contextlib.AbstractContextManager[Any]:
     """The next world forms from whoever is ready first (ranks restore what they happen to find)."""
-    return mock.patch.object(forming, "_awaited", lambda turn: [])
+    return mock.patch.object(forming, "awaited", lambda turn: [])
 
 
 def agreed_settings_are_let_go() -> contextlib.AbstractContextManager[Any]:

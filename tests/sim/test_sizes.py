@@ -11,7 +11,7 @@ import pytest
 
 from edl.agent.machine import leaving, rounds
 from edl.agent.machine.turn import AgentTurn as AgentTurn
-from edl.master import forming, machine, planning, resizing, shell, sizing
+from edl.master import forming, machine, planning, resizing, resting, shell, sizing
 from edl.master.events import Grant
 from edl.master.turn import MasterTurn
 from edl.testing.sim.faults import SIZES
@@ -94,7 +94,7 @@ def _suspended_jobs_form_worlds() -> Any:
         if size.nodes:
             forming._form_with_state(turn, ready, [one.node for one in world.members] if world else [], size)
 
-    return mock.patch.object(forming, "_rest", rest)
+    return mock.patch.object(forming, "rest", rest)
 
 
 def _size_is_forgotten_by_the_next_master() -> Any:
@@ -146,7 +146,7 @@ def _those_that_leave_stay() -> Any:
     def once(turn: MasterTurn) -> None:
         gone = [entry for entry in turn.nodes.values() if turn.excluded(entry) and not entry.attached]
         for entry in gone:
-            turn.update(entry, departing=True)
+            turn.ordered(entry, depart=True)
         with mock.patch.object(MasterTurn, "tell", lambda self, entry, message: None):
             depart(turn)
 
@@ -167,7 +167,7 @@ def _told_twice_to_leave_does_so_at_once() -> Any:
 
 def _a_suspended_state_stays_in_memory() -> Any:
     """What an interrupted world leaves is not written while the job rests."""
-    return mock.patch.object(forming, "_writers", lambda turn, newest: [])
+    return mock.patch.object(resting, "_writers", lambda turn, newest: [])
 
 
 FIRST = {

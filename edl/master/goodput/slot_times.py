@@ -145,16 +145,15 @@ class _Book:
         """Notice that the world has ended or was replaced, and what the next one makes of its work."""
         record = self.state.record
         before = self.before.record if self.before is not None else None
-        forming = record.phase is Phase.FORMING
         over = record.phase is not Phase.RUNNING or (before and before.round != record.round)
         if self.times.trains and over:
             self._stop()
-            self.times = dataclasses.replace(self.times, trains=False, planned=self.state.at_boundary)
+            self.times = dataclasses.replace(self.times, trains=False, planned=self.state.planned)
         elif over and before and before.world is not None and self.hung_ns:
             self._close_hung(before.world, self.hung_ns)  # scripts that do not report that they train
             self.times = dataclasses.replace(self.times, planned=False)
-        elif forming:
-            self.times = dataclasses.replace(self.times, planned=self.times.planned and self.state.at_boundary)
+        elif over:
+            self.times = dataclasses.replace(self.times, planned=self.times.planned and self.state.planned)
         if before is not None and before.round != record.round and record.world is not None:
             self._roll_back(record.world)
 

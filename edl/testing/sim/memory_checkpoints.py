@@ -307,10 +307,9 @@ class SimMemory:
     def keep_with(self, peer: KeepWith) -> None:
         """Send copies of commits to this node from now on."""
         self._peer_named = self._patient = True
-        if peer != self._peer:
-            self._peer = peer if peer.node else None
-            self._copied.clear()
-            self._replicate()
+        self._peer = peer if peer.node else None
+        self._copied.clear()  # if the same peer is named again, it reports what it already has
+        self._replicate()
 
     def when_copied(self, slot: int, then: Callable[[], None], since_s: float | None = None) -> None:
         """Call ``then`` once the newest commit of this slot's worker is on another node, or that node is too slow."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from edl.config import NodeRange
 from edl.history.merge import merged
 from edl.master import events as ev
 from edl.master.chronicle import Chronicle, WrittenStep, step_lines
 from edl.master.history import JobHistory, folded
 from edl.master.machine import step, take_over
-from edl.types import FencingToken, NodeId
+from edl.types import FencingToken, NodeId, Round
 from edl.wire.history_lines import (
     HistoryLine,
     JobOutcome,
@@ -21,7 +23,7 @@ from edl.wire.history_lines import (
     line_text,
     parse_line,
 )
-from edl.wire.messages import Ready, Underway, WorkerFailed, WorkersDone
+from edl.wire.messages import Boundary, Ready, Underway, WorkerFailed, WorkersDone
 from edl.wire.records import Failure
 from edl.wire.scale_requests import Resize
 from edl.wire.status import HistoryEntry, Kind
@@ -115,6 +117,27 @@ def test_a_change_after_a_failure_tells_each_part_of_its_time() -> None:
     (failure,) = job.facts(Failure)
     assert isinstance(failure, Failure)
     assert (failure.node, failure.round) == ("a", 1)
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_a_world_was_left_at_a_boundary_unless_something_interrupted_that(interrupted: bool) -> None:
+    job = two_nodes()
+    for name in "ab":
+        job.say(name, Underway(Round(1), "in process"))
+    job.feed(ev.NodeRegistered(info("c")))
+    job.attach("c")
+    job.say("c", Ready(Round(0), (9003, 1, 2), True))
+    assert job.state.agreement is not None
+    for name in "ab":
+        job.say(name, Boundary(Round(1), job.state.agreement.number, 8))
+    job.say("a", Ready(Round(1), (9001, 1, 2), True))
+    if interrupted:
+        job.lose("b")
+    else:
+        job.say("b", Ready(Round(1), (9002, 1, 2), True))
+    second = job.facts(RoundFormed)[1]
+    assert isinstance(second, RoundFormed)
+    assert (second.nodes, second.boundary) == ((2, False) if interrupted else (3, True))
 
 
 def test_a_lost_peer_is_noticed_before_its_cause_is_known() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from edl.config import NodeRange
 from edl.master import events as ev
 from edl.master.machine import take_over
 from edl.master.view import job_status
@@ -54,7 +55,7 @@ def test_a_checkpoint_that_is_complete_while_there_is_no_master_is_not_waited_fo
     assert rule.state.agreement is None, "one is enough"
     rule.say("a", Kept(Version(1, late), "dir"))
     assert isinstance(rule.sent("c")[0], Depart)
-    assert rule.state.nodes[NodeId("c")].departing
+    assert rule.state.nodes[NodeId("c")].orders.depart
 
 
 def test_after_the_end_of_the_job_nobody_stays() -> None:
@@ -81,3 +82,30 @@ def test_what_a_master_has_heard_of_a_checkpoint_the_next_one_knows() -> None:
     assert isinstance(rule.sent("c")[0], Depart)
     rule.say("a", Kept(Version(1, 8), "dir"))
     assert rule.state.record.saved == Version(1, 9)
+
+
+@pytest.mark.parametrize(("nodes", "next_world"), [("abc", "ac"), ("abcd", "ad")])
+def test_without_enough_others_they_train_on_until_a_checkpoint_is_complete(nodes: str, next_world: str) -> None:
+    rule = training(nodes, NodeRange(2, 4))
+    rule.submit(Drain(("c",), "me", mode=DrainMode.MUST))
+    assert rule.boundary(8) is Purpose.SAVE
+    rule.lose("b")
+    rule.park(nodes.replace("b", ""), 7)
+    assert (rule.members, rule.state.record.round) == (next_world, 2)
+    rule.underway(*next_world)
+    assert rule.boundary(9) is Purpose.SAVE
+    assert not any(isinstance(message, Depart) for message in rule.sent("c"))
+    rule.say("a", Kept(Version(2, 9), "dir"))
+    assert isinstance(rule.sent("c")[0], Depart)
+
+
+def test_once_it_is_complete_they_leave_however_many_others_are_there() -> None:
+    rule = training("abc", NodeRange(2, 4))
+    rule.submit(Drain(("c",), "me", mode=DrainMode.MUST))
+    rule.boundary(8)
+    rule.lose("b")
+    rule.park("a", 8)
+    rule.say("a", Kept(Version(1, 8), "dir"))
+    rule.park("c", 8)
+    assert rule.state.record.round == 1
+    assert "1 node ready, at least 2 needed" in rule.reason

@@ -15,7 +15,7 @@ from edl.master import events as ev
 from edl.master.incidents import CAUSE_WAIT_S
 from edl.master.invariants import state_violations, step_violations
 from edl.master.machine import absent, step, take_over
-from edl.master.state import MasterState, Phase, Record
+from edl.master.state import MasterState, NodeStatus, Phase, Record
 from edl.master.turn import MasterTurn
 from edl.types import Incarnation, JobId, NodeId, Rank, Round
 from edl.wire.messages import (
@@ -517,3 +517,26 @@ class TestWorkersThatFailAtOnce:
     def test_no_pause_where_none_is_wanted(self) -> None:
         rule = self.rule(0.0)
         assert [self.restart(rule) for _ in range(4)] == [0, 0, 0, 0]
+
+    def test_are_forgotten_once_a_world_has_run_for_a_while(self) -> None:
+        rule = self.rule()
+        for _ in range(5):
+            self.restart(rule)
+        number = rule.state.record.round
+        rule.wait(1000.0)
+        rule.lose("b")
+        rule.ready("a", seen=number)
+        assert (rule.members, rule.state.record.phase) == ("a", Phase.RUNNING)
+
+
+@pytest.mark.parametrize("master", ["same", "next"])
+def test_a_node_whose_workers_are_done_stays_so_when_it_attaches_again(master: str) -> None:
+    rule = pair()
+    rule.say("b", WorkersDone(Round(1)))
+    if master == "next":
+        rule.state = take_over(rule.spec, rule.state.record, [info("a"), info("b")], rule.now_s).state
+    else:
+        rule.feed(ev.NodeDetached(NodeId("b"), info("b").incarnation))
+    rule.attach("b", seen=1, running=1, done=True)
+    entry = rule.state.nodes[NodeId("b")]
+    assert (entry.status, entry.finished, rule.state.record.done) == (NodeStatus.DONE, True, ("b",))

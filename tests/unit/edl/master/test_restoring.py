@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl.master.forming import is_last_holder
+from edl.config import JobSpec, NodeRange
+from edl.master.resting import is_last_holder
 from edl.master.restoring import Load, Restore, Unusable, choose, copy_holders
-from edl.master.state import NodeEntry, NodeStatus
-from edl.types import Incarnation, NodeId
+from edl.master.state import MasterState, NodeEntry, NodeStatus, Record, StreamOrders
+from edl.master.turn import MasterTurn
+from edl.types import Incarnation, JobId, NodeId
 from edl.wire.records import NO_STATE, Holding, NodeInfo, Source, Version
 
 
@@ -35,7 +35,7 @@ def node(
         stored=stored,
         stored_sharded=sharded,
         refused=refused,
-        load_tried=tried,
+        orders=StreamOrders(load=tried),
     )
 
 
@@ -69,9 +69,13 @@ def test_a_node_that_leaves_may_be_the_last_with_the_newest_state(others: list[N
     for attached in (True, False):
         nodes = {one.info.node: one._replace(attached=attached) for one in (entry, *others)}
         stored = any(one.stored.commit for one in others)
-        assert is_last_holder(cast(Any, SimpleNamespace(nodes=nodes)), entry) is (last or not (attached or stored))
+        assert is_last_holder(turn(nodes), entry) is (last or not (attached or stored))
     newer = {one.info.node: one for one in (entry, node("b", whole(1, 6)))}
-    assert not is_last_holder(cast(Any, SimpleNamespace(nodes=newer)), entry)
+    assert not is_last_holder(turn(newer), entry)
+
+
+def turn(nodes: dict[NodeId, NodeEntry]) -> MasterTurn:
+    return MasterTurn(MasterState(JobSpec(JobId("job"), NodeRange(1, 4)), Record(), nodes), 0.0)
 
 
 def test_nobody_has_anything() -> None:

@@ -8,9 +8,9 @@ from edl.master.machine import take_over
 from edl.master.state import Phase
 from edl.master.view import job_status
 from edl.types import NodeId, Round
-from edl.wire.messages import Attach, Idle, Kept, Ready, StopRound, WorkersDone
+from edl.wire.messages import Attach, Depart, Dismissed, Idle, Kept, Leaving, Ready, StopRound, WorkersDone
 from edl.wire.records import Holding, Version
-from edl.wire.scale_requests import Cordon, Suspend, Verdict
+from edl.wire.scale_requests import Cordon, Drain, DrainMode, Suspend, Verdict
 from tests.unit.edl.master.test_machine import info
 from tests.unit.edl.master.test_resizing import Resizable, training
 
@@ -122,6 +122,25 @@ class TestState:
             parts = (Holding(Version(1, 9), part, 2), *([Holding(Version(1, 10), 1, 2)] if part else []))
             rule.say(name, Ready(Round(1), (1, 2, 3), False, parts))
         assert asked(rule) == {"a": 9, "b": 9}
+
+    def test_one_that_can_never_be_complete_keeps_no_node(self) -> None:
+        rule = interrupted()
+        for name, part in (("a", 0), ("b", 1)):
+            parts = (Holding(Version(1, 8), part, 2), *([Holding(Version(1, 9), 0, 2)] if name == "a" else []))
+            rule.say(name, Ready(Round(1), (1, 2, 3), False, parts))
+        rule.say("a", Kept(Version(1, 8), "dir"))
+        rule.submit(Drain(("a",), "me", mode=DrainMode.MUST))
+        assert [type(message) for message in rule.sent("a")] == [Depart, Dismissed]
+
+    def test_a_part_of_one_is_kept_while_another_node_may_have_the_rest(self) -> None:
+        rule = interrupted()
+        rule.state = take_over(rule.spec, rule.state.record, [info(name) for name in "ab"], rule.now_s).state
+        for name, part in (("a", 0), ("b", 1)):
+            rule.feed(ev.NodeAttached(Attach(info(name), Round(1), Round(0), False)))
+            held(rule, name, part, shards=2)
+            if name == "a":
+                rule.say("a", Leaving("SIGTERM", 30.0))
+            assert not any(isinstance(message, Dismissed) for message in rule.sent("a"))
 
     def test_what_lies_in_the_directory_is_not_written_again(self) -> None:
         rule = interrupted()

@@ -344,3 +344,62 @@ def test_the_last_of_all_that_leave_is_told_that_the_job_is_not_done() -> None:
     rule.attach("c", seen=1, running=1)
     rule.say("c", Leaving("SIGTERM", 0.0))
     assert rule.sent("c")[-1:] == [Dismissed("nothing to wait for", needed=True)]
+
+
+class TestSpareWithTheOnlyCopy:
+    """The world has one node, and a spare holds copies of its commits; another spare knows nothing of them."""
+
+    def job(self) -> Resizable:
+        rule = Resizable(NodeRange(1, 1))
+        rule.join("a", "b", "c")
+        rule.underway("a")
+        return rule
+
+    @pytest.mark.parametrize("present", ["bc", "abc"])
+    def test_it_is_waited_for_until_its_first_report(self, present: str) -> None:
+        rule = self.job()
+        succeed(rule, present)
+        if "a" in present:
+            rule.feed(ev.NodeRefused(NodeId("a"), info("a").incarnation))
+        rule.attach("c")
+        rule.parked("c", seen=0)
+        assert (rule.phase, rule.reason.endswith("waiting for b")) == (Phase.FORMING, True)
+        rule.attach("b")
+        assert rule.phase is Phase.FORMING
+        rule.parked("b", (1, 6), seen=0)
+        world = rule.state.record.world
+        assert world is not None
+        assert (rule.phase, world.round, world.restore) == (Phase.RUNNING, 2, Version(1, 6))
+
+    @pytest.mark.parametrize("attaches", [False, True])
+    def test_it_is_not_waited_for_longer_than_it_may_be_absent(self, attaches: bool) -> None:
+        """Perhaps it is still importing its framework, and has nothing."""
+        rule = self.job()
+        succeed(rule, "bc")
+        rule.attach("c")
+        rule.parked("c", seen=0)
+        if attaches:
+            rule.attach("b")
+        wakes = [effect.at_s for effect in rule.effects if isinstance(effect, ev.WakeAt)]
+        rule.wait(min(wakes) - rule.now_s)
+        assert (rule.phase, rule.members) == (Phase.RUNNING, "c")
+
+    def test_where_the_member_itself_reports_its_state_nobody_else_is_waited_for(self) -> None:
+        rule = self.job()
+        rule.fail("a")
+        succeed(rule, "abc")
+        rule.attach("a", seen=1)
+        rule.parked("a", (1, 6))
+        assert (rule.phase, rule.members, rule.state.record.round) == (Phase.RUNNING, "a", 2)
+
+
+def test_a_restart_stays_charged_if_the_member_that_is_missing_had_left_before() -> None:
+    rule = Resizable(NodeRange(2, 2))
+    rule.join("a", "b")
+    rule.fail("a")
+    rule.ready("b", 1)
+    rule.say("b", Leaving("SIGTERM"))
+    record = rule.state.record
+    assert record.restarts == 1
+    succeed(rule, "a")
+    assert (rule.state.record.restarts, rule.state.record.reason) == (1, record.reason)

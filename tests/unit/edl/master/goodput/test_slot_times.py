@@ -126,6 +126,18 @@ def test_in_a_planned_change_nothing_is_redone() -> None:
     assert spent["useful"] == 20.0
 
 
+def test_a_planned_change_that_is_interrupted_as_the_next_world_forms_was_not_planned() -> None:
+    rule = two_train()
+    rule.wait(10.0)
+    rule.arrive("c")
+    rule.boundary(9)
+    rule.stopped("a", commit=7, age_s=0.5)
+    rule.lose("b")
+    assert (rule.phase, rule.members) == (Phase.RUNNING, "ac")
+    assert not rule.times.planned
+    assert rule.spent()["redone"] > 0
+
+
 def test_a_silent_node_was_lost_before_it_was_given_up() -> None:
     rule = two_train()
     rule.wait(10.0)
