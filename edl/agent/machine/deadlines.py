@@ -81,7 +81,7 @@ def _park(turn: AgentTurn) -> Deadline:
             return
         late = tuple(worker for worker in turn.state.in_world if worker.rejoins)
         if not late:
-            return  # all have parked: those that cannot have been sent SIGTERM
+            return  # all have parked; workers that cannot park got SIGTERM
         what = f"did not leave its round within {turn.state.timeouts.rejoin_s:g} s"
         turn.log(f"{rounds.count_of(late)} {what}: restarting instead")
         for worker in late:
