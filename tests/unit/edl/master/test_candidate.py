@@ -209,6 +209,7 @@ class TestElectionWithoutStore:
             launcher = Launcher(bench, "b")
             launcher.register(bench)
             await until(lambda: launcher.follows == [("a", old)])
+            await turns()  # until its first campaign has ended
             launcher.candidate.master_refused(old)
             await until(lambda: launcher.candidate.shell is not None and launcher.candidate.shell.serving)
             (entry,) = bench.store.read_now(KEYS.master).entries
