@@ -41,5 +41,5 @@ def test_a_directory_that_messages_cannot_name_is_refused(given: str) -> None:
 
 
 def test_so_is_that_of_the_denylist() -> None:
-    with pytest.raises(SettingError, match="^--denylist="):
+    with pytest.raises(SettingError, match=r"^--denylist="):
         checkpoint_folder(f"/data/{NOT_UTF_8}", "--denylist")
