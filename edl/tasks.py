@@ -24,6 +24,15 @@ async def end(task: asyncio.Future[Any], limit_s: float = math.inf) -> None:
         await asyncio.wait({task}, timeout=AGAIN_S)
 
 
+async def pause(seconds: float, until: asyncio.Event) -> None:
+    """Sleep for so many seconds, but no longer than until the event is set."""
+    waiting = asyncio.ensure_future(until.wait())
+    try:
+        await asyncio.wait({waiting}, timeout=seconds)
+    finally:
+        waiting.cancel()
+
+
 class Backoff:
     """Exponential backoff: each pause is twice the previous one, up to ``longest_s`` seconds."""
 

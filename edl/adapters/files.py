@@ -7,7 +7,7 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from edl.ports import FileEntry
@@ -66,26 +66,11 @@ class PlainFiles:
 
     def write(self, name: str, pieces: Iterable[bytes | memoryview], *, new: bool = False) -> str:
         """Write a whole file, creating its folders: it appears complete, or not at all. Returns its stamp."""
-        target = self.path(name)
-        folder = os.path.dirname(target)
-        _make_folder(folder)
-        temporary = f"{target}.{secrets.token_hex(4)}{TEMPORARY}"
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        try:
-            try:
-                for piece in pieces:
-                    write_all(descriptor, piece)
-                os.fsync(descriptor)
-                stamp = _stamp(os.fstat(descriptor))
-            finally:
-                os.close(descriptor)
-            (_publish if new else os.replace)(temporary, target)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            raise
-        _sync_folder(folder)
-        return stamp
+        with new_file(self.path(name), replace=not new) as descriptor:
+            for piece in pieces:
+                write_all(descriptor, piece)
+            os.fsync(descriptor)
+            return _stamp(os.fstat(descriptor))
 
     def forget(self, name: str) -> None:
         """Drop the file from the page cache."""
@@ -142,6 +127,28 @@ def _entry(entry: os.DirEntry[str]) -> FileEntry | None:
         return FileEntry(entry.name, 0 if folder else entry.stat().st_size, folder, link)
     except FileNotFoundError:
         return FileEntry(entry.name, 0, link=True) if link else None  # it leads nowhere, and can be removed
+
+
+@contextlib.contextmanager
+def new_file(target: str, *, replace: bool = False) -> Iterator[int]:
+    """A descriptor for writing a file, which the block has to sync. After the block the file gets its name, durably; if
+    the block raises, nothing is left of it. Creates its folders. ``replace``: replace a file that has the name by then,
+    instead of raising ``FileExistsError``."""
+    folder = os.path.dirname(target)
+    _make_folder(folder)
+    temporary = f"{target}.{secrets.token_hex(4)}{TEMPORARY}"
+    descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+        (os.replace if replace else _publish)(temporary, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+    _sync_folder(folder)
 
 
 def _stamp(status: os.stat_result) -> str:

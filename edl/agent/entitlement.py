@@ -18,7 +18,7 @@ itself."""
 RENEW_SHARE = 1 / 3
 """The deadline is extended when no more than this share of a lease is left."""
 LOOK_SHARE = 1 / 6
-"""Interval between two checks, as a share of a lease."""
+"""Interval between two checks, as a share of ``--lease-ttl``, the shortest lease: the next one may be a short one."""
 
 
 class Entitlement:
@@ -30,11 +30,6 @@ class Entitlement:
         self._lost = False
         self.until_s = now_s + lease_ttl_s * LIFE_SHARE
         """The deadline that the fork server was last given."""
-
-    @property
-    def interval_s(self) -> float:
-        """Intended seconds between two checks."""
-        return self._lease_ttl_s * LOOK_SHARE
 
     def granted(self, asked_s: float, lease_ttl_s: float) -> None:
         """Note that the store has granted a new lease of ``lease_ttl_s`` seconds, asked for at ``asked_s``."""
@@ -56,16 +51,19 @@ class Entitlement:
         self._lost = False
 
     def look(self, now_s: float) -> float | None:
-        """The new deadline if it should be extended, else None.
+        """The new deadline if it should change, else None.
 
         A launcher that comes after the deadline was frozen itself: its workers are dead, and being alive proves nothing
-        about the lease. Only a renewal does.
+        about the lease. Only a renewal does. A deadline of an earlier, longer lease is taken back: the new one may end
+        before it.
         """
-        until_s = max(self.until_s, self._leased_s + self._lease_ttl_s * LEASE_SHARE)
+        leased_s, alive_s = self._leased_s + self._lease_ttl_s * LEASE_SHARE, now_s + self._lease_ttl_s * LIFE_SHARE
+        until_s = max(self.until_s, leased_s)
         in_time = now_s < until_s and not self._lost
         if in_time and until_s - now_s <= self._lease_ttl_s * RENEW_SHARE:
-            until_s = now_s + self._lease_ttl_s * LIFE_SHARE
-        if until_s <= self.until_s:
+            until_s = alive_s
+        until_s = min(until_s, max(leased_s, alive_s))
+        if until_s == self.until_s:
             return None
         self.until_s = until_s
         return until_s

@@ -14,7 +14,7 @@ from typing import Any
 
 from edl.agent.attach_trouble import AttachTrouble
 from edl.agent.deps import AgentDeps, MasterStream
-from edl.agent.entitlement import Entitlement
+from edl.agent.entitlement import LOOK_SHARE, Entitlement
 from edl.agent.held_starts import FilesAlike, HeldStarts
 from edl.agent.machine import events as ev
 from edl.agent.machine.leaving import saving_time_s
@@ -503,7 +503,7 @@ class AgentShell:
         """Tell the fork server that this launcher is alive, even while the agent waits."""
         while True:
             self._entitle()
-            await asyncio.sleep(self._entitlement.interval_s)
+            await asyncio.sleep(self._state.timeouts.lease_ttl_s * LOOK_SHARE)
 
     def _entitle(self) -> None:
         until_s = self._entitlement.look(self._deps.clock.now_s())

@@ -40,4 +40,4 @@ def denylist_from(options: Mapping[str, Any], store: StoreSettings) -> DenylistS
 def _place(where: str) -> str:
     if where in ("", NO_DENYLIST):
         return ""
-    return where if where == IN_STORE else checkpoint_folder(where)
+    return where if where == IN_STORE else checkpoint_folder(where, "--denylist")

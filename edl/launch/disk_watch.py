@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from edl.adapters.disk_probe import DiskProbe
+from edl.adapters.file_systems import local_path
 from edl.launch.settings import LaunchSettings
 from edl.ports import Clock
 from edl.tasks import end
@@ -49,8 +50,8 @@ def directories_of(settings: LaunchSettings, log_folder: str) -> tuple[WatchedDi
     """The directories of this launcher that are on file systems; checkpoints on an object store are not.
     ``log_folder``: of this launch (``outputs.claim``); that of an earlier one may be deleted at any time."""
     found = []
-    folder = settings.state.checkpoint_dir
-    if folder and "://" not in folder:
+    folder = local_path(settings.state.checkpoint_dir)
+    if folder:
         found.append(WatchedDirectory("checkpoint directory", folder, shared=True, checkpoints=True))
     if log_folder:
         found.append(WatchedDirectory("log directory", log_folder))

@@ -189,7 +189,7 @@ class Launcher:
         for forwarded in deps.leave.forwarded:
             loop.add_signal_handler(forwarded, deps.agent.forward, forwarded)
         deps.local_job.write()
-        self._guard = deps.guard(deps.agent.leased)
+        self._guard = deps.guard(self._renewed_by_guard)
         election = asyncio.ensure_future(deps.candidate.run())
         lease = asyncio.ensure_future(self._keep_lease())
         stores = [asyncio.ensure_future(self._keep_member())]
@@ -296,6 +296,11 @@ class Launcher:
             self._deps.log("the store answers again")
         self._renewed_s = self._deps.clock.now_s()
         self._guard.holds(self._deps.registration.lease, asked_s, self._deps.registration.lease_s)
+        self._deps.agent.leased(asked_s)
+
+    def _renewed_by_guard(self, asked_s: float) -> None:
+        """Note a renewal that the guard has made while the event loop was busy: the store has answered."""
+        self._renewed_s = max(self._renewed_s, asked_s)
         self._deps.agent.leased(asked_s)
 
     def _missed(self) -> None:

@@ -22,7 +22,7 @@ LOOK_SHARE = 0.1
 """Interval between two checks, as a fraction of the lease time."""
 DUE_SHARE = 0.4
 """Age of the last renewal, as a fraction of the lease time, from which the thread renews. The event loop renews after a
-third."""
+third at most."""
 DEAD_SHARE = 2.0
 """Time without a response of the event loop, as a fraction of the lease time, after which it counts as dead."""
 

@@ -16,6 +16,7 @@ from edl.launch.options.agreement import differences
 from edl.master.stored import left_by_masters
 from edl.ports import Condition, CreatedAt, Delete, KeyValue, ModifiedAt, Operation, Put, Store
 from edl.rendezvous.phrases import listed
+from edl.tasks import pause
 from edl.types import Incarnation, NodeId
 from edl.wire import plain
 from edl.wire.keys import JobKeys
@@ -104,8 +105,10 @@ class Registration:
         self.lease_s = spec.timeouts.lease_ttl_s
         """Duration of the lease."""
         self._length = LeaseLength(spec.timeouts.lease_ttl_s)
-        self._ended: Incarnation | None = None
-        """A lease that the store did not know in another call."""
+        self._joining = Incarnation(0)
+        """The lease under which ``join`` is about to create the node's key, or may have created it."""
+        self._ended = asyncio.Event()
+        """Set once the store has refused another call because it does not know ``lease``."""
 
     async def agree(self) -> None:
         """Agree with the other launchers on the job's specification and token, or found the job.
@@ -308,6 +311,7 @@ class Registration:
         while True:
             lease_s = self._length.next_s(asyncio.get_running_loop().time())
             lease = Incarnation(await self._store.grant_lease(lease_s))
+            self._joining = lease
             try:
                 named = await self._take_name(dataclasses.replace(info, incarnation=lease, lease_s=lease_s))
             except LeaseLost:
@@ -322,7 +326,8 @@ class Registration:
                 await self._wait_for(error, waits)
             else:
                 self._say_longer(lease_s)
-                self.lease, self.lease_s = lease, lease_s
+                self.lease, self.lease_s, self._joining = lease, lease_s, Incarnation(0)
+                self._ended.clear()
                 return named
 
     def _lost_lease(self) -> None:
@@ -397,7 +402,8 @@ class Registration:
                 raise _Silent(f"node id {other.node} is in use {where}", self._lease_of(other))
 
     async def keep(self, renewed: Callable[[float], None], missed: Callable[[], None]) -> None:
-        """Renew the lease three times per lease time; returns when it is lost, after which the next one may be longer.
+        """Renew the lease three times per ``--lease-ttl``; returns when it is lost, after which the next one may be
+        longer. A longer lease is renewed as often, so that its end is noticed as soon.
 
         ``renewed`` is called after each success with the time of the request on the event loop's clock, ``missed``
         after each failure.
@@ -406,7 +412,7 @@ class Registration:
         while True:
             lease, sent_s = self.lease, loop.time()
             try:
-                if lease == self._ended:
+                if self._ended.is_set():
                     raise LeaseLost("the store did not know it in another call")
                 await self._store.renew_lease(lease)
             except LeaseLost:
@@ -419,21 +425,23 @@ class Registration:
                     said = str(error)
                     self._log(f"cannot renew the lease: {error}")
                 missed()
-                await asyncio.sleep(RETRY_S)
+                await pause(RETRY_S, self._ended)
                 continue
             said = ""
             renewed(sent_s)
-            await asyncio.sleep(self.lease_s / 3)
+            await pause(self._spec.timeouts.lease_ttl_s / 3, self._ended)
 
     def ended(self, lease: Incarnation) -> None:
         """Report that the store has refused another call because it does not know the lease. A store that is slow may
-        answer that one long before it answers a renewal."""
-        self._ended = lease
+        answer that one long before it answers a renewal. ``keep`` then returns at once."""
+        if lease == self.lease:
+            self._ended.set()
 
     async def leave(self) -> None:
         """Unregister: revoke the lease, which deletes the node's keys, and the record that a launcher of this node id
-        belongs to this job."""
-        if self.lease:
-            with contextlib.suppress(StoreError):
+        belongs to this job. If ``join`` was cancelled, revoke its lease: it may have created the key."""
+        with contextlib.suppress(StoreError):
+            if self.lease:
                 await self._store.write([Delete(self._keys.launcher(self._node))])
-                await self._store.revoke_lease(self.lease)
+            for lease in filter(None, (self.lease, self._joining)):
+                await self._store.revoke_lease(lease)

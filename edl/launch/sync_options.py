@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from edl.adapters.file_systems import local_path
 from edl.config import JobSpec
 from edl.errors import SettingError
 from edl.launch.options import record
@@ -36,9 +37,10 @@ def _not_to_copy() -> Iterator[tuple[Path, str]]:
 
 def _checked(given: str, others: list[Path]) -> Path:
     """One directory. ``others``: those before it."""
-    if not given or "://" in given:
+    path = local_path(given)
+    if not path:
         raise SettingError("--sync-dir", given or "''", "is not a directory of this host", _ADVICE)
-    root = Path(os.path.realpath(given))
+    root = Path(os.path.realpath(path))
     if root.exists() and not root.is_dir():
         raise SettingError("--sync-dir", given, f"{root} is not a directory", _ADVICE)
     for inside, what in _not_to_copy():

@@ -12,7 +12,7 @@ from edl.errors import FencedOut, LeaseLost, ProtocolError, StoreError, StoreRef
 from edl.master import election as el
 from edl.master.shell import MasterDeps, MasterShell
 from edl.ports import ChangeKind, CreatedAt, Delete, KeyValue, Put
-from edl.tasks import BackgroundTasks, Backoff, end
+from edl.tasks import BackgroundTasks, Backoff, end, pause
 from edl.types import FencingToken, Incarnation, NodeId
 from edl.wire import plain
 from edl.wire.messages import Finish
@@ -60,6 +60,8 @@ class Candidate:
         a delete failed."""
         self._pauses = Backoff(CAMPAIGN_PAUSE_S, LONGEST_CAMPAIGN_PAUSE_S)
         self._rests = Backoff(CAMPAIGN_PAUSE_S, LONGEST_CAMPAIGN_PAUSE_S)
+        self._new_lease = asyncio.Event()
+        """Set when there is a lease that the current campaign does not use."""
         self._rest_s = 0.0
         """Delay in seconds before the next campaign, which gives other candidates precedence."""
         self._said = ""
@@ -72,8 +74,11 @@ class Candidate:
         """The Master on this node; None: this launcher is not the Master."""
 
     def registered(self, lease: Incarnation) -> None:
-        """Report a new lease, with which this launcher can campaign."""
+        """Report a new lease, with which this launcher can campaign: a campaign with an earlier one that pauses is
+        repeated at once."""
         self._lease, self._uncertain = lease, False
+        self._pauses.reset()
+        self._new_lease.set()
         self._events.put_nowait(el.LauncherRegistered())
 
     def unregistered(self) -> None:
@@ -190,11 +195,12 @@ class Candidate:
         creating the key is one transaction."""
         rest_s, self._rest_s = self._rest_s, 0.0
         await asyncio.sleep(rest_s)
+        self._new_lease.clear()
         token = await self._create(depose)
         if not token and self._uncertain:
             token = await self._resolve_write()
         if not token:
-            await asyncio.sleep(self._pauses.next() if self._said else CAMPAIGN_PAUSE_S)
+            await pause(self._pauses.next() if self._said else CAMPAIGN_PAUSE_S, self._new_lease)
         if number == self._campaign:
             self._events.put_nowait(el.CampaignEnded(bool(token), token))
 

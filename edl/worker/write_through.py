@@ -3,7 +3,8 @@ waits.
 
 The arrays are copied into the mapped file, so the page cache is the only memory used. The file is written under a
 temporary name first; the agent reads it back, compares the checksum, and adds the manifest that makes it count. A state
-of this size is restored in the same way: each worker maps the file.
+of this size is restored in the same way: each worker maps the file. A file that another node has written meanwhile
+stays, and is described instead: decision 0022.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import contextlib
 import errno
 import mmap
 import os
-import secrets
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -41,7 +41,10 @@ def write(where: str, era: int, commit: int, fill: Fill) -> local.WroteThrough:
             path = files.path(folder)
             return local.WroteThrough(era, commit, error=f"{path} is already complete and is not replaced")
         name = f"{folder}/{FILE_NAME}"
-        size, crc32 = _write_remote(files, name, fill) if files.remote else _write_here(files.path(name), fill)
+        try:
+            size, crc32 = _write_remote(files, name, fill) if files.remote else _write_here(files.path(name), fill)
+        except FileExistsError:
+            size, crc32 = _described(files, folder)
     except OSError as error:
         why = "no space is left" if error.errno == errno.ENOSPC else error.strerror or str(error)
         return local.WroteThrough(era, commit, error=f"cannot write to the checkpoint directory {where}: {why}")
@@ -58,13 +61,13 @@ def mapped(where: str, era: int, commit: int) -> MappedMemory:
             return MappedMemory(descriptor, os.fstat(descriptor).st_size, private=True)
         finally:
             os.close(descriptor)
-    size = next(entry.size for entry in files.entries(folder_name(era, commit)) if entry.name == FILE_NAME)
+    size = _size(files, folder_name(era, commit))
     with tempfile.TemporaryFile() as copy:
         os.posix_fallocate(copy.fileno(), 0, size)
         with mmap.mmap(copy.fileno(), size) as target:
             for start in range(0, size, CHUNK_BYTES):
                 with memoryview(target) as view, view[start : start + CHUNK_BYTES] as piece:
-                    files.read_into(name, start, piece)
+                    _read(files, name, start, piece)
         return MappedMemory(copy.fileno(), size, private=True)
 
 
@@ -75,31 +78,45 @@ def _files(where: str) -> Files:
 
 
 def _write_here(target: str, fill: Fill) -> tuple[int, int]:
-    folder = os.path.dirname(target)
-    os.makedirs(folder, exist_ok=True)
-    temporary = f"{target}.{secrets.token_hex(4)}.tmp"
-    descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-    try:
-        try:
-            found = _filled(descriptor, fill, lambda view: None)
-            os.fsync(descriptor)
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)  # so that the verification reads from the disk
-        finally:
-            os.close(descriptor)
-        os.replace(temporary, target)
-        _sync_folder(folder)
-        _sync_folder(os.path.dirname(folder))
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
-    return found
+    from edl.adapters.files import new_file  # see `_files`
+
+    with new_file(target) as descriptor:
+        found = _filled(descriptor, fill, lambda view: None)
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)  # so that the verification reads from the disk
+        return found
 
 
 def _write_remote(files: Files, name: str, fill: Fill) -> tuple[int, int]:
     """Write through a local file, because an object store accepts a stream but no mapping."""
     with tempfile.TemporaryFile() as copy:
-        return _filled(copy.fileno(), fill, lambda view: files.write(name, _pieces(view)))
+        return _filled(copy.fileno(), fill, lambda view: files.write(name, _pieces(view), new=True))
+
+
+def _described(files: Files, folder: str) -> tuple[int, int]:
+    """Size and checksum of a file that another node has written, which may have died before it added the manifest."""
+    size, crc32 = _size(files, folder), 0
+    chunk = memoryview(bytearray(min(CHUNK_BYTES, size)))
+    for start in range(0, size, CHUNK_BYTES):
+        piece = chunk[: size - start]
+        _read(files, f"{folder}/{FILE_NAME}", start, piece)
+        crc32 = zlib.crc32(piece, crc32)
+    return size, crc32
+
+
+def _size(files: Files, folder: str) -> int:
+    """Size of the state file of a checkpoint. Raises ``FileNotFoundError``."""
+    for entry in files.entries(folder):
+        if entry.name == FILE_NAME:
+            return entry.size
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), files.path(f"{folder}/{FILE_NAME}"))
+
+
+def _read(files: Files, name: str, start: int, piece: memoryview) -> None:
+    """Fill ``piece`` from ``start`` on: what is missing must not become zeros of the state. Raises ``OSError``."""
+    count = files.read_into(name, start, piece)
+    if count < len(piece):
+        raise OSError(errno.EIO, f"the file ends after {start + count} bytes", files.path(name))
 
 
 def _filled(descriptor: int, fill: Fill, then: Callable[[memoryview], object]) -> tuple[int, int]:
@@ -127,14 +144,3 @@ def _filled(descriptor: int, fill: Fill, then: Callable[[memoryview], object]) -
 def _pieces(view: memoryview) -> Iterator[memoryview]:
     for start in range(0, len(view), CHUNK_BYTES):
         yield view[start : start + CHUNK_BYTES]
-
-
-def _sync_folder(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems cannot sync folders
-            raise
-    finally:
-        os.close(descriptor)

@@ -80,11 +80,13 @@ def _park(turn: AgentTurn) -> Deadline:
             rounds.break_off(turn)
             return
         late = tuple(worker for worker in turn.state.in_world if worker.rejoins)
+        if not late:
+            return  # all have parked; workers that cannot park got SIGTERM
         what = f"did not leave its round within {turn.state.timeouts.rejoin_s:g} s"
         turn.log(f"{rounds.count_of(late)} {what}: restarting instead")
         for worker in late:
             turn.set_worker(worker.slot, condemned=what)
-        turn.end_workers(late, SIGTERM)
+        turn.end_workers(late, SIGTERM, what)
 
     return (turn.state.park_by_s if turn.state.phase is AgentPhase.STOPPING else None), act
 

@@ -21,7 +21,7 @@ from edl.agent.machine.events import (
     WorkerUnderway,
 )
 from edl.agent.machine.state import HAS_PROCESS, AgentPhase, Leave, Worker, WorkerStatus
-from edl.agent.machine.turn import SIGKILL, SIGTERM, AgentTurn
+from edl.agent.machine.turn import LEAVES, SIGKILL, SIGTERM, AgentTurn
 from edl.types import Rank, Round
 from edl.wire import local
 from edl.wire.messages import Boundary, Hold, Preparing, StopRound, Switch, Underway, UseSlots, WorkersDone
@@ -29,6 +29,9 @@ from edl.wire.purpose import Purpose
 from edl.wire.records import Member, World
 
 IN_PROCESS = "in process"
+UNUSED = "the next world does not use this worker"
+NO_WORLD = "no world will form for a while"
+"""Reasons for which waiting workers are ended, for their scripts."""
 
 
 def start(turn: AgentTurn, world: World, reason: str) -> None:
@@ -135,7 +138,7 @@ def shed(turn: AgentTurn, workers: tuple[Worker, ...]) -> None:
             turn.set_worker(worker.slot, status=WorkerStatus.STARTING, local_rank=-1)
     if able:
         kill_at_s, killed, slots = turn.state.kill_at_s, turn.state.killed, {worker.slot for worker in able}
-        turn.end_workers(tuple(worker for worker in turn.state.workers if worker.slot in slots), SIGTERM)
+        turn.end_workers(tuple(worker for worker in turn.state.workers if worker.slot in slots), SIGTERM, UNUSED)
         turn.set(kill_at_s=kill_at_s, killed=killed, shed_by_s=turn.now_s + turn.state.timeouts.shutdown_s)
 
 
@@ -178,7 +181,7 @@ def break_off(turn: AgentTurn) -> None:
         turn.do(TellWorkers(local.Break(state.running_round, state.reason), parking))
         turn.set(park_by_s=turn.now_s + state.timeouts.rejoin_s)
     if ending:
-        turn.end_workers(ending, SIGTERM)
+        turn.end_workers(ending, SIGTERM, state.reason)
     rest_if_free(turn)
 
 
@@ -245,7 +248,7 @@ def _rest(turn: AgentTurn) -> None:
     left = turn.state.alive
     turn.set(phase=AgentPhase.PREPARING if left else AgentPhase.IDLE)
     if left:
-        turn.end_workers(tuple(worker for worker in left if not worker.ending), SIGTERM)
+        turn.end_workers(tuple(worker for worker in left if not worker.ending), SIGTERM, NO_WORLD)
     else:
         turn.set(kill_at_s=None)
         turn.announce()
@@ -297,7 +300,7 @@ def parked(turn: AgentTurn, worker: Worker, left: Round) -> None:
     if worker.status is WorkerStatus.STARTING and left:
         return  # sent by the process that was in this slot before: a new one has been in no world
     if state.phase is AgentPhase.LEAVING:
-        turn.do(TellWorkers(local.Stop("the launcher leaves"), (worker.slot,)))
+        turn.do(TellWorkers(local.Stop(LEAVES), (worker.slot,)))
     elif state.phase is AgentPhase.RUNNING and state.world is not None and worker.status is WorkerStatus.ALIVE:
         if left < state.world.round:
             turn.do(GivePlace(state.world, (worker.slot,)))

@@ -21,6 +21,8 @@ SIGTERM, SIGKILL, SIGINT, SIGABRT = (
 
 BURY_S = 60.0
 """Seconds that killed workers get to end. One that waits for a broken driver or file system may never do."""
+LEAVES = "the launcher leaves"
+"""Why the workers of a launcher that leaves the job are ended, for their scripts."""
 
 
 class AgentTurn:
@@ -71,9 +73,9 @@ class AgentTurn:
             )
         )
 
-    def end_workers(self, workers: tuple[Worker, ...], number: int) -> None:
-        """End these workers: waiting ones get a stop message, frozen ones SIGKILL, the others the signal. Those
-        left after the grace period are killed."""
+    def end_workers(self, workers: tuple[Worker, ...], number: int, why: str) -> None:
+        """End these workers: waiting ones get a stop message with the reason, frozen ones SIGKILL, the others the
+        signal. Those left after the grace period are killed."""
         for worker in workers:
             self.set_worker(worker.slot, ending=True)
         frozen = tuple(worker.slot for worker in workers if worker.frozen_since_s is not None)
@@ -83,7 +85,7 @@ class AgentTurn:
         if frozen:
             self.do(SignalWorkers(SIGKILL, frozen))
         if waiting:
-            self.do(TellWorkers(Stop("the launcher leaves"), waiting))
+            self.do(TellWorkers(Stop(why), waiting))
         if others:
             self.do(SignalWorkers(number, others))
         if able:
@@ -94,7 +96,8 @@ class AgentTurn:
         stopping = self.state.phase is AgentPhase.STOPPING and self.state.kill_at_s is not None
         leaving = self.state.phase is AgentPhase.LEAVING
         running = tuple(w for w in self.state.alive if not (stopping and w.status is WorkerStatus.ALIVE))
-        self.end_workers(() if leaving else running, number)  # a second signal could make them give up what they save
+        # A second signal could make them give up what they save.
+        self.end_workers(() if leaving else running, number, LEAVES)
         if self.state.outcome is not None and self.state.outcome.job_over:  # it stays so after an error
             outcome = dataclasses.replace(outcome, job_over=True)
         self.set(phase=AgentPhase.LEAVING, outcome=outcome, reason=outcome.reason)

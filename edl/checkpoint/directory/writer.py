@@ -141,7 +141,10 @@ class FileCheckpointStorage:
             with self._explained(size):
                 self._claim()
                 self._check(f"{folder}/{name}", name, expected)
-                self._write_manifest(folder, self._manifest(version, 1, {name: expected}))
+                manifest = self._manifest(version, 1, {name: expected})
+                # The worker may have described a file that was there already: a damaged one, or another job's.
+                text.check_header(self._summed.meta(f"{folder}/{name}", size), manifest, 0)
+                self._write_manifest(folder, manifest)
             self._wrote(version)
         return self.folder(version)
 

@@ -29,9 +29,9 @@ def enough_history(most_bytes: int) -> str:
     return "must be at least 1M, or 0 for no limit" if 0 < most_bytes < LEAST_BYTES else ""
 
 
-def folder(_: str, text: str) -> str:
-    """Parse ``--checkpoint-dir``: a path becomes absolute."""
-    return checkpoint_folder(text)
+def folder(option: str, text: str) -> str:
+    """Parse ``--checkpoint-dir``: a path becomes absolute. Raises ``SettingError``."""
+    return checkpoint_folder(text, option)
 
 
 STATE = (

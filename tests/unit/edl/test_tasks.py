@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from edl.tasks import BackgroundTasks, Backoff
+from edl.tasks import BackgroundTasks, Backoff, pause
 
 
 async def fails() -> None:
@@ -57,5 +57,19 @@ def test_one_that_is_dropped_has_not_failed() -> None:
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert failures == []
+
+    asyncio.run(scenario())
+
+
+def test_a_pause_lasts_as_long_as_it_should_unless_the_event_is_set() -> None:
+    async def scenario() -> None:
+        over = asyncio.Event()
+        await pause(0.0, over)
+        pausing = asyncio.ensure_future(pause(3600.0, over))
+        await asyncio.sleep(0)
+        assert not pausing.done()
+        over.set()
+        await asyncio.wait_for(pausing, 60.0)
+        assert len(asyncio.all_tasks()) == 1
 
     asyncio.run(scenario())

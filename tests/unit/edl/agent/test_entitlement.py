@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from edl.agent.entitlement import Entitlement
+from edl.agent.entitlement import LOOK_SHARE, Entitlement
 
 LEASE_S = 10.0
+LOOK_S = LEASE_S * LOOK_SHARE
 
 
 def told(renewals: list[float], looks: list[float], lease_s: float = LEASE_S) -> dict[float, float]:
@@ -46,11 +47,11 @@ def test_a_store_that_is_away_stops_nobody_whose_launcher_lives() -> None:
     one.leased(0.0)
     until_s = one.look(0.0) or 0.0
     for look in range(1, 100):
-        now_s = look * one.interval_s
+        now_s = look * LOOK_S
         assert now_s < until_s
         until_s = one.look(now_s) or until_s
     # If the launcher freezes now, it is for half a lease at most.
-    assert until_s <= 99 * one.interval_s + LEASE_S / 2
+    assert until_s <= 99 * LOOK_S + LEASE_S / 2
 
 
 def test_a_launcher_that_was_held_up_needs_a_lease_before_it_may_train_again() -> None:
@@ -92,4 +93,34 @@ def test_a_longer_lease_is_made_use_of() -> None:
     one.granted(20.0, 4 * LEASE_S)
     assert one.look(20.0) == 20.0 + 0.9 * 4 * LEASE_S
     assert one.look(45.0) == 45.0 + 4 * LEASE_S / 2, "the store is away for longer than the first lease lasted"
-    assert one.interval_s == pytest.approx(4 * LEASE_S / 6)
+
+
+def test_a_shorter_lease_takes_back_the_deadline_of_the_longer_one() -> None:
+    """Else its workers train on after a freeze, while the others form a world without this node."""
+    one = Entitlement(24.0, 0.0)
+    one.leased(0.0)
+    assert one.look(0.0) == pytest.approx(21.6)
+    one.lost()
+    one.acted()
+    one.granted(8.0, 3.0)
+    assert one.look(8.0) == pytest.approx(10.7)
+    assert one.look(8.1) is None
+
+
+def test_workers_that_end_have_time_if_a_shorter_lease_was_long_in_coming() -> None:
+    """A launcher that waits for its own name asks for a lease long before it gets it."""
+    one = Entitlement(24.0, 0.0)
+    one.leased(0.0)
+    one.look(0.0)
+    one.lost()
+    one.acted()
+    one.granted(8.0, 3.0)
+    assert one.look(15.0) == 15.0 + 3.0 / 2, "as of any launcher that lives"
+
+
+def test_a_launcher_that_comes_too_late_earns_nothing_by_a_shorter_lease_either() -> None:
+    one = Entitlement(24.0, 0.0)
+    one.leased(0.0)
+    one.look(0.0)
+    one.granted(8.0, 3.0)
+    assert one.look(30.0) is None

@@ -138,12 +138,13 @@ def test_without_further_threads_it_is_blind_and_goes_on(tmp_path: Path) -> None
     assert (asked, probe.result().error) == ([True], "no further thread can be started to ask it")
 
 
-def test_the_second_launch_of_a_job_on_a_node_watches_its_own_log_folder(tmp_path: Path) -> None:
+@pytest.mark.parametrize("checkpoint_dir", ["/ckpt", "file:///ckpt"])
+def test_the_second_launch_of_a_job_on_a_node_watches_its_own_log_folder(tmp_path: Path, checkpoint_dir: str) -> None:
     """That of the first one is deleted when there are too many logs, and its absence is no trouble of the disk."""
     plan = LogPlan(str(tmp_path / "job_a"))
     claim(plan)
     logs = claim(plan)
-    sync, state = SimpleNamespace(roots=["/sync"]), SimpleNamespace(checkpoint_dir="/ckpt")
+    sync, state = SimpleNamespace(roots=["/sync"]), SimpleNamespace(checkpoint_dir=checkpoint_dir)
     settings = cast(LaunchSettings, SimpleNamespace(sync=sync, state=state, logs=plan))
     found = directories_of(settings, logs.folder)
     assert [one.path for one in found] == ["/ckpt", str(tmp_path / "job_a.2"), "/sync"]

@@ -19,12 +19,14 @@ def history(checkpoint_dir: str = "", **given: str) -> HistorySettings:
 
 def test_the_default_is_beside_the_checkpoints_if_they_are_on_a_path() -> None:
     assert history("/ckpt") == HistorySettings("/ckpt/.edl-history", 64 << 20)
+    assert history("file:///ckpt") == history("/ckpt")
     assert history("s3://bucket/run").folder == history().folder == ""
 
 
 def test_a_directory_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert history("/ckpt", history_dir="there", history_size="1G") == HistorySettings(f"{tmp_path}/there", 1 << 30)
+    assert history("/ckpt", history_dir=f"file://{tmp_path}/there").folder == f"{tmp_path}/there"
     assert history("/ckpt", history_dir="").folder == ""
 
 

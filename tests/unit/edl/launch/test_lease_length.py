@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 
 import pytest
 
 from edl.config import JobSpec, NodeRange, Timeouts
 from edl.errors import StoreUnavailable
+from edl.launch import registration as registration_module
 from edl.launch.lease_length import MOST_TIMES, WINDOW_S, LeaseLength
 from edl.launch.registration import RETRY_S, Registration
 from edl.ports import Put
@@ -72,7 +74,7 @@ def test_a_launcher_asks_for_longer_leases_and_says_so(monkeypatch: pytest.Monke
     store, said, pauses = Store(), list[str](), list[float]()
     one = Registration(store, KEYS, SPEC, NODE.node, _nobody, _nobody, said.append)
 
-    async def pass_time(seconds: float) -> None:
+    async def pass_time(seconds: float, until: asyncio.Event) -> None:
         pauses.append(seconds)
         store.revoke_now(one.lease)  # it was held up for too long
 
@@ -83,13 +85,13 @@ def test_a_launcher_asks_for_longer_leases_and_says_so(monkeypatch: pytest.Monke
     async def main() -> None:
         await one.agree()
         await one.join(NODE)
-        monkeypatch.setattr(asyncio, "sleep", pass_time)
+        monkeypatch.setattr(registration_module, "pause", pass_time)
         there = [await lose() for _ in range(3)]
         assert [info.lease_s for info in there] == store.granted[1:]
 
     asyncio.run(main())
     assert store.granted == [3.0, 3.0, 6.0, 12.0]
-    assert pauses == [1.0, 1.0, 2.0], "renewed three times per lease"
+    assert pauses == [1.0, 1.0, 1.0], "the end of a longer lease is noticed as soon"
     assert [text.rpartition(" lasts ")[2] for text in said] == ["6 s instead of 3 s", "12 s instead of 6 s"]
     assert "has lost its lease 2 times within 10 min" in said[0]
 
@@ -123,7 +125,7 @@ def test_a_lease_that_ended_according_to_another_call_is_given_up(monkeypatch: p
     async def unanswered(lease: int) -> float:
         raise StoreUnavailable("no answer")
 
-    async def pass_time(seconds: float) -> None:
+    async def pass_time(seconds: float, until: asyncio.Event) -> None:
         missed.append(seconds)
         assert len(missed) <= 3, "it does not give the lease up"
         one.ended(Incarnation(one.lease + 1) if len(missed) < 3 else one.lease)
@@ -132,8 +134,26 @@ def test_a_lease_that_ended_according_to_another_call_is_given_up(monkeypatch: p
         await one.agree()
         await one.join(NODE)
         monkeypatch.setattr(store, "renew_lease", unanswered)
-        monkeypatch.setattr(asyncio, "sleep", pass_time)
+        monkeypatch.setattr(registration_module, "pause", pass_time)
         await one.keep(lambda asked_s: None, lambda: None)
 
     asyncio.run(main())
     assert missed == [RETRY_S] * 3, "an earlier lease that has ended says nothing about this one"
+
+
+def test_the_end_of_a_lease_ends_the_pause_before_the_next_renewal() -> None:
+    """A store whose leader was frozen ends all leases at once: there is no Master until a launcher has noticed."""
+    store, renewed = Store(), asyncio.Event()
+    spec = dataclasses.replace(SPEC, timeouts=Timeouts(lease_ttl_s=3600.0))
+    one = Registration(store, KEYS, spec, NODE.node, _nobody, _nobody)
+
+    async def main() -> None:
+        await one.agree()
+        await one.join(NODE)
+        keeping = asyncio.ensure_future(one.keep(lambda asked_s: renewed.set(), lambda: None))
+        await renewed.wait()
+        one.ended(Incarnation(one.lease + 1))
+        one.ended(one.lease)
+        await asyncio.wait_for(keeping, 60.0)
+
+    asyncio.run(main())

@@ -500,7 +500,7 @@ class TestKeep:
         async def scenario(bench: Bench) -> None:
             pauses: list[float] = []
 
-            async def pass_time(seconds: float) -> None:
+            async def pass_time(seconds: float, until: asyncio.Event) -> None:
                 pauses.append(seconds)
                 if len(pauses) == 10:
                     bench.store.revoke_now(joining.lease)
@@ -508,7 +508,7 @@ class TestKeep:
 
             joining = bench.registration()
             await joining.join(info("a"))
-            monkeypatch.setattr(asyncio, "sleep", pass_time)
+            monkeypatch.setattr(registration_module, "pause", pass_time)
             renewed: list[float] = []
             await joining.keep(lambda _: renewed.append(bench.clock.now_s()), lambda: None)
             assert pauses == [TTL_S / 3] * 10
@@ -531,7 +531,7 @@ class TestKeep:
         async def scenario(bench: Bench) -> None:
             pauses: list[float] = []
 
-            async def pass_time(seconds: float) -> None:
+            async def pass_time(seconds: float, until: asyncio.Event) -> None:
                 pauses.append(seconds)
                 bench.clock.advance(seconds)
                 bench.store.available = len(pauses) >= 5
@@ -541,7 +541,7 @@ class TestKeep:
             joining = bench.registration()
             await joining.join(info("a"))
             bench.store.available = False
-            monkeypatch.setattr(asyncio, "sleep", pass_time)
+            monkeypatch.setattr(registration_module, "pause", pass_time)
             renewed: list[float] = []
             await joining.keep(lambda _: renewed.append(bench.clock.now_s()), lambda: None)
             assert pauses == [RETRY_S] * 5 + [TTL_S / 3] * 2

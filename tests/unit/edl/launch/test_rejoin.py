@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
 from edl.errors import JobConflict
 from edl.exit_codes import ExitCode
 from edl.launch.registration import RETRY_S, JobEnded
-from edl.ports import Delete, Put
+from edl.ports import Condition, Delete, Operation, Put
+from edl.tasks import end
 from edl.types import NodeId
 from edl.wire import plain
 from edl.wire.messages import Finish
@@ -124,5 +126,31 @@ def test_it_ends_as_its_job_did_while_the_outcome_is_there() -> None:
         with pytest.raises(JobEnded) as ended:
             await joining.rejoin(info("a"))
         assert (ended.value.outcome, ended.value.exit_code) == (outcome, ExitCode.WORKER_FAILED)
+
+    play(scene)
+
+
+def test_a_key_that_was_being_created_when_the_launcher_had_to_leave_does_not_stay() -> None:
+    """The store has carried the write out, and nobody is there any more to hear of it."""
+
+    async def scene(bench: Bench) -> None:
+        joining = bench.registration()
+        await joining.agree()
+        written = asyncio.Event()
+
+        async def unanswered(
+            operations: Sequence[Operation], conditions: Sequence[Condition] = (), *, repeatable: bool = False
+        ) -> None:
+            bench.store.write_now(operations, conditions)
+            written.set()
+            await asyncio.Event().wait()
+
+        bench.store.write = unanswered  # type: ignore[method-assign]
+        joins = asyncio.ensure_future(joining.join(info("a")))
+        await written.wait()
+        await end(joins)
+        assert bench.value(KEYS.node(NodeId("a"))) is not None
+        await joining.leave()
+        assert bench.value(KEYS.node(NodeId("a"))) is None
 
     play(scene)

@@ -32,7 +32,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_directories_are_relative_to_where_the_launcher_runs(here: Path) -> None:
     assert sync_from(OPTIONS, spec()).roots == ()
-    assert sync_from(OPTIONS, spec("out", "/data/b")).roots == (str(here / "out"), "/data/b")
+    assert sync_from(OPTIONS, spec("out", "file:///data/b")).roots == (str(here / "out"), "/data/b")
 
 
 @pytest.mark.parametrize(

@@ -129,6 +129,21 @@ class TestElection:
 
         play(scenario)
 
+    def test_a_new_lease_ends_the_pause_after_a_refused_campaign(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(candidate_module, "CAMPAIGN_PAUSE_S", 3600)
+        monkeypatch.setattr(candidate_module, "LONGEST_CAMPAIGN_PAUSE_S", 3600)
+
+        async def scenario(bench: Bench) -> None:
+            launcher = Launcher(bench, "a")
+            launcher.register(bench)
+            bench.store.revoke_now(launcher.lease)
+            await until(lambda: bool(launcher.ended))
+            await turns()
+            launcher.register(bench)
+            await until(lambda: launcher.rules_now)
+
+        play(scenario)
+
     def test_a_master_whose_host_refuses_connections_is_replaced(self) -> None:
         async def scenario(bench: Bench) -> None:
             first, second = await two(bench)
@@ -195,6 +210,7 @@ class TestElectionWithoutStore:
             launcher = Launcher(bench, "b")
             launcher.register(bench)
             await until(lambda: launcher.follows == [("a", old)])
+            await turns()  # until its first campaign has ended
             launcher.candidate.master_refused(old)
             await until(lambda: launcher.candidate.shell is not None and launcher.candidate.shell.serving)
             (entry,) = bench.store.read_now(KEYS.master).entries

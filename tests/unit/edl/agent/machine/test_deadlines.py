@@ -12,7 +12,7 @@ from edl.wire.messages import Hold, StartRound, StopRound, Switch, UseSlots
 from edl.wire.purpose import Purpose
 from edl.wire.records import NO_SETTINGS
 from tests.unit.edl.agent.machine.test_machine import SIGKILL, SIGTERM, Node, ended, running, world
-from tests.unit.edl.agent.machine.test_rounds import parked, phase, told, training
+from tests.unit.edl.agent.machine.test_rounds import entered, parked, phase, told, training
 
 
 def test_who_does_not_stop_is_killed_once() -> None:
@@ -32,6 +32,13 @@ def test_who_does_not_park_is_ended_once_and_restarted_for_that() -> None:
     assert [worker.how for worker in node.state.workers if worker.slot == 1] == [
         "restarted (did not leave its round within 10 s)"
     ]
+
+
+def test_workers_that_have_all_parked_are_not_late_if_another_does_not_end() -> None:
+    """One that does not use edl, and ignores SIGTERM."""
+    node = running().feed(entered(0), parked(0)).hear(StopRound(Round(1), "node z lost")).feed(parked(0, left=1))
+    node.wait(node.state.timeouts.rejoin_s)
+    assert not [one.text for one in node.did(ev.Log) if "did not leave" in one.text]
 
 
 def in_doubt() -> Node:

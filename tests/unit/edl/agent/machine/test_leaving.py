@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from edl.agent.machine import events as ev
+from edl.agent.machine.rounds import NO_WORLD
 from edl.agent.machine.state import AgentPhase, Outcome, WorkerStatus
 from edl.agent.machine.turn import BURY_S
 from edl.exit_codes import ExitCode
@@ -259,7 +260,7 @@ class TestSignals:
 class TestIdle:
     def test_waiting_workers_end_and_none_is_started_instead(self) -> None:
         node = resting().hear(Idle("suspended by me"))
-        assert told(node) == [local.Stop("the launcher leaves")]
+        assert told(node) == [local.Stop(NO_WORLD)]
         assert phase(node) is AgentPhase.PREPARING
         node.feed(ended(0, 0, round=0))
         assert not node.did(ev.Announce)
@@ -292,7 +293,7 @@ class TestIdle:
     def test_workers_that_park_later_end_as_well(self) -> None:
         node = training().hear(StopRound(Round(1), "stop")).hear(Idle("suspended by me"))
         node.feed(parked(0, left=1), parked(1, left=1))
-        assert local.Stop("the launcher leaves") in told(node)
+        assert local.Stop(NO_WORLD) in told(node)
         assert phase(node) is AgentPhase.PREPARING
 
     def test_one_without_workers_says_that_it_is_ready(self) -> None:

@@ -8,6 +8,7 @@ from edl.agent.machine import events as ev
 from edl.agent.machine.state import AgentPhase, AgentState, WorkerStatus
 from edl.config import Timeouts
 from edl.types import Incarnation, NodeId, Rank, Round
+from edl.wire import local
 from edl.wire.messages import StartRound, StopRound, UseSlots, WorkerFailed
 from edl.wire.records import Member, NodeInfo, World
 from tests.unit.edl.agent.machine.test_machine import Node
@@ -54,7 +55,8 @@ def test_survivors_keep_their_processes_under_other_local_ranks() -> None:
     assert not node.did(ev.SignalWorkers) and node.state.underway, "what runs is left alone"
     parks(node)
     assert (node.state.phase, node.state.parked) == (AgentPhase.IDLE, True)
-    assert [one.slots for one in node.did(ev.TellWorkers)] == [(1,)], "it is told to end"
+    (stop,) = node.did(ev.TellWorkers)
+    assert stop == ev.TellWorkers(local.Stop("the next world does not use this worker"), (1,))
     node.hear(StartRound(world_of(2, 0, 2), "go"))
     assert node.did(ev.GivePlace) == [ev.GivePlace(world_of(2, 0, 2), (0, 2))] and not node.did(ev.Start)
     places = {worker.slot: (worker.local_rank, worker.rank, worker.how) for worker in node.state.in_world}

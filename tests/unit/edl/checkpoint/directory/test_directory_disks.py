@@ -478,3 +478,14 @@ def test_one_that_is_not_what_the_worker_says_does_not_count(size: int, crc32: i
     with pytest.raises(CheckpointError, match=r"checksum|truncated"):
         checkpoint_storage.accept(Version(1, 4), right[0] - size, right[1] ^ crc32)
     assert checkpoint_storage.newest() is None
+
+
+@pytest.mark.parametrize("theirs", [state(4, job="other"), state(5), state(4)[:-1]], ids=["job", "commit", "truncated"])
+def test_a_file_that_was_already_there_counts_only_if_it_is_this_commit(theirs: bytes, tmp_path: Path) -> None:
+    """The worker describes it instead of replacing it."""
+    checkpoint_storage = open_checkpoint_storage(PlainFiles(tmp_path))
+    written_by_a_worker(tmp_path, 4)
+    (tmp_path / folder_name(Version(1, 4)) / "state.safetensors").write_bytes(theirs)
+    with pytest.raises(CheckpointError):
+        checkpoint_storage.accept(Version(1, 4), len(theirs), zlib.crc32(theirs))
+    assert checkpoint_storage.newest() is None
