@@ -134,7 +134,7 @@ def _idle_nodes_start_workers() -> Any:
     """A node whose workers end because there is no world for a while starts others."""
 
     def idle(turn: AgentTurn) -> None:
-        turn.end_workers(turn.state.alive, 15)
+        turn.end_workers(turn.state.alive, 15, "there is no world")
 
     return mock.patch.object(rounds, "idle", idle)
 
