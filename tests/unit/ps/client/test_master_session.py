@@ -405,6 +405,7 @@ def test_one_that_waits_for_those_who_have_stopped_stops_as_well(bench: Bench, o
     training = Training(Mode.SYNC) if op is FrameOp.PUSH else Training(Mode.ASYNC, staleness=2)
     master = Master(bench, training)
     client = bench.joined(master)
+    client.begin()
     asked = listening(client)
     client.push({"plain": (KEYS, ONES)})
     come = threading.Event()
@@ -462,6 +463,7 @@ def test_one_that_waits_for_rows_fetched_ahead_stops_as_well(bench: Bench) -> No
 def test_one_whose_push_has_been_applied_somewhere_does_not_stop_within_it(bench: Bench) -> None:
     master = Master(bench, Training(Mode.SYNC))
     client = bench.joined(master)
+    client.begin()
     come = threading.Event()
     waited = threading.Semaphore(0)
 
