@@ -119,9 +119,9 @@ def acks(data: DataSet, turn: LeaseTurn, caller: Caller, client: ClientState, me
 
 
 def commit(data: DataSet, turn: LeaseTurn, client: ClientState, message: Commit) -> Answer | None:
-    """Store the present position under a name."""
+    """Store the present position under a name. The worker may have closed the data set."""
     table, now = data.table, data.independent
-    if not client.opened:
+    if client.conflict:
         return unopened(data, client, message.id)
     if table is None or now.awaited:
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -137,6 +138,10 @@ class IndependentLoader:
         place, client = self._connect()
         return client.wait(client.commit(name), lambda: self._context.check(place.round), Done).ledger
 
+    def position_when_closed(self) -> Callable[[str], str]:
+        """``name_position`` for the time when the data set is closed. Does not keep this object alive."""
+        return functools.partial(_name_closed, self._name, self._context, self._deps)
+
     def peek(self) -> Any:
         """The next batch if it is ready, else None. It stays in the queue and must not be modified."""
         if self._step is not None:
@@ -147,6 +152,18 @@ class IndependentLoader:
         """Report that this worker is alive while it waits for something else, so it keeps its shards. Thread-safe."""
         if self._client is not None:
             self._client.tell(ReadRate(0, self._name, 0.0))
+
+
+def _name_closed(dataset: str, context: WorkerContext, deps: LoaderDeps, name: str) -> str:
+    """Name the position of a data set without opening it, because other workers may still read it."""
+    place = context.place()
+    where = context.where if context.where() is not None else None
+    at = context.transport(), dataset, place.round, place.rank
+    client = LeaseClient(*at, str, where, deps)  # type: ignore[arg-type]
+    try:
+        return client.wait(client.commit(name), lambda: context.check(place.round), Done).ledger
+    finally:
+        client.close()
 
 
 class _First(Exception):
@@ -165,6 +182,7 @@ def open_lasting(
     trainers.opening()
     trainers.add(data)
     opened = _open(data, client, registered, register, check)
+    trainers.opened(data.name, data.position_when_closed())
     beginning = trainers.beginning
     if beginning is None:
         return opened

@@ -97,6 +97,8 @@ class TrainerDataSets:
         """By lost trainer: the number and the intent of its last push."""
         self._named: dict[str, frozenset[int]] = {}
         """By data set: the lost trainers that the Master last named. Only their intents are kept."""
+        self._name_closed: dict[str, Callable[[str], str]] = {}
+        """By data set that was opened here, now closed or not: names the position of a closed one."""
         self.number = 0
         """This process's number in the parameter servers; 0 if it has none."""
         self.held = False
@@ -107,6 +109,19 @@ class TrainerDataSets:
         """Register an open data set of this process."""
         with self._lock:
             self._sets.add(data)
+
+    def opened(self, dataset: str, name_closed: Callable[[str], str]) -> None:
+        """A data set has been opened. ``name_closed`` names its position once it is closed."""
+        with self._lock:
+            self._name_closed[dataset] = name_closed
+
+    def name_positions(self, name: str) -> dict[str, str]:
+        """Name the positions; see the function ``name_positions``."""
+        found = dict(self.beginning.ledgers) if self.beginning is not None else {}
+        in_use = {data.name: data.name_position for data in self.all() if data.used}
+        with self._lock:
+            calls = {**self._name_closed, **in_use}
+        return {**found, **{dataset: call(name) for dataset, call in calls.items()}}
 
     def all(self) -> list[IndependentData]:
         """The open data sets, by name."""
@@ -239,8 +254,9 @@ def settle() -> None:
 
 def name_positions(name: str) -> dict[str, str]:
     """Store the present position of each data set on the Master under a name; return the positions by data set. One
-    trainer calls it after all have stopped and settled. Raises ``DataError``."""
-    return {data.name: data.name_position(name) for data in trainers.all() if data.used}
+    trainer calls it after all have stopped and settled. A data set that this process has not opened keeps its position
+    of the checkpoint that the parameters were restored from. Raises ``DataError``."""
+    return trainers.name_positions(name)
 
 
 def begin_from(name: str, ledgers: Mapping[str, str], history: int) -> None:

@@ -65,6 +65,7 @@ class CheckpointStop:
         try:
             ledgers = self.name_data(f"checkpoint-{checkpoint}")
         except EdlError as error:
-            note(f"cannot name the data positions for checkpoint {checkpoint}; it will not contain them: {error}")
-            ledgers = {}
+            note(f"cannot name the data positions for checkpoint {checkpoint}, which is abandoned: {error}")
+            session.name(checkpoint, (), failed=str(error)[:300])
+            return
         session.name(checkpoint, sorted(ledgers.items()))

@@ -290,6 +290,7 @@ class PsClient:
         if self._geo is not None and op == RowOp.GRAD:
             self._geo.push(values)
             return
+        self._check_member(op)
         if self._geo is not None:
             self._geo.exchange(values)  # what is fetched afterwards replaces the changes of these rows
         self._writer.push(values, op, wait=wait, records=records)
@@ -303,6 +304,7 @@ class PsClient:
         ``(keys, dim)`` in the order of their keys, in a single request to each pserver. A key without a row does not
         get one. ``records``: see ``push``."""
         self._check()
+        self._check_member(RowOp.GRAD)
         if self._geo is None:
             return self._writer.push(values, RowOp.GRAD, records=records, back=[one for one in tables if one in values])
         self._geo.push(values)
@@ -319,6 +321,7 @@ class PsClient:
         if self._geo is not None:
             rows = self.push_and_pull(values, tables, records=records)
             return lambda: rows
+        self._check_member(RowOp.GRAD)
         back = [one for one in tables if one in values]
         return self._writer.begin(values, RowOp.GRAD, wait=False, records=records, back=back)
 
@@ -447,6 +450,17 @@ class PsClient:
             raise PsError("this parameter-server client is closed: it has left the job, or failed")
         self._session.check()
         self._writer.look()
+
+    def _check_member(self, op: str) -> None:
+        """Pservers apply a synchronous step when all members have pushed it: another's gradients would wait for
+        ever."""
+        if self.training.mode is not Mode.SYNC or op != RowOp.GRAD:
+            return
+        if not self._session.begun:
+            raise PsError(
+                f"trainer {self.number} is not a member, and in mode sync only gradients of members are applied; "
+                "call begin() first"
+            )
 
     def _master(self, why_not: str) -> LiveMasterSession:
         if isinstance(self._session, LiveMasterSession):

@@ -72,6 +72,11 @@ class MasterSession(Protocol):
         ...
 
     @property
+    def begun(self) -> bool:
+        """True if this trainer takes part as a member."""
+        ...
+
+    @property
     def without_master(self) -> bool:
         """True if there is no Master that could send a newer placement map."""
         ...
@@ -163,6 +168,13 @@ class LiveMasterSession:
         """Number of the checkpoint to stop for; 0 if there is none."""
         with self._changed:
             return self._checkpoint
+
+    @property
+    def begun(self) -> bool:
+        """True from ``begin`` until ``leave``. A trainer that others took for dead still counts: it must restart, which
+        ``check`` says."""
+        with self._changed:
+            return self._begun
 
     @property
     def to_name(self) -> int:
@@ -289,9 +301,9 @@ class LiveMasterSession:
             self._at, self._named = message, None
         self._say(message)
 
-    def name(self, checkpoint: int, ledgers: Sequence[tuple[str, str]]) -> None:
-        """Report the named data positions."""
-        message = messages.DataNamed(checkpoint, tuple(ledgers))
+    def name(self, checkpoint: int, ledgers: Sequence[tuple[str, str]], failed: str = "") -> None:
+        """Report the named data positions, or why they could not be named."""
+        message = messages.DataNamed(checkpoint, tuple(ledgers), failed)
         with self._changed:
             self._to_name, self._named = 0, message
         self._say(message)
@@ -472,6 +484,11 @@ class FixedMasterSession:
         self.joined = joined
         self.number = joined.number
         self.route = RoutingTable(joined.placement)
+
+    @property
+    def begun(self) -> bool:
+        """True if this trainer is among the members."""
+        return any(one.number == self.number for one in self.joined.members)
 
     def check(self) -> None:
         """Does nothing: there are no rollbacks without a Master."""

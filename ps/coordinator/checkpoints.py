@@ -116,9 +116,13 @@ class CheckpointCoordinator:
         self.asks.pop(caller, None)
         self._later.pop(caller, None)
 
-    def data_named(self, message: messages.DataNamed) -> None:
-        """The data positions have been named."""
-        if message.checkpoint == self.top and self.phase == NAME:
+    def data_named(self, turn: PlacementTurn, trainer: TrainerEntry, message: messages.DataNamed) -> None:
+        """The data positions have been named, or could not be: without them a restore would read all data again."""
+        if message.checkpoint != self.top or self.phase != NAME:
+            return
+        if message.failed:
+            self.give_up(turn, f"trainer {trainer.name} could not name the data positions: {message.failed}")
+        else:
             self._named = message
 
     def done(self, turn: PlacementTurn, server: int, message: messages.CheckpointPhaseDone) -> None:
@@ -202,9 +206,9 @@ class CheckpointCoordinator:
         self._enter(turn, MARK, turn.now_s + self._state.limits.mark_s)
 
     def _go_on(self, turn: PlacementTurn) -> None:
+        # Also to trainers that are no members any more: they may have stopped since. Others ignore it.
         for trainer in self._state.people.trainers.values():
-            if trainer.begun or trainer.number in self._at:
-                turn.send(trainer.caller, messages.GoOn(self.top))
+            turn.send(trainer.caller, messages.GoOn(self.top))
 
     def give_up(self, turn: PlacementTurn, why: str, *, lasting: bool = False) -> None:
         """Abandon the checkpoint and release the trainers. ``lasting``: a retry would fail in the same way."""

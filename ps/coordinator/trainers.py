@@ -134,7 +134,7 @@ class TrainerRegistry:
             case messages.AtCheckpoint():
                 self._checkpoints.at_checkpoint(turn, trainer, message)
             case messages.DataNamed():
-                self._checkpoints.data_named(message)
+                self._checkpoints.data_named(turn, trainer, message)
             case _:
                 text = f"{type(message).__name__} is not a message that a trainer sends"
                 turn.send(trainer.caller, messages.RequestRefused("word", text))

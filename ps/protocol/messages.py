@@ -394,6 +394,8 @@ class DataNamed:
 
     checkpoint: int
     ledgers: tuple[tuple[str, str], ...]
+    failed: str = ""
+    """Why they could not be named; the checkpoint is abandoned."""
 
 
 # --- Master to trainer -----------------------------------------------------------------------------------------------

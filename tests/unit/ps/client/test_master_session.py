@@ -68,6 +68,26 @@ class Doing:
 # --- joining ---
 
 
+@pytest.mark.parametrize("rests", [False, True])
+def test_only_a_member_pushes_gradients_of_a_common_step(bench: Bench, rests: bool) -> None:
+    """The pservers wait for the members of a step, and would never apply another's gradients."""
+    client = bench.joined(Master(bench, Training(Mode.SYNC)))
+    if rests:
+        client.begin()
+        client.push({"plain": (KEYS, ONES)})
+        client.rest()
+    pushed = [one.applied for one in bench.pservers.values()]
+    for push in (
+        lambda: client.push({"plain": (KEYS, ONES)}),
+        lambda: client.push_and_pull({"plain": (KEYS, ONES)}, ["plain"]),
+        lambda: client.begin_push({"plain": (KEYS, ONES)}, ["plain"]),
+    ):
+        with pytest.raises(PsError, match=r"trainer 5 is not a member.*call begin\(\) first"):
+            push()
+    assert [one.applied for one in bench.pservers.values()] == pushed
+    client.assign("plain", KEYS, ONES)
+
+
 def test_who_leaves_unheard_says_no_farewell_so_that_pservers_tell_of_it(
     bench: Bench, master: Master, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -348,10 +368,10 @@ def test_data_that_cannot_be_named_and_values_that_are_no_json(
     doing = Doing(client.boundary)
     master.expect(messages.AtCheckpoint)
     master.tell(messages.NameData(4))
-    assert master.expect(messages.DataNamed).ledgers == ()
+    assert master.expect(messages.DataNamed) == messages.DataNamed(4, (), "no ledger")
     master.tell(messages.GoOn(4))
     doing.end()
-    assert "checkpoint 4; it will not contain them: no ledger" in capsys.readouterr().err
+    assert "checkpoint 4, which is abandoned: no ledger" in capsys.readouterr().err
     client.on_checkpoint(value=lambda: {1, 2})
     master.tell(messages.Halt(5))
     with pytest.raises(PsError, match="not JSON"):
@@ -385,6 +405,7 @@ def test_one_that_waits_for_those_who_have_stopped_stops_as_well(bench: Bench, o
     training = Training(Mode.SYNC) if op is FrameOp.PUSH else Training(Mode.ASYNC, staleness=2)
     master = Master(bench, training)
     client = bench.joined(master)
+    client.begin()
     asked = listening(client)
     client.push({"plain": (KEYS, ONES)})
     come = threading.Event()
@@ -442,6 +463,7 @@ def test_one_that_waits_for_rows_fetched_ahead_stops_as_well(bench: Bench) -> No
 def test_one_whose_push_has_been_applied_somewhere_does_not_stop_within_it(bench: Bench) -> None:
     master = Master(bench, Training(Mode.SYNC))
     client = bench.joined(master)
+    client.begin()
     come = threading.Event()
     waited = threading.Semaphore(0)
 
