@@ -182,16 +182,16 @@ def open_lasting(
     trainers.opening()
     trainers.add(data)
     opened = _open(data, client, registered, register, check)
-    trainers.opened(data.name, data.position_when_closed())
     beginning = trainers.beginning
-    if beginning is None:
-        return opened
-    options = opened.options
-    ledger = beginning.ledgers.get(data.name, "") or (
-        Ledger(opened.digest, opened.shards, seed=options.seed, shuffle=options.shuffle).encode()
-    )
-    client.wait(client.rollback(beginning.name, ledger, beginning.history), check, Done)
-    return client.wait(client.open(opened.epoch, opened.digest), check, Opened)
+    if beginning is not None:
+        options = opened.options
+        ledger = beginning.ledgers.get(data.name, "") or (
+            Ledger(opened.digest, opened.shards, seed=options.seed, shuffle=options.shuffle).encode()
+        )
+        client.wait(client.rollback(beginning.name, ledger, beginning.history), check, Done)
+        opened = client.wait(client.open(opened.epoch, opened.digest), check, Opened)
+    trainers.opened(data.name, data.position_when_closed())
+    return opened
 
 
 def _open(

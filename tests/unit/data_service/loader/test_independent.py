@@ -17,7 +17,6 @@ from data_service.loader.deps import LoaderDeps
 from data_service.loader.lease_client import LeaseClient, PendingRequest
 from data_service.loader.trainers import TrainerDataSets
 from data_service.loader.worker_context import RankAssignment
-from data_service.ledger import Ledger
 from edl.adapters.system_threads import SystemThreads
 from edl.errors import DataError, SettingError
 from tests.support.data_fixture import LIMIT_S, ArrayData, Bench, BenchContext, drawn, on_threads, write_ipc
@@ -506,33 +505,6 @@ def test_a_set_that_is_not_in_the_checkpoint_starts_over(bench: Bench, files: st
     data._detach()
     trainers.begin_from("cut-1", {}, history=2)
     assert len(list(make(bench, files))) == RECORDS // 8
-
-
-def test_a_data_set_that_is_not_open_yet_keeps_the_position_of_the_last_checkpoint() -> None:
-    trainers.begin_from("cut-1", {"d": "position"}, history=1)
-    assert trainers.name_positions("cut-2") == {"d": "position"}
-
-
-@pytest.mark.parametrize("again", [False, True])
-def test_a_closed_data_set_has_its_present_position_in_a_checkpoint(bench: Bench, files: str, again: bool) -> None:
-    """Other trainers may still read it; a second object of this name may be open here."""
-    bench.begin(2)
-    data, other = make(bench, files, acknowledge="next"), make(bench, files, 1, acknowledge="next")
-    next(iter(data))
-    data.close()
-    assert Ledger.decode(trainers.name_positions("cut-1")["d"]).records == 8
-    steps = iter(other)
-    next(steps), next(steps)
-    other.done()
-    if again:
-        next(iter(make(bench, files, acknowledge="next")))
-    other.settle()
-    del data
-    assert Ledger.decode(trainers.name_positions("cut-2")["d"]).records == 24
-    assert ledger_records(bench) == 24
-    assert list(bench.machine.sets["d"].independent.commits) == ["cut-1", "cut-2"]
-    next(steps)
-    other.close()
 
 
 def test_a_master_that_changes_remembers_what_was_begun(bench: Bench, files: str) -> None:

@@ -138,6 +138,7 @@ def test_trainers_that_step_together_leave_room_for_the_sum_of_all(bench: Bench)
     """What each may push cannot be refused when a pserver has summed it, while another has applied its part."""
     bench.start(2)
     client = bench.joined(Master(bench, Training(mode=Mode.SYNC)))
+    client.begin()
     with pytest.raises(DamagedPush, match=r"key 7: .*more than 8.3.*nothing of this push was applied"):
         client.push({"plain": (KEYS, np.where(KEYS[:, None] == 7, 1e38, 1.0).repeat(4, axis=1))})
     assert not any(one.seen(FrameOp.PUSH) for one in bench.pservers.values()), "nothing was sent"

@@ -472,6 +472,7 @@ def test_a_pserver_that_gets_buckets_hears_of_a_step_while_others_are_waited_for
     bench.add(2)
     master = Master(bench, Training(Mode.SYNC))
     client = bench.joined(master)
+    client.begin()
     come, came = threading.Event(), threading.Event()
     other = (hashing.bucket_of(1) + 1) % BUCKETS
 
