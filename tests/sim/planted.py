@@ -219,7 +219,7 @@ BUGS: dict[str, Planted] = {
         (trimmed_below_minimum, 100, 48),
         (stale_master_address, 300, 1),
         (writes_without_fence, 1000, 6),
-        (collateral_is_charged, 2000, 1066),
+        (collateral_is_charged, 3000, 2431),
         (exit_closes_the_job, 300, 1),
         (stale_order_is_obeyed, 3000),
         (target_has_been_passed, 300, 11),
