@@ -103,15 +103,26 @@ def _by_index(job: JobSummary, size: int, target: int, reason: str) -> RemovalPl
         return RemovalPlan(
             size, blocked=f"the index of {', '.join(unknown)} is unknown (--node-index): no node can be removed"
         )
-    left = max([target, *(node.index + 1 for node in job.nodes if node.member)])
+    least = _least(job, target)
+    left = max([least, *(node.index + 1 for node in job.nodes if node.member)])
     going = tuple(node.name for node in job.nodes if node.index >= left)
-    if left == target:
-        return RemovalPlan(left, going, going, reason)
-    # Members above the target are replaced by spare nodes with lower indexes, once enough exist.
-    high = [node.name for node in job.nodes if node.member and node.index >= target]
-    low = [node for node in job.nodes if node.spare and not node.member and node.index < target]
+    if left == least:
+        return RemovalPlan(min(left, size), going, going, reason)
+    # Members above the least size are replaced by spare nodes with lower indexes, once enough exist.
+    high = [node.name for node in job.nodes if node.member and node.index >= least]
+    low = [node for node in job.nodes if node.spare and not node.member and node.index < least]
     if len(low) >= len(high):
         return RemovalPlan(min(left, size), going, (*going, *high), f"{reason}, and others have lower indexes")
     return RemovalPlan(
         min(left, size), going, going, reason, f"{', '.join(high)} trains until nodes with lower indexes join"
     )
+
+
+def _least(job: JobSummary, target: int) -> int:
+    """The least size with ``target`` nodes that are not cordoned: one more than the highest of their indexes, if they
+    have the lowest ones. Cordoned nodes with lower indexes stay, because they cannot be removed before those."""
+    cordoned = {node.index for node in job.nodes if node.cordoned}
+    size = target
+    while size - sum(index < size for index in cordoned) < target:
+        size += 1
+    return size

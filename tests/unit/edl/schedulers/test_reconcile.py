@@ -323,6 +323,22 @@ class TestPlan:
         assert plan is not None
         assert (plan.left, plan.names, plan.drain) == (4, (), ("n-3",))
 
+    def test_a_member_above_cordoned_nodes_gives_way_to_the_lowest_that_may_train(self) -> None:
+        cordoned = tuple(Node(f"n-{n}", n, cordoned=True) for n in range(2))
+        spares = tuple(Node(f"n-{n}", n, spare=True) for n in (2, 3))
+        plan = release_plan(
+            job("n-4", nodes=(*cordoned, *spares, Node("n-4", 4, member=True)), desired=1), 5, indexed=True
+        )
+        assert plan is not None
+        assert (plan.left, plan.names, plan.drain, plan.blocked) == (5, (), ("n-4",), "")
+        moved = (*cordoned, Node("n-2", 2, member=True), Node("n-3", 3, spare=True), Node("n-4", 4, spare=True))
+        plan = release_plan(job("n-2", nodes=moved, desired=1), 5, indexed=True)
+        assert plan is not None
+        assert (plan.left, plan.names) == (3, ("n-3", "n-4"))
+        plan = release_plan(job("n-2", nodes=moved[:3], desired=1), 3, indexed=True)
+        assert plan is not None
+        assert (plan.left, plan.names) == (3, ())
+
     def test_cordoned_nodes_go_first_and_the_masters_last(self) -> None:
         nodes = (
             Node("a", member=True),
