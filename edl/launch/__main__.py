@@ -121,9 +121,19 @@ async def _with_exit_timeout(work: Coroutine[Any, Any, int]) -> tuple[int, threa
     asyncio.get_running_loop().set_default_executor(PatientPool(thread_name_prefix="edl-pool"))
     await asyncio.to_thread(int)  # its first thread, before workers may use up what the system allows
     status = await work
+    _outlive_the_loop()
     timer = _exit_timer(status)
     timer.start()
     return status, timer
+
+
+def _outlive_the_loop() -> None:
+    """Replace the event loop's handlers of signals to leave, which end with it, by handlers that do nothing: otherwise
+    a signal just after the loop's end would kill this process."""
+    loop = asyncio.get_running_loop()
+    for number in SIGNALS:
+        loop.remove_signal_handler(number)
+        signal.signal(number, lambda *_: None)
 
 
 def _exit_timer(status: int) -> threading.Timer:
