@@ -166,7 +166,7 @@ FIRST: list[tuple[Bug, int]] = [
     (takes_late_answers, 14),
     (gives_up_what_is_asked, 2),
     (loses_what_is_queued, 20),
-    (never_waits, 51),
+    (never_waits, 43),
     (believes_nobody, 51),
     (reads_on_from_the_start, 4),
     (reads_on_from_the_start, 14),
@@ -177,9 +177,9 @@ FIRST: list[tuple[Bug, int]] = [
     (forgets_what_was_added, 50),
     (joins_in_name_only, 50),
     (trusts_who_opens, 8),
-    (fences_nobody, 2525),
-    (believes_old_numbers, 113),
+    (fences_nobody, 128),
+    (believes_old_numbers, 92),
     (redoes_nothing, 41),
-    (redoes_under_another_number, 56),
+    (redoes_under_another_number, 65),
 ]
 """Each with a schedule that is known to find it."""
