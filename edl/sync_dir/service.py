@@ -238,8 +238,7 @@ class DirectorySync:
             pause_s = min(LONGEST_PAUSE_S, PAUSE_S * 2.0 ** min(again, 16))
             self._changed.wait_for(lambda: peer.gone or self._closed, pause_s)
             return
-        urgent = self._urgent > 0
-        pause_s = URGENT_PAUSE_S if urgent else PAUSE_S
+        pause_s = URGENT_PAUSE_S if (urgent := self._urgent > 0) else PAUSE_S
         self._changed.wait_for(lambda: peer.gone or self._closed or (not urgent and self._urgent > 0), pause_s)
 
     def _tell(self, peer: _Peer, failure: str, *, certain: bool) -> None:
@@ -266,6 +265,8 @@ class DirectorySync:
         asked_ns = self._tree.now_ns()
         frame, body = self._copies.changes(address.host, address.port, request)
         answered_ns = self._tree.now_ns()
+        if peer.gone:
+            return ""  # it may have set folders aside because this node is cut off, which is none of this node's rounds
         report, records = messages.report_from(frame), messages.records_from(body)
         if report.life != peer.life:
             entered = 0

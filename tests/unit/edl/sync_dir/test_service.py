@@ -45,6 +45,34 @@ def test_a_node_that_could_not_be_followed_is_followed_later(monkeypatch: pytest
     assert started == ["edl-sync-b"]
 
 
+class AnswersTooLate:
+    """Node b sets a folder aside after this node was cut off from it, and answers a question from before."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+
+    def changes(self, host: str, port: int, request: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
+        for peer in self.asked:
+            peer.gone = True
+        aside = FileRecord("0/step-2/", FileVersion(2, 0, NodeId("b")), 0, 0, 0, removed=True)
+        return messages.report_to(PeerReport("b's life", 1, settled=9, alike=9)), messages.records_to([aside])
+
+
+def test_what_a_node_says_after_it_was_given_up_is_not_entered(tmp_path: Path) -> None:
+    """Otherwise this node writes its next file into the folder as a newer one, and never sets that aside."""
+    copies = AnswersTooLate()
+    tree = SyncedTree([str(tmp_path)], NodeId("a"), "life", lambda: 10**18, print)
+    sync = DirectorySync(NodeId("a"), "life", tree, cast(Any, copies), SystemClock(), print)
+    peer = service._Peer(PeerAddress(NodeId("b"), "b", 1))
+    copies.asked = [peer]
+    assert sync._ask(peer) == ""
+    assert sync._replica.head == 0
+    peer.gone, copies.asked = False, []
+    assert sync._ask(peer) == ""
+    assert sync._replica.head == 1
+    tree.close()
+
+
 class FullQuota:
     """Node b has a file, of which a half fits on the disk here. Each attempt takes a second."""
 
