@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -23,18 +22,11 @@ from edl.launch.resolved_options import ResolvedOptions
 from edl.launch.settings import Backend, LaunchSettings
 from edl.ports import CommandKind
 from tests.support.launching import launch_settings
+from tests.support.script_folder import folder
+
+__all__ = ["folder"]
 
 ROOT = Path(__file__).resolve().parents[4]
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A current directory with a script, and temporary folders below it."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.py").write_text("print('hello')\n")
-    (tmp_path / "temporary").mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    return tmp_path
 
 
 def read(*arguments: str) -> LaunchSettings:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import sys
-import tempfile
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -23,15 +21,9 @@ from edl.wire.records import NodeInfo
 from ps.coordinator.machine import PlacementMachine
 from ps.coordinator.state import CoordinatorLimits
 from tests.support.launching import read
+from tests.support.script_folder import folder
 
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.py").write_text("print('hello')\n")
-    (tmp_path / "temporary").mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    return tmp_path
+__all__ = ["folder"]
 
 
 class Recorded:

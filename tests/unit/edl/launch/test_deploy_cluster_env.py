@@ -17,7 +17,7 @@ from edl.launch.options.agreement import differences
 from edl.launch.resolved_options import ResolvedOptions
 from edl.launch.settings import Backend, LaunchSettings
 from tests.support.launching import launch_settings
-from tests.unit.edl.launch.test_cli import folder
+from tests.support.script_folder import folder
 from tests.unit.edl.launch.test_deploy import VERSIONS, template_of, validate, workload
 from tests.unit.edl.schedulers.test_slurm import program as make_program
 

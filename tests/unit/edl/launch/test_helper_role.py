@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Coroutine
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
@@ -22,21 +21,13 @@ from edl.ports import Delete, Put
 from edl.tasks import end
 from edl.types import NodeId
 from edl.wire import plain
+from tests.support.waiting import play, until
 from tests.unit.edl.launch.test_helper_versions import founded
 from tests.unit.edl.launch.test_helpers import ERRORS, FaultyStore, Kind
 from tests.unit.edl.launch.test_registration import KEYS, SPEC, info
 
 SETTINGS = HelperSettings(KEYS.job, StoreSettings(Backend.ETCD), "b", "127.0.0.1", recover_s=60.0, grace_s=5.0)
 SERVERS = KEYS.helper("ps", "servers/")
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110 - of the code under test
-        await asyncio.sleep(0.001)
-
-
-def play(scenario: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(scenario, 30))
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import pytest
@@ -21,6 +21,7 @@ from edl.testing.clock import FakeClock
 from edl.testing.memory_store import MemoryStore
 from ps.server.eviction_task import STOP_S
 from ps.server.process import FINISH_S
+from tests.support.waiting import play, until
 from tests.unit.edl.launch.test_registration import KEYS
 
 ERRORS: Sequence[StoreError] = (StoreUnavailable("silent"), StoreFull("no room"), StoreRefused("wrong password"))
@@ -90,15 +91,6 @@ class Kind:
 
     def key_content(self, process: HelperProcess, host: str) -> Mapping[str, Any]:
         return {"pid": process.pid}
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110 - of the code under test
-        await asyncio.sleep(0.001)
-
-
-def play(scenario: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(scenario, 30))
 
 
 @pytest.fixture(autouse=True)

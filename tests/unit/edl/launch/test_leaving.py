@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +21,7 @@ from edl.testing.memory_store import MemoryStore
 from edl.types import Incarnation, NodeId
 from edl.wire.records import NodeInfo
 from tests.support.master_fixture import KEYS, TTL_S, Bench
+from tests.support.waiting import play, until
 
 INFO = NodeInfo(NodeId("a"), Incarnation(1), "host-a", 5000, 1)
 
@@ -144,15 +145,6 @@ class Launch:
         self.launcher = Launcher(
             LauncherDeps(job=KEYS.job, clock=FakeClock(), store=store, info=INFO, log=nothing, **deps)
         )
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110 - of the code under test
-        await asyncio.sleep(0.001)
-
-
-def play(scenario: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(scenario, 30))
 
 
 @pytest.fixture(autouse=True)

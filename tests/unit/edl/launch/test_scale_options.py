@@ -21,8 +21,9 @@ from edl.ports import Store
 from edl.schedulers.deps import with_options
 from edl.types import JobId
 from edl.wire import plain
+from tests.support.script_folder import folder
 from tests.unit.edl.launch.cluster_env.test_cluster_env import SLURM
-from tests.unit.edl.launch.test_cli import folder, read, refused
+from tests.unit.edl.launch.test_cli import read, refused
 
 __all__ = ["folder"]
 

@@ -16,7 +16,8 @@ from edl.errors import StoreUnavailable
 from edl.launch import store_opening
 from edl.launch.settings import Backend, LaunchSettings, StoreSettings
 from edl.types import JobId
-from tests.unit.edl.launch.test_cli import folder, read
+from tests.support.script_folder import folder
+from tests.unit.edl.launch.test_cli import read
 
 __all__ = ["folder"]
 

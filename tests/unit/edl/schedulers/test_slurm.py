@@ -20,7 +20,8 @@ from edl.launch.scale_options import KINDS
 from edl.schedulers.port import SchedulerSize
 from edl.schedulers.slurm import MARK, Queued, check, make, node_name, queue_from
 from tests.contract.test_schedulers import deps, run
-from tests.unit.edl.launch.test_cli import folder, read
+from tests.support.script_folder import folder
+from tests.unit.edl.launch.test_cli import read
 
 __all__ = ["folder"]
 

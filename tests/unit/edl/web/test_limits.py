@@ -120,15 +120,22 @@ def test_heads_that_never_end_are_closed() -> None:
     play(scenario, limit_s=1e9)
 
 
+async def crowd(on: Setup) -> list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """Open four connections, and then 20 above a limit of four, which are closed; returns those of the four that are
+    silent."""
+    assert (await on.ask("GET", "/healthz")).code == 200  # one is open now
+    kept = [await on.raw() for _ in range(3)]
+    more = [await on.raw() for _ in range(20)]
+    for reader, writer in more:
+        with contextlib.suppress(ConnectionError):
+            assert await reader.read() == b""
+        writer.close()
+    return kept
+
+
 def test_only_so_many_connections_of_one_peer() -> None:
     async def scenario(on: Setup) -> None:
-        assert (await on.ask("GET", "/healthz")).code == 200  # one is open now
-        kept = [await on.raw() for _ in range(3)]
-        more = [await on.raw() for _ in range(20)]
-        for reader, writer in more:
-            with contextlib.suppress(ConnectionError):
-                assert await reader.read() == b""
-            writer.close()
+        kept = await crowd(on)
         assert (await on.ask("GET", "JOB/scale")).code == 200
         for _, writer in kept:
             writer.close()

@@ -16,7 +16,7 @@ from edl.web import tls_listener
 from edl.web.settings import HttpLimits
 from tests.support.web_fixture import Setup, play
 from tests.unit.edl.web.test_access import made, of, openssl, settings
-from tests.unit.edl.web.test_limits import until
+from tests.unit.edl.web.test_limits import crowd, until
 
 __all__ = ["made"]
 
@@ -37,13 +37,7 @@ def open_ones(on: Setup) -> int:
 @pytest.mark.parametrize("limit", ["connections", "connections_each"])
 def test_silent_connections_above_the_limit_are_closed_at_once(made: Path, limit: str) -> None:
     async def scenario(on: Setup) -> None:
-        assert (await on.ask("GET", "/healthz")).code == 200  # one is open now
-        kept = [await on.raw() for _ in range(3)]
-        more = [await on.raw() for _ in range(20)]
-        for reader, writer in more:
-            with contextlib.suppress(ConnectionError):
-                assert await reader.read() == b""
-            writer.close()
+        kept = await crowd(on)
         assert not any(reader.at_eof() for reader, _ in kept)
         assert open_ones(on) == 4
         assert (await on.ask("GET", "JOB/scale")).code == 200
