@@ -21,7 +21,7 @@ from edl.rendezvous.phrases import count, duration, listed
 from edl.rendezvous.ranks import order
 from edl.rendezvous.rules import NextSize
 from edl.types import NodeId, Rank, Round
-from edl.wire.messages import Finish, LoadState, Prestart, StartRound, StopRound
+from edl.wire.messages import Finish, LoadState, Prestart, StartRound, StopRound, Switch
 from edl.wire.records import Member, NodeInfo, World
 
 UNSAVED = "checkpoint"
@@ -40,7 +40,7 @@ FAREWELL_S = 5.0
 def stop_world(turn: MasterTurn, reason: str, dump: bool = False) -> None:
     """Stop the running world; the next one forms as soon as all living members have stopped. ``dump``: members write
     the stacks of their workers first."""
-    turn.write(phase=Phase.FORMING, reason=reason, done=(), saving=())
+    turn.write(phase=Phase.FORMING, reason=reason, done=(), saving=(), switch=None)
     if reason != turn.reason:  # else the same text has just been noted
         turn.note(Kind.WORLD_STOPPED, reason)
     _begin_forming(turn)
@@ -55,7 +55,7 @@ def _begin_forming(turn: MasterTurn) -> None:
     turn.forming_since_s = turn.now_s
     turn.grace_until_s = None
     turn.agreement = None
-    turn.at_boundary = turn.planned = False
+    turn.planned = turn.at_boundary
     turn.trained_s = turn.now_s - turn.formed_at_s if turn.formed_at_s else 0.0
     if turn.trained_s >= QUICK_S:
         turn.quick = 0
@@ -79,22 +79,26 @@ def _ask_spares(turn: MasterTurn) -> None:
             order_stop(turn, entry, turn.record.round)
 
 
-def at_boundary(turn: MasterTurn, reason: str) -> None:
+def switch_world(turn: MasterTurn, order: Switch) -> None:
     """Begin a planned change to the next world: all members train up to a step boundary and park."""
-    turn.write(phase=Phase.FORMING, reason=reason, done=(), saving=())
-    turn.note(Kind.BOUNDARY, reason)
+    turn.write(phase=Phase.FORMING, reason=order.reason, done=(), saving=(), switch=order)
+    turn.note(Kind.BOUNDARY, order.reason)
     _begin_forming(turn)
-    turn.at_boundary = turn.planned = True
-    due_s = turn.now_s + turn.spec.timeouts.boundary_s + turn.spec.timeouts.rejoin_s
     for entry in turn.members():
-        last_s = due_s + turn.absence_s(entry.info)
-        turn.update(entry, status=NodeStatus.STOPPING, due_s=last_s, underway=False)
+        order_switch(turn, entry, order)
+
+
+def order_switch(turn: MasterTurn, entry: NodeEntry, order: Switch) -> None:
+    """Let a member train up to the step boundary; also one that has reconnected, which may have missed the order."""
+    due_s = turn.now_s + turn.spec.timeouts.boundary_s + turn.spec.timeouts.rejoin_s + turn.absence_s(entry.info)
+    turn.tell(turn.update(entry, status=NodeStatus.STOPPING, due_s=due_s, underway=False), order)
 
 
 def interrupt(turn: MasterTurn) -> None:
     """Turn a planned change into an interruption: members that have not reached the step boundary stop at once."""
     if turn.at_boundary:
-        turn.at_boundary = turn.planned = False
+        turn.planned = False
+        turn.write(switch=None)
         for entry in turn.members():
             if entry.status is NodeStatus.STOPPING:
                 order_stop(turn, entry, turn.record.round)
@@ -304,11 +308,12 @@ def _form(turn: MasterTurn, entries: Sequence[NodeEntry], restore: Restore, why:
     )
     _note_state(turn, restore)
     turn.write(phase=Phase.RUNNING, round=world.round, world=world, done=(), charged=False, reason=why, era=era)
-    turn.write(judged=False, saving=(), flaws=tuple(one for one in turn.record.flaws if one.name != UNSAVED))
+    turn.write(
+        judged=False, saving=(), switch=None, flaws=tuple(one for one in turn.record.flaws if one.name != UNSAVED)
+    )
     away.forget(turn, {member.node for member in members})
     turn.note(Kind.WORLD_FORMED, f"round {world.round}: {count(len(members))}, {count(world.size, 'worker')} ({why})")
     turn.grace_until_s = None
-    turn.at_boundary = False
     turn.formed_at_s = turn.now_s
     for entry in entries:
         fresh = {"underway": False, "finished": False, "restarted": False}
@@ -356,7 +361,7 @@ _SEVERITIES: dict[int, str] = {ExitCode.OK: "info", ExitCode.KILLED: "info", Exi
 def _end(turn: MasterTurn, code: int, reason: str) -> None:
     root_first = tuple(sorted(turn.record.failures, key=lambda failure: failure.peer_loss))
     outcome = Finish(int(code), reason, () if code in (ExitCode.OK, ExitCode.KILLED) else root_first)
-    turn.write(phase=Phase.ENDED, outcome=outcome, reason=reason)
+    turn.write(phase=Phase.ENDED, outcome=outcome, reason=reason, switch=None)
     turn.note(Kind.JOB_ENDED, reason, severity=_SEVERITIES.get(code, "critical"))
     for entry in list(turn.nodes.values()):
         if entry.attached:

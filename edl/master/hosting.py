@@ -119,7 +119,8 @@ class Hosting:
         """Tell the services if a world has begun or ended according to the record, and if settings have changed."""
         if record.phase is Phase.FORMING and self._world is not None:
             return  # its workers may still be training up to the agreed step boundary: it ends with the next world
-        running = record.world if record.phase is Phase.RUNNING else None
+        trains = record.phase is Phase.RUNNING or record.switch is not None
+        running = record.world if trains else None
         before, self._world = self._world, running
         if before is not None and (running is None or running.round != before.round):
             self.take(Hosted(None, sv.WorldEnded(before.round, record.reason)), now_s)

@@ -213,9 +213,10 @@ def failed(turn: MasterTurn, reason: str, why: str) -> None:
     turn.note(Kind.SETTINGS, f"{reason}: {LATER}, {why}")
 
 
-def remind(turn: MasterTurn, entry: NodeEntry) -> None:
-    """Send the current settings to a member that has reconnected, because its workers may wait for a lost order."""
+def remind(turn: MasterTurn, entry: NodeEntry, in_doubt: bool) -> None:
+    """Send the current settings to a member that has reconnected and may have missed them. If its workers are in doubt
+    about a lost agreement, they train on then."""
     record = turn.record
-    if record.policy is not None and entry.underway:
+    if entry.underway and (in_doubt or record.policy is not None):
         order = Switch(record.round, 0, record.settings.ramp_begin, Purpose.SET, "", record.settings)
         turn.tell(entry, order)

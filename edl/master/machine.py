@@ -50,6 +50,7 @@ from edl.master.forming import (
     end_if_all_done,
     interrupt,
     order_stop,
+    order_switch,
     prestart,
     stop_world,
     tell_outcome,
@@ -77,6 +78,7 @@ from edl.wire.messages import (
     Preparing,
     Ready,
     StartRound,
+    Switch,
     Underway,
     WorkerFailed,
     WorkersDone,
@@ -93,6 +95,7 @@ def take_over(spec: JobSpec, record: Record | None, nodes: Sequence[NodeInfo], n
     # formed_at_s: members of a running world get time to report that they are underway.
     known = record or Record()
     turn = MasterTurn(MasterState(spec, known, began_s=now_s, forming_since_s=now_s, formed_at_s=now_s), now_s)
+    turn.planned = turn.at_boundary
     sizing, observed = turn.record.sizing, turn.record.observed
     turn.resizing = sizing.generation > observed
     turn.cooling_until_s = now_s + spec.cooldown_s if observed else 0.0  # the elapsed part of the cool-down is unknown
@@ -133,7 +136,9 @@ def _handle_lost_members(turn: MasterTurn) -> None:
     if turn.record.phase is Phase.RUNNING:
         turn.reason = how if lately else turn.reason
         stop_world(turn, how)
-    elif lately:  # an earlier Master has decided about the others
+        return
+    interrupt(turn)
+    if lately:  # an earlier Master has decided about the others
         _refund_charge(turn, f"{_listed(lately)} {what}")
 
 
@@ -274,11 +279,14 @@ def _catch_up(turn: MasterTurn, entry: NodeEntry, attach: Attach) -> None:
     meant_to_run = world is not None and turn.record.phase is Phase.RUNNING and member is not None
     if turn.member(entry) is not None and entry.status is NodeStatus.STOPPING and not attach.running_round:
         _refund_if_consequence(turn, entry)
-    if attach.running_round and not (meant_to_run and attach.running_round == turn.record.round):
+    order = turn.record.switch
+    if order is not None and member is not None and attach.running_round == turn.record.round:
+        _go_on_to_boundary(turn, entry, order, attach.unbroken)
+    elif attach.running_round and not (meant_to_run and attach.running_round == turn.record.round):
         order_stop(turn, entry, attach.running_round)
     elif attach.running_round:
         entry = turn.update(entry, status=NodeStatus.RUNNING, due_s=float("inf"), underway=attach.underway)
-        planning.ask_again(turn, entry)
+        planning.ask_again(turn, entry, attach.in_doubt)
         turn.saving = False  # with its earlier stream, the order to save or the report may be lost
         if attach.done:
             _done(turn, entry, attach.saving, attach.unsaved)
@@ -295,6 +303,16 @@ def _catch_up(turn: MasterTurn, entry: NodeEntry, attach: Attach) -> None:
     if turn.spec.independent and world is not None and missed and member is None:
         # Its workers continue to train unless they learn that they have no place in the world.
         turn.tell(turn.nodes[entry.info.node], StartRound(world, turn.record.reason))
+
+
+def _go_on_to_boundary(turn: MasterTurn, entry: NodeEntry, order: Switch, unbroken: bool) -> None:
+    """A member has attached whose workers are to be at an agreed step boundary. It may have missed the order: they have
+    waited for it since they were asked for their newest commit. ``unbroken``: they have not been interrupted since."""
+    if unbroken:
+        order_switch(turn, entry, order)
+    else:
+        turn.update(entry, status=NodeStatus.STOPPING)
+        interrupt(turn)
 
 
 def _detached(turn: MasterTurn, event: NodeDetached) -> None:
@@ -433,6 +451,7 @@ def _ready(turn: MasterTurn, entry: NodeEntry, ready: Ready) -> None:
     checking.ask_again(turn, entry)
     unchecked = turn.member(entry) is None and turn.must_be_checked(entry)
     if ready.stopped_itself:
+        interrupt(turn)
         _refund_if_consequence(turn, entry)
     if running_here:
         stop_world(turn, f"node {entry.info.node} has stopped its workers")
@@ -465,6 +484,7 @@ def _preparing(turn: MasterTurn, entry: NodeEntry, preparing: Preparing) -> None
         holdings=preparing.holdings,
     )
     if preparing.stopped_itself:
+        interrupt(turn)
         _refund_if_consequence(turn, entry)
     if running_here:
         stop_world(turn, f"node {entry.info.node} has stopped its workers")

@@ -12,7 +12,7 @@ import dataclasses
 
 from edl.master import away, hyper
 from edl.master.events import Kind
-from edl.master.forming import at_boundary, names, stop_world, try_to_form
+from edl.master.forming import names, stop_world, switch_world, try_to_form
 from edl.master.resting import is_last_holder, write_failed
 from edl.master.restoring import copy_holders
 from edl.master.sizing import Departing
@@ -58,7 +58,7 @@ def agree(turn: MasterTurn, purpose: Purpose, reason: str) -> None:
 
 
 def _hold(turn: MasterTurn, agreement: Agreement) -> Hold:
-    return Hold(turn.record.round, agreement.number, binding=agreement.purpose is Purpose.SET)
+    return Hold(turn.record.round, agreement.number, binding=agreement.purpose is not Purpose.SAVE)
 
 
 def answered(turn: MasterTurn, entry: NodeEntry, answer: Boundary) -> None:
@@ -86,8 +86,8 @@ def _settle(turn: MasterTurn, agreement: Agreement, commit: int) -> None:
     else:
         ends = agreement.purpose is Purpose.KILL and turn.record.kill
         where = f": the job ends at commit {commit}" if ends else f" (at commit {commit})"
-        order = dataclasses.replace(order, reason=agreement.reason + where)
-        at_boundary(turn, order.reason)
+        switch_world(turn, dataclasses.replace(order, reason=agreement.reason + where))
+        return
     for entry in members:
         turn.tell(entry, order)
 
@@ -138,10 +138,10 @@ def _give_up(turn: MasterTurn, agreement: Agreement) -> None:
         turn.tell(entry, Switch(turn.record.round, agreement.number, 0, Purpose.SAVE, agreement.reason))
 
 
-def ask_again(turn: MasterTurn, entry: NodeEntry) -> None:
+def ask_again(turn: MasterTurn, entry: NodeEntry, in_doubt: bool) -> None:
     """A member has reconnected; its workers have continued meanwhile, so its answer is void. As that answer may still
     be on its way, ask all members again under a new number."""
-    hyper.remind(turn, entry)
+    hyper.remind(turn, entry, in_doubt)
     agreement = turn.agreement
     if agreement is not None and turn.underway:
         turn.agreements += 1
@@ -216,10 +216,7 @@ def drain(turn: MasterTurn, entry: NodeEntry, leaving: Leaving) -> bool:
         turn.update(entry, draining=True)
         return True
     if turn.member(entry) is None or entry.info.node in turn.record.done:
-        if not _is_left_at_boundary(turn):
-            return False
-        turn.update(entry, draining=True)  # if this Master is there, the next one would interrupt the others
-        return True
+        return False
     forming = turn.record.phase is Phase.FORMING and not resting
     if entry.draining or (forming and (turn.at_boundary or turn.record.rejoins)):
         # The next world may begin from this node's state.
@@ -232,12 +229,6 @@ def drain(turn: MasterTurn, entry: NodeEntry, leaving: Leaving) -> bool:
     if turn.underway:
         agree(turn, Purpose.SWITCH, f"node {entry.info.node} leaves: {reason}")
     return True
-
-
-def _is_left_at_boundary(turn: MasterTurn) -> bool:
-    """Whether this world is ending at a step boundary, agreed or being agreed on."""
-    agreement = turn.agreement
-    return turn.at_boundary or (agreement is not None and agreement.purpose in (Purpose.SWITCH, Purpose.KILL))
 
 
 def see_off(turn: MasterTurn) -> None:

@@ -19,7 +19,9 @@ FIRST_WRITE_PAUSE_S, LONGEST_WRITE_PAUSE_S = 10.0, 120.0
 
 def rest(turn: MasterTurn) -> None:
     """Handle a suspended job: end all waiting workers, and have commits written that are only in memory."""
-    turn.at_boundary = turn.planned = False
+    turn.planned = False
+    if turn.at_boundary:
+        turn.write(switch=None)
     turn.grace_until_s = None
     turn.reason = by = f"suspended by {turn.record.sizing.suspended}"
     for entry in list(turn.nodes.values()):

@@ -17,7 +17,7 @@ from edl.types import Incarnation, NodeId, Round
 from edl.wire.alarm import Alarm
 from edl.wire.denylist import DenylistEntry
 from edl.wire.health_records import NO_HEALTH, HealthRecord
-from edl.wire.messages import Finish, Hanging, HangLimit
+from edl.wire.messages import Finish, Hanging, HangLimit, Switch
 from edl.wire.purpose import Purpose
 from edl.wire.rank_pace import RankPace
 from edl.wire.records import NO_SETTINGS, NO_STATE, Failure, Holding, NodeInfo, Settings, Version, World
@@ -107,6 +107,9 @@ class Record:
     """The last world that was formed: running, or being replaced."""
     reason: str = "waiting for the first nodes"
     """The reason for the phase."""
+    switch: Switch | None = None
+    """The order with which the last world is being left at a step boundary; None: it runs, or is interrupted. The
+    next Master sends it again to nodes that may have missed it."""
     restarts: int = 0
     """Incidents charged to the restart budget; one more than the budget means that the job is about to fail."""
     charged: bool = False
@@ -315,8 +318,6 @@ class MasterState:
     agreement: Agreement | None = None
     agreements: int = 0
     """Number of agreements so far."""
-    at_boundary: bool = False
-    """Whether the last world is being left at a step boundary; any problem turns that into an interruption."""
     planned: bool = False
     """Whether the last change of the world was planned, and nothing has interrupted it."""
     formed_at_s: float = 0.0

@@ -39,7 +39,7 @@ class MasterTurn:
         self.ended_at_s = state.ended_at_s
         self.agreement = state.agreement
         self.agreements = state.agreements
-        self.at_boundary, self.planned = state.at_boundary, state.planned
+        self.planned = state.planned
         self.formed_at_s = state.formed_at_s
         self.trained_s = state.trained_s
         self.quick = state.quick
@@ -82,7 +82,6 @@ class MasterTurn:
             ended_at_s=self.ended_at_s,
             agreement=self.agreement,
             agreements=self.agreements,
-            at_boundary=self.at_boundary,
             planned=self.planned,
             formed_at_s=self.formed_at_s,
             trained_s=self.trained_s,
@@ -244,6 +243,11 @@ class MasterTurn:
     def finished(self) -> frozenset[NodeId]:
         """Nodes of the running world whose workers have succeeded and whose saves are written."""
         return frozenset(self.record.done) - frozenset(self.record.saving)
+
+    @property
+    def at_boundary(self) -> bool:
+        """Whether the last world is being left at a step boundary; any problem turns that into an interruption."""
+        return self.record.switch is not None
 
     @property
     def underway(self) -> bool:

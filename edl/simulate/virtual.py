@@ -117,7 +117,7 @@ class _VirtualJob:
         self._slot_times, _ = follow(self._slot_times, before, events, self._state, now_s)
         now_ns = round(now_s * NS)
         if trained and not self._slot_times.trains:
-            self._end_spell(before, now_ns, planned=self._state.at_boundary)
+            self._end_spell(before, now_ns, planned=self._state.record.switch is not None)
             self._fleet.cut(before)
         elif not trained and self._slot_times.trains:
             self._begun_ns, self._halted_ns, self._paces = now_ns, None, []

@@ -177,7 +177,7 @@ class Failure(_message.Message):
     def __init__(self, node: _Optional[str] = ..., round: _Optional[int] = ..., rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., exit_code: _Optional[int] = ..., what: _Optional[str] = ..., exception: _Optional[str] = ..., traceback: _Optional[str] = ..., tail: _Optional[str] = ..., peer_loss: bool = ..., slot: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., time_s: _Optional[float] = ..., error_file: _Optional[str] = ..., final: _Optional[int] = ...) -> None: ...
 
 class Attach(_message.Message):
-    __slots__ = ("info", "seen_round", "running_round", "done", "underway", "uses", "saving", "unsaved")
+    __slots__ = ("info", "seen_round", "running_round", "done", "underway", "uses", "saving", "unsaved", "unbroken", "in_doubt")
     INFO_FIELD_NUMBER: _ClassVar[int]
     SEEN_ROUND_FIELD_NUMBER: _ClassVar[int]
     RUNNING_ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -186,6 +186,8 @@ class Attach(_message.Message):
     USES_FIELD_NUMBER: _ClassVar[int]
     SAVING_FIELD_NUMBER: _ClassVar[int]
     UNSAVED_FIELD_NUMBER: _ClassVar[int]
+    UNBROKEN_FIELD_NUMBER: _ClassVar[int]
+    IN_DOUBT_FIELD_NUMBER: _ClassVar[int]
     info: NodeInfo
     seen_round: int
     running_round: int
@@ -194,7 +196,9 @@ class Attach(_message.Message):
     uses: _containers.RepeatedScalarFieldContainer[int]
     saving: bool
     unsaved: str
-    def __init__(self, info: _Optional[_Union[NodeInfo, _Mapping]] = ..., seen_round: _Optional[int] = ..., running_round: _Optional[int] = ..., done: bool = ..., underway: bool = ..., uses: _Optional[_Iterable[int]] = ..., saving: bool = ..., unsaved: _Optional[str] = ...) -> None: ...
+    unbroken: bool
+    in_doubt: bool
+    def __init__(self, info: _Optional[_Union[NodeInfo, _Mapping]] = ..., seen_round: _Optional[int] = ..., running_round: _Optional[int] = ..., done: bool = ..., underway: bool = ..., uses: _Optional[_Iterable[int]] = ..., saving: bool = ..., unsaved: _Optional[str] = ..., unbroken: bool = ..., in_doubt: bool = ...) -> None: ...
 
 class Ready(_message.Message):
     __slots__ = ("seen_round", "ports", "parked", "holdings", "stored", "stored_sharded", "refused", "stopped_itself", "commit_age_s")

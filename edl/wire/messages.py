@@ -36,6 +36,10 @@ class Attach:
     """Saves are still being written; see ``WorkersDone``."""
     unsaved: str = ""
     """Why the newest save is not written; see ``WorkersDone``."""
+    unbroken: bool = False
+    """Nothing has interrupted ``running_round``: its workers train, or go on to an agreed step boundary."""
+    in_doubt: bool = False
+    """They wait for a ``Switch`` after a binding ``Hold``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +283,8 @@ class Hold:
     """Number of this hold; ``Switch`` and ``Boundary`` repeat it."""
     binding: bool = False
     """All workers act, or none: those that have answered continue only after a ``Switch``, even if the Master is lost
-    meanwhile. The next Master then sends a ``Switch`` of hold 0 that ``SET``s the current settings."""
+    meanwhile. The next Master then repeats the ``Switch`` that is in the record, or sends one of hold 0 that ``SET``s
+    the current settings and lets them train on."""
 
 
 @dataclass(frozen=True, slots=True)

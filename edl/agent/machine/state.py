@@ -296,4 +296,6 @@ class AgentState:
             self.use,
             saving=self.done and not self.flushed,
             unsaved=self.unsaved,
+            unbroken=self.unbroken,
+            in_doubt=self.in_doubt,
         )

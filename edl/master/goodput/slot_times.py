@@ -198,9 +198,7 @@ class _Book:
         """Bring the stint of each node in line with the state."""
         ended = self.state.record.phase is Phase.ENDED
         before = self.before
-        same = (
-            before is not None and before.record is self.state.record and before.at_boundary is self.state.at_boundary
-        )
+        same = before is not None and before.record is self.state.record
         for node, stint in list(self.stints.items()):
             entry = self.state.nodes.get(node)
             if ended or entry is None or not _counts(entry, stint):

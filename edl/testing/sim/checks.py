@@ -14,6 +14,7 @@ from edl.master import events as ev
 from edl.master.invariants import step_violations, world_violations
 from edl.master.sizing import Sizing
 from edl.master.state import MasterState, NodeEntry, NodeStatus, Phase, Record
+from edl.rendezvous.parting import DRAIN_SHARE
 from edl.testing.sim.asking import Promises
 from edl.testing.sim.memory_checkpoints import Directory, SimMemory, StateNet
 from edl.testing.sim.pairs import Pair, agent_pair, master_pair, why_impossible
@@ -25,6 +26,8 @@ from edl.wire.messages import Depart, Dismissed, Expelled, Finish, StartRound, S
 from edl.wire.purpose import Purpose
 from edl.wire.records import NO_SETTINGS, NO_STATE, Settings, Version, World
 
+DELIVERY_S = 0.5
+"""Seconds in which a node's departure is agreed on, without the step that its workers have begun."""
 REPORT_S = 2.0
 """Seconds until the Master must know of a node's copy."""
 AFTERMATH_S = 15.0
@@ -302,6 +305,10 @@ class Checks:
 
     # --- reported by agents and workers -------------------------------------------------------------------------------
 
+    def _is_hurried(self, limit_s: float) -> bool:
+        """Whether a node that must be gone in ``limit_s`` seconds may have to leave in the middle of a step."""
+        return limit_s * DRAIN_SHARE < self.training.step_s + DELIVERY_S
+
     def agent_stepped(self, before: AgentState, event: ag.Event, decision: ag.Decision, now_s: float) -> None:
         """Check an agent's decision."""
         self.steps += 1
@@ -315,9 +322,10 @@ class Checks:
         ):
             self.fail(f"{node} is idle with living workers")
         order = event.message if isinstance(event, ag.MasterSaid) and isinstance(event.message, Depart) else None
-        timeless = order is not None and not (order.deadline_s or before.timeouts.shutdown_s)
-        if timeless:
-            self.trouble(0.0)  # its workers are killed at once, as --shutdown-timeout=0 asks
+        limit_s = before.timeouts.shutdown_s if order is None else order.deadline_s or before.timeouts.shutdown_s
+        timeless = order is not None and not limit_s  # its workers are killed at once, as --shutdown-timeout=0 asks
+        if order is not None and self._is_hurried(limit_s):
+            self.trouble(0.0)
         for effect in decision.effects:
             if isinstance(effect, ag.Start | ag.GivePlace) and not before.registered:
                 self.fail(f"{node} takes part in a world without a lease")

@@ -121,7 +121,7 @@ class Crew(RoundWorkers):
                 self.job.complete(self)
             elif worker.computed <= worker.boundary.passed and self.job.ready(self):
                 commit = worker.boundary.passed + 1
-                self._timer = self.job.timeline.after(self.job.script.step_s, self._computed, commit)
+                self._timer = self.job.timeline.after(self.job.step_s, self._computed, commit)
 
     def _stop_clock(self) -> None:
         if self._timer is not None:
@@ -188,6 +188,7 @@ class SteppingJob(Job):
     ) -> None:
         super().__init__(timeline, rng, watcher, directory)
         self.script = script
+        self.step_s = script.step_s
         self.position = directory.usable().commit
         """Latest commit of the newest world."""
         self.farthest = self.position
@@ -205,12 +206,12 @@ class SteppingJob(Job):
     @property
     def left_s(self) -> float:
         """Seconds that a healthy world still needs."""
-        return 0.0 if self.finished else max(0, self.total - self.position) * self.script.step_s
+        return 0.0 if self.finished else max(0, self.total - self.position) * self.step_s
 
     @property
     def longest_s(self) -> float:
         """Seconds that a healthy world needs from the beginning."""
-        return self.total * self.script.step_s
+        return self.total * self.step_s
 
     def group(self, number: Round) -> Crew | None:
         """The workers of a round that have joined it."""
@@ -218,7 +219,7 @@ class SteppingJob(Job):
 
     def shorten(self, left_s: float) -> None:
         """Reduce the remaining work to about ``left_s`` seconds, without going back behind the farthest commit."""
-        self.total = min(self.total, self.farthest + max(1, math.ceil(left_s / self.script.step_s)))
+        self.total = min(self.total, self.farthest + max(1, math.ceil(left_s / self.step_s)))
 
     def heal(self) -> None:
         """End all faults of the training itself."""

@@ -124,6 +124,8 @@ class Job(ABC):
         self.finished = False
         self.sharded = False
         self.copy_every = 1
+        self.step_s = 0.25
+        """Seconds from one step boundary to the next."""
         self.biases = USUAL
 
     def doubles(self, world: World) -> bool:
@@ -305,8 +307,7 @@ class PlainJob(Job):
 
     def progress(self, since_s: float) -> None:
         """Count the work since ``since_s``, except for the last, interrupted step."""
-        step_s = 0.25
-        done_s = (self.timeline.now_s - since_s) // step_s * step_s
+        done_s = (self.timeline.now_s - since_s) // self.step_s * self.step_s
         self.work_s = max(0.0, self.work_s - done_s)
 
     def start(self, parent: Parent, world: World, member: Member, slots: Iterable[int]) -> list[SimWorker]:

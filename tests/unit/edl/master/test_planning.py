@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from edl.config import FaultTolerance, NodeRange
@@ -72,7 +74,7 @@ def growing() -> Aware:
     rule.feed(ev.NodeRegistered(info("c")))
     rule.attach("c")
     rule.parked("c", seen=0)
-    assert rule.told() == {"a": Hold(Round(1), 1), "b": Hold(Round(1), 1)}
+    assert rule.told() == {name: Hold(Round(1), 1, binding=True) for name in "ab"}
     return rule
 
 
@@ -146,14 +148,80 @@ def test_a_member_that_was_away_is_asked_again_because_its_workers_have_gone_on(
     rule.answer("a", 1, 7)
     rule.feed(ev.NodeDetached(NodeId("a"), info("a").incarnation))
     rule.feed(ev.NodeAttached(Attach(info("a"), Round(1), Round(1), False, underway=True)))
-    assert Hold(Round(1), 2) in rule.sent("a")
-    assert rule.sent("b") == [Hold(Round(1), 2)]
+    assert Hold(Round(1), 2, binding=True) in rule.sent("a")
+    assert rule.sent("b") == [Hold(Round(1), 2, binding=True)]
     rule.answer("b", 1, 7)
     rule.answer("a", 1, 7)  # was on the way when its workers were let go
     assert rule.state.agreement is not None
     rule.answer("b", 2, 7)
     rule.answer("a", 2, 8)
     assert rule.state.agreement is None
+
+
+def passed_on(present: str = "abc") -> Aware:
+    """A Master has agreed on commit 9 and died; the next one has nodes ``present``."""
+    before = growing()
+    before.answer("a", 1, 7)
+    before.answer("b", 1, 8)
+    return Aware(NodeRange(1, 3), record=before.state.record, present=present)
+
+
+def reattached(name: str, *, underway: bool = False, unbroken: bool = False, in_doubt: bool = False) -> ev.NodeAttached:
+    attach = Attach(info(name), Round(1), Round(1), False)
+    return ev.NodeAttached(dataclasses.replace(attach, underway=underway, unbroken=unbroken, in_doubt=in_doubt))
+
+
+def test_the_next_master_repeats_the_order_for_the_boundary_that_is_recorded() -> None:
+    rule = passed_on()
+    order = rule.state.record.switch
+    assert order is not None
+    assert (order.hold, order.commit, order.purpose) == (1, 9, Purpose.SWITCH)
+    for name in "ab":
+        rule.feed(reattached(name, unbroken=True))
+        assert rule.sent(name) == [order]
+    assert rule.state.planned
+    rule.attach("c")
+    rule.parked("c", seen=0)
+    for name in "ab":
+        rule.parked(name, (1, 9))
+    world = rule.state.record.world
+    assert world is not None
+    assert (world.restore, rule.members, rule.state.record.switch) == (Version(1, 9), "abc", None)
+
+
+def test_a_member_that_has_broken_its_round_off_ends_the_way_to_the_boundary_for_all() -> None:
+    rule = passed_on()
+    rule.feed(reattached("a", unbroken=True))
+    rule.feed(reattached("b"))
+    assert {name: type(message) for name, message in rule.told().items()} == {"a": StopRound, "b": StopRound}
+    assert (rule.state.record.switch, rule.state.planned) == (None, False)
+
+
+def test_a_boundary_is_given_up_if_a_member_is_lost_before_the_next_master_rules() -> None:
+    rule = passed_on("ac")
+    assert rule.state.record.switch is None
+    rule.feed(reattached("a", unbroken=True))
+    assert [type(message) for message in rule.sent("a")] == [StopRound]
+
+
+@pytest.mark.parametrize(
+    "last", [Ready(Round(1), (9097, 1, 2), stopped_itself=True), Preparing(Round(1), "?", (), True)]
+)
+def test_a_member_that_has_killed_its_workers_ends_the_way_to_the_boundary_for_all(last: Ready | Preparing) -> None:
+    rule = growing()
+    rule.answer("a", 1, 7)
+    rule.answer("b", 1, 8)
+    rule.say("a", last)
+    assert isinstance(rule.told()["b"], StopRound)
+
+
+def test_workers_in_doubt_about_an_agreement_that_came_to_nothing_train_on() -> None:
+    rule = trained()
+    rule.feed(ev.NodeDetached(NodeId("a"), info("a").incarnation))
+    for in_doubt in (False, True):
+        rule.feed(reattached("a", underway=True, unbroken=True, in_doubt=in_doubt))
+        sent = [(order.hold, order.purpose) for order in rule.sent("a") if isinstance(order, Switch)]
+        assert sent == ([(0, Purpose.SET)] if in_doubt else [])
 
 
 def test_a_checkpoint_that_is_not_agreed_on_lets_all_go_on() -> None:
@@ -265,7 +333,7 @@ def test_a_drained_node_goes_when_the_others_are_underway() -> None:
 def test_the_kill_switch_outweighs_what_is_being_agreed_on() -> None:
     rule = growing()
     rule.say("a", Asked(Purpose.KILL, "the file KILL"))
-    assert rule.told()["b"] == Hold(Round(1), 2)
+    assert rule.told()["b"] == Hold(Round(1), 2, binding=True)
     rule.answer("a", 2, 7)
     rule.answer("b", 2, 7)
     order = rule.told()["a"]

@@ -188,7 +188,7 @@ def test_a_failure_is_told_and_told_again() -> None:
     assert isinstance(message, WorkerFailed)
     assert (message.failure.rank, message.failure.what) == (3, "ended with exit status 3")
     again = node.feed(ev.Disconnected(), ev.Connected()).said()
-    assert again == [Attach(INFO, Round(1), Round(1), False), message]
+    assert again == [Attach(INFO, Round(1), Round(1), False, unbroken=True), message]
 
 
 def test_a_worker_that_gives_up_says_with_which_status_the_job_ends() -> None:
@@ -220,7 +220,9 @@ def test_success_is_told_when_all_have_ended() -> None:
     node = running().feed(ended(0, 0))
     assert node.said() == []
     assert node.feed(ended(1, 0)).said() == [WorkersDone(Round(1))]
-    assert node.feed(ev.Disconnected(), ev.Connected()).said() == [Attach(INFO, Round(1), Round(1), True)]
+    assert node.feed(ev.Disconnected(), ev.Connected()).said() == [
+        Attach(INFO, Round(1), Round(1), True, unbroken=True)
+    ]
 
 
 def test_a_node_is_through_once_what_its_workers_saved_is_written() -> None:
@@ -229,12 +231,12 @@ def test_a_node_is_through_once_what_its_workers_saved_is_written() -> None:
     assert node.feed(ended(0, 0), ended(1, 0)).did(ev.FlushSaves) == [ev.FlushSaves(Round(1))]
     assert node.said() == []
     assert node.feed(ev.SavesFlushed(Round(1), pending=True)).said() == [WorkersDone(Round(1), saving=True)]
-    again = Attach(INFO, Round(1), Round(1), True, saving=True)
+    again = Attach(INFO, Round(1), Round(1), True, saving=True, unbroken=True)
     assert node.feed(ev.Disconnected(), ev.Connected()).said() == [again]
     lost = "commit 9 is not in the checkpoint directory: disk full"
     assert node.feed(ev.SavesFlushed(Round(1), unsaved=lost)).said() == [WorkersDone(Round(1), unsaved=lost)]
     assert node.state.reason == lost
-    after = Attach(INFO, Round(1), Round(1), True, unsaved=lost)
+    after = Attach(INFO, Round(1), Round(1), True, unsaved=lost, unbroken=True)
     assert node.feed(ev.Disconnected(), ev.Connected()).said() == [after]
 
 
