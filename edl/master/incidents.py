@@ -115,6 +115,20 @@ def _charge(turn: MasterTurn, what: str, node: str, failures: tuple[Failure, ...
     stop_world(turn, what, hang)
 
 
+def refund(turn: MasterTurn, reason: str) -> None:
+    """Undo the charge for the current incident, which turned out to be caused by the loss of a node."""
+    if turn.record.charged:
+        turn.write(restarts=turn.record.restarts - 1, charged=False, reason=reason)
+
+
+def refund_if_consequence(turn: MasterTurn, entry: NodeEntry, how: str = "had stopped its workers") -> None:
+    """Undo the charge for the current incident if all its failures only report lost peers: a member has stopped its
+    workers itself, and the failures are consequences of that."""
+    consequence = all(failure.peer_loss for failure in turn.record.failures)
+    if turn.record.phase is Phase.FORMING and consequence and turn.member(entry) is not None:
+        refund(turn, f"node {entry.info.node} {how}")
+
+
 def _others_run(turn: MasterTurn) -> bool:
     """Whether a worker of the running world may not have ended yet."""
     world = turn.record.world

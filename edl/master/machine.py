@@ -139,7 +139,7 @@ def _handle_lost_members(turn: MasterTurn) -> None:
         return
     interrupt(turn)
     if lately:  # an earlier Master has decided about the others
-        _refund_charge(turn, f"{_listed(lately)} {what}")
+        incidents.refund(turn, f"{_listed(lately)} {what}")
 
 
 def _listed(members: Sequence[Member]) -> str:
@@ -278,7 +278,7 @@ def _catch_up(turn: MasterTurn, entry: NodeEntry, attach: Attach) -> None:
     member = turn.member(entry)
     meant_to_run = world is not None and turn.record.phase is Phase.RUNNING and member is not None
     if turn.member(entry) is not None and entry.status is NodeStatus.STOPPING and not attach.running_round:
-        _refund_if_consequence(turn, entry)
+        incidents.refund_if_consequence(turn, entry)
     order = turn.record.switch
     if order is not None and member is not None and attach.running_round == turn.record.round:
         _go_on_to_boundary(turn, entry, order, attach.unbroken)
@@ -362,7 +362,7 @@ def _lost(turn: MasterTurn, entry: NodeEntry, how: str) -> None:
     if turn.record.phase is Phase.RUNNING:
         stop_world(turn, f"node {node} lost: {how}")
     elif turn.record.phase is Phase.FORMING:
-        _refund_charge(turn, f"node {node} lost: {how}")
+        incidents.refund(turn, f"node {node} lost: {how}")
         interrupt(turn)
 
 
@@ -376,20 +376,6 @@ def _replan_without_source(turn: MasterTurn) -> None:
     gone = [source.node for source in world.sources if source.shard not in there]
     if gone:
         stop_world(turn, f"node {gone[0]}, which had the state, is gone")
-
-
-def _refund_charge(turn: MasterTurn, reason: str) -> None:
-    """Undo the charge for the current incident, which turned out to be caused by the loss of a node."""
-    if turn.record.charged:
-        turn.write(restarts=turn.record.restarts - 1, charged=False, reason=reason)
-
-
-def _refund_if_consequence(turn: MasterTurn, entry: NodeEntry, how: str = "had stopped its workers") -> None:
-    """Undo the charge for the current incident if all its failures only report lost peers: a member has stopped its
-    workers itself, and the failures are consequences of that."""
-    consequence = all(failure.peer_loss for failure in turn.record.failures)
-    if turn.record.phase is Phase.FORMING and consequence and turn.member(entry) is not None:
-        _refund_charge(turn, f"node {entry.info.node} {how}")
 
 
 # --- messages from agents --------------------------------------------------------------------------------------------
@@ -452,7 +438,7 @@ def _ready(turn: MasterTurn, entry: NodeEntry, ready: Ready) -> None:
     unchecked = turn.member(entry) is None and turn.must_be_checked(entry)
     if ready.stopped_itself:
         interrupt(turn)
-        _refund_if_consequence(turn, entry)
+        incidents.refund_if_consequence(turn, entry)
     if running_here:
         stop_world(turn, f"node {entry.info.node} has stopped its workers")
     elif turn.record.sizing.suspended:
@@ -485,7 +471,7 @@ def _preparing(turn: MasterTurn, entry: NodeEntry, preparing: Preparing) -> None
     )
     if preparing.stopped_itself:
         interrupt(turn)
-        _refund_if_consequence(turn, entry)
+        incidents.refund_if_consequence(turn, entry)
     if running_here:
         stop_world(turn, f"node {entry.info.node} has stopped its workers")
 
@@ -532,7 +518,7 @@ def _leaving(turn: MasterTurn, entry: NodeEntry, leaving: Leaving) -> None:
         stop_world(turn, f"node {node} leaves: {reason}")
     else:
         interrupt(turn)
-        _refund_if_consequence(turn, entry, f"leaves: {reason}")
+        incidents.refund_if_consequence(turn, entry, f"leaves: {reason}")
 
 
 def _paced(turn: MasterTurn, entry: NodeEntry, message: Pace) -> None:
