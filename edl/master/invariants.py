@@ -107,6 +107,9 @@ def state_violations(state: MasterState) -> Iterator[str]:
         yield f"{record.restarts} restarts used of {state.spec.max_restarts}"
     if record.phase is Phase.RUNNING and record.restarts > state.spec.max_restarts:
         yield "a world runs on an overdrawn restart budget"
+    order = record.switch
+    if order is not None and (record.phase is not Phase.FORMING or order.round != record.round or not order.commit):
+        yield f"phase {record.phase.value} of round {record.round} with {order}"
     if (record.phase is Phase.ENDED) != (record.outcome is not None):
         yield f"phase {record.phase.value} with outcome {record.outcome}"
     for node, entry in state.nodes.items():

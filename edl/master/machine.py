@@ -436,7 +436,7 @@ def _ready(turn: MasterTurn, entry: NodeEntry, ready: Ready) -> None:
     )
     checking.ask_again(turn, entry)
     unchecked = turn.member(entry) is None and turn.must_be_checked(entry)
-    if ready.stopped_itself:
+    if ready.stopped_itself and turn.member(entry) is not None:
         interrupt(turn)
         incidents.refund_if_consequence(turn, entry)
     if running_here:
@@ -469,7 +469,7 @@ def _preparing(turn: MasterTurn, entry: NodeEntry, preparing: Preparing) -> None
         report_due_s=0.0,
         holdings=preparing.holdings,
     )
-    if preparing.stopped_itself:
+    if preparing.stopped_itself and turn.member(entry) is not None:
         interrupt(turn)
         incidents.refund_if_consequence(turn, entry)
     if running_here:

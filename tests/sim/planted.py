@@ -18,7 +18,7 @@ from edl.agent.machine.events import Start
 from edl.agent.machine.state import AgentPhase, Worker
 from edl.config import NodeRange
 from edl.exit_codes import ExitCode
-from edl.master import forming, machine, planning, resizing
+from edl.master import forming, incidents, machine, planning, resizing
 from edl.master.restoring import Unusable, choose
 from edl.master.state import NodeStatus, Phase
 from edl.master.turn import MasterTurn
@@ -88,7 +88,7 @@ def writes_without_fence() -> contextlib.AbstractContextManager[Any]:
 
 def collateral_is_charged() -> contextlib.AbstractContextManager[Any]:
     """Workers that fail because a node died use up restarts (torchrun)."""
-    return mock.patch.object(machine, "_refund_charge", lambda turn, reason: None)
+    return mock.patch.object(incidents, "refund", lambda turn, reason: None)
 
 
 def exit_closes_the_job() -> contextlib.AbstractContextManager[Any]:

@@ -127,7 +127,7 @@ def _doubt(turn: AgentTurn) -> Deadline:
         turn.log("no Master has announced the agreed step boundary: interrupting the round")
         rounds.break_off(turn)
 
-    return (turn.state.doubt_by_s if turn.state.unbroken else None), act
+    return (turn.state.doubt_by_s if turn.state.in_doubt else None), act
 
 
 def _surrender(turn: AgentTurn) -> Deadline:

@@ -82,9 +82,9 @@ def _drain_s(turn: AgentTurn, limit_s: float, number: int) -> float:
     state = turn.state
     if not state.registered or limit_s <= 0:
         return 0.0
-    if not state.connected:  # the Master may have just gone, and its successor lets the others go on without this node
-        return limit_s * DRAIN_SHARE if state.underway and number != SIGINT else 0.0
     parting = state.phase is AgentPhase.STOPPING and state.leave is Leave.AT_BOUNDARY
+    if not state.connected:  # the Master may have just gone, and its successor lets the others go on without this node
+        return limit_s * DRAIN_SHARE if (state.underway or parting) and number != SIGINT else 0.0
     if state.underway or parting:
         return limit_s * DRAIN_SHARE
     resting = state.phase in (AgentPhase.IDLE, AgentPhase.PREPARING, AgentPhase.WARMING) and not state.in_world

@@ -264,18 +264,23 @@ def _ended(turn: AgentTurn, event: WorkerEnded) -> None:
         if of_itself and not worker.condemned:
             # The worker did not die from our signal, so it may be the root cause of the stop. A worker whose error only
             # mentions a lost peer is a consequence.
-            turn.say(WorkerFailed(_failure(state, state.world, worker, event)))
+            _fail(turn, worker, _failure(state, state.world, worker, event))
         rounds.rest_if_free(turn)
     elif event.exit_code == 0:
         turn.set_worker(worker.slot, status=WorkerStatus.DONE)
         rounds.look_whether_done(turn)
     else:
         turn.set_worker(worker.slot, status=WorkerStatus.FAILED, gone=what)
-        failure = _failure(state, state.world, worker, event)
-        turn.set(unsent=(*state.unsent, failure))
-        if not turn.state.connected:  # else the Master reports it to all nodes
-            turn.log(f"worker {worker.rank} (local rank {worker.local_rank}) {failure.what}")
-        turn.say(WorkerFailed(failure))
+        _fail(turn, worker, _failure(state, state.world, worker, event))
+
+
+def _fail(turn: AgentTurn, worker: Worker, failure: Failure) -> None:
+    """Report a failed worker, to the next Master as well, unless the round has been interrupted."""
+    if turn.state.unbroken:
+        turn.set(unsent=(*turn.state.unsent, failure))
+    if not turn.state.connected:  # else the Master reports it to all nodes
+        turn.log(f"worker {worker.rank} (local rank {worker.local_rank}) {failure.what}")
+    turn.say(WorkerFailed(failure))
 
 
 def _expected_end(state: AgentState, code: int) -> bool:

@@ -68,7 +68,8 @@ def begin(
     missing = tuple(w.slot for w in workers if w.born == world.round)
     outside = tuple(worker for worker in turn.state.alive if worker.slot not in member.used)
     turn.set(phase=AgentPhase.RUNNING, world=world, workers=(*workers, *outside), unsent=())
-    turn.set(hold=0, park_by_s=None, ahead_failed="", idling=False, use=member.places, kill_at_s=None)
+    _unhold(turn)
+    turn.set(park_by_s=None, ahead_failed="", idling=False, use=member.places, kill_at_s=None)
     turn.set(flushed=False, unsaved="", killed=False, stopped_itself=False)
     turn.log(reason)
     shed(turn, outside)
@@ -174,7 +175,8 @@ def break_off(turn: AgentTurn) -> None:
     state = turn.state
     if not state.unbroken:
         return
-    turn.set(phase=AgentPhase.STOPPING, leave=Leave.AT_ONCE, unsent=(), hold=0, doubt_by_s=None)
+    turn.set(phase=AgentPhase.STOPPING, leave=Leave.AT_ONCE, unsent=())
+    _unhold(turn)
     parking = tuple(w.slot for w in state.in_world if w.rejoins and w.frozen_since_s is None)
     ending = tuple(w for w in state.in_world if w.slot not in parking)
     if parking:
@@ -189,7 +191,8 @@ def rest_if_free(turn: AgentTurn) -> None:
     """Once no worker is left in the world, report ready or exit."""
     turn.exit_if_empty()
     if turn.state.phase is AgentPhase.STOPPING and not turn.state.in_world:
-        turn.set(kill_at_s=None, park_by_s=None, hold=0)
+        _unhold(turn)
+        turn.set(kill_at_s=None, park_by_s=None)
         get_ready(turn)
 
 
@@ -375,11 +378,12 @@ def switch(turn: AgentTurn, order: Switch) -> None:
         return
     ranks = tuple(worker.slot for worker in state.in_world)
     turn.do(TellWorkers(local.Target(order.hold, order.commit, order.purpose.value, order.reason), ranks))
-    turn.set(hold=0)
+    _unhold(turn)
     if order.purpose is not Purpose.SAVE:
         turn.log(order.reason)  # it names the commit
-        turn.set(phase=AgentPhase.STOPPING, leave=Leave.AT_BOUNDARY, unsent=())
+        turn.set(phase=AgentPhase.STOPPING, leave=Leave.AT_BOUNDARY)
         turn.set(park_by_s=turn.now_s + state.timeouts.boundary_s)
+        rest_if_free(turn)
 
 
 def _set(turn: AgentTurn, order: Switch) -> None:
@@ -388,7 +392,7 @@ def _set(turn: AgentTurn, order: Switch) -> None:
     ranks = tuple(worker.slot for worker in state.in_world)
     target = local.Target(state.hold, order.commit, order.purpose.value, order.reason, order.settings)
     turn.do(TellWorkers(target, ranks))
-    turn.set(hold=0, doubt_by_s=None)
+    _unhold(turn)
 
 
 def lose_master(turn: AgentTurn) -> None:
@@ -402,10 +406,14 @@ def lose_master(turn: AgentTurn) -> None:
 def release(turn: AgentTurn) -> None:
     """The agreement was abandoned: let the workers continue."""
     if turn.state.hold:
-        turn.set(doubt_by_s=None)
         ranks = tuple(worker.slot for worker in turn.state.in_world)
         turn.do(TellWorkers(local.Release(turn.state.hold), ranks))
-        turn.set(hold=0)
+        _unhold(turn)
+
+
+def _unhold(turn: AgentTurn) -> None:
+    """No agreement is waited for any more."""
+    turn.set(hold=0, binding=False, doubt_by_s=None)
 
 
 def underway(turn: AgentTurn, worker: Worker, event: WorkerUnderway) -> None:

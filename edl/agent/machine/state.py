@@ -283,7 +283,8 @@ class AgentState:
     @property
     def in_doubt(self) -> bool:
         """Whether a step boundary may have been agreed that these workers must not ignore."""
-        return bool(self.hold) and self.binding and all(worker.here is not None for worker in self.in_world)
+        held = bool(self.hold) and self.binding and bool(self.in_world)
+        return held and all(worker.here is not None for worker in self.in_world)
 
     def attach(self) -> Attach:
         """The message with which this node introduces itself to a Master."""

@@ -215,6 +215,18 @@ def test_a_member_that_has_killed_its_workers_ends_the_way_to_the_boundary_for_a
     assert isinstance(rule.told()["b"], StopRound)
 
 
+@pytest.mark.parametrize(
+    "last", [Ready(Round(0), (9100, 1, 2), True, stopped_itself=True), Preparing(Round(0), "?", (), True)]
+)
+def test_a_spare_that_has_killed_its_workers_once_disturbs_no_boundary(last: Ready | Preparing) -> None:
+    rule = growing()
+    rule.answer("a", 1, 7)
+    rule.answer("b", 1, 8)
+    rule.say("c", last)
+    assert rule.state.record.switch is not None
+    assert not [message for name in "ab" for message in rule.sent(name)]
+
+
 def test_workers_in_doubt_about_an_agreement_that_came_to_nothing_train_on() -> None:
     rule = trained()
     rule.feed(ev.NodeDetached(NodeId("a"), info("a").incarnation))

@@ -8,7 +8,7 @@ from edl.agent.machine import events as ev
 from edl.agent.machine.state import AgentPhase
 from edl.types import Round
 from edl.wire import local
-from edl.wire.messages import Hold, StartRound, StopRound, Switch, UseSlots
+from edl.wire.messages import Attach, Hold, StartRound, StopRound, Switch, UseSlots, WorkerFailed
 from edl.wire.purpose import Purpose
 from edl.wire.records import NO_SETTINGS
 from tests.unit.edl.agent.machine.test_machine import SIGKILL, SIGTERM, Node, ended, running, world
@@ -65,6 +65,42 @@ def test_the_next_master_ends_the_doubt(answered: bool) -> None:
     else:
         node.hear(Hold(Round(1), 5))
     assert phase(node.wait(100.0)) is AgentPhase.RUNNING
+
+
+def test_a_doubt_that_ends_with_a_boundary_does_not_interrupt_the_next_round() -> None:
+    node = in_doubt().hear(Switch(Round(1), 4, 9, Purpose.SWITCH, "n2 to leave"))
+    assert phase(node) is AgentPhase.STOPPING
+    node.feed(parked(0, left=1), parked(1, left=1)).hear(StartRound(world(2), "next"))
+    assert not node.wait(1000.0).did(ev.TellWorkers)
+    assert phase(node) is AgentPhase.RUNNING
+
+
+def test_a_node_whose_workers_have_succeeded_is_in_no_doubt() -> None:
+    node = in_doubt().feed(ended(0, 0), ended(1, 0))
+    assert not node.state.in_doubt
+    assert phase(node.wait(1000.0)) is AgentPhase.RUNNING, "it waits for the others"
+
+
+def test_a_node_whose_workers_have_succeeded_has_nothing_to_wait_for_at_a_boundary() -> None:
+    node = training().hear(Hold(Round(1), 4, binding=True))
+    node.feed(ev.WorkerHere(Round(1), 0, 4, 8), ev.WorkerHere(Round(1), 1, 4, 8), ended(0, 0), ended(1, 0))
+    node.hear(Switch(Round(1), 4, 9, Purpose.SWITCH, "n2 to leave"))
+    assert phase(node) in (AgentPhase.IDLE, AgentPhase.PREPARING)
+
+
+def test_a_failure_on_the_way_to_a_boundary_is_repeated_to_the_next_master() -> None:
+    node = in_doubt().hear(Switch(Round(1), 4, 9, Purpose.SWITCH, "n2 to leave")).feed(ev.Disconnected())
+    node.feed(ended(0, -11))
+    assert [log.text for log in node.did(ev.Log)] == ["worker 2 (local rank 0) was killed by SIGSEGV"]
+    said = node.feed(ev.Connected()).said()
+    assert [type(message) for message in said[:2]] == [Attach, WorkerFailed]
+
+
+def test_a_node_on_its_way_to_a_boundary_waits_for_it_when_it_gets_sigterm_without_a_master() -> None:
+    node = in_doubt().hear(Switch(Round(1), 4, 9, Purpose.SWITCH, "n2 to leave")).feed(ev.Disconnected())
+    node.feed(ev.Interrupted(SIGTERM, again=False))
+    assert phase(node) is AgentPhase.STOPPING
+    assert not node.did(ev.SignalWorkers)
 
 
 def test_workers_of_which_one_has_not_answered_are_in_no_doubt() -> None:

@@ -188,7 +188,8 @@ def test_workers_that_use_edl_and_cannot_rejoin_get_their_place_and_are_ended_wi
 def test_a_round_begins_with_nothing_left_of_the_one_before() -> None:
     node = training().hear(StopRound(Round(1), "node z lost")).feed(parked(0, left=1), parked(1, left=1))
     left: dict[str, Any] = {
-        "hold": 4, "park_by_s": 1000.0, "kill_at_s": 1000.0, "doubt_by_s": None, "killed": True, "idling": True,
+        "hold": 4, "park_by_s": 1000.0, "kill_at_s": 1000.0, "doubt_by_s": 1000.0, "binding": True, "killed": True,
+        "idling": True,
         "flushed": True, "unsaved": "a commit", "stopped_itself": True, "ahead_failed": "died",
     }  # fmt: skip
     node.state = dataclasses.replace(node.state, **left)
