@@ -13,7 +13,7 @@ from typing import Any
 from unittest import mock
 
 from edl.agent.entitlement import Entitlement
-from edl.agent.machine import rounds
+from edl.agent.machine import boundaries, rounds
 from edl.agent.machine.events import Start
 from edl.agent.machine.state import AgentPhase, Worker
 from edl.config import NodeRange
@@ -154,7 +154,7 @@ def waits_for_no_member() -> contextlib.AbstractContextManager[Any]:
 
 def agreed_settings_are_let_go() -> contextlib.AbstractContextManager[Any]:
     """Workers that wait for the word on what was agreed go on when the Master is lost, and miss it."""
-    return mock.patch.object(rounds, "lose_master", rounds.release)
+    return mock.patch.object(boundaries, "lose_master", boundaries.release)
 
 
 def settings_end_with_the_next_hold() -> contextlib.AbstractContextManager[Any]:

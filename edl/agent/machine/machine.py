@@ -12,7 +12,7 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-from edl.agent.machine import health, independent, leaving, rounds
+from edl.agent.machine import boundaries, health, independent, leaving, rounds
 from edl.agent.machine.deadlines import watch_deadlines
 from edl.agent.machine.diagnosis import is_usage_error
 from edl.agent.machine.events import (
@@ -147,7 +147,7 @@ def _tell_where(turn: AgentTurn) -> None:
 def _disconnected(turn: AgentTurn, event: Disconnected) -> None:
     if turn.state.connected:
         turn.set(connected=False, contact_s=turn.now_s)
-        rounds.lose_master(turn)
+        boundaries.lose_master(turn)
         if turn.state.word_by_s is not None:
             leaving.unheard(turn)
 
@@ -194,9 +194,9 @@ def _heard(turn: AgentTurn, event: MasterSaid) -> None:
         case StopRound() as order:
             (independent if turn.state.independent else rounds).stop(turn, order)
         case Hold() as order:
-            rounds.hold(turn, order)
+            boundaries.hold(turn, order)
         case Switch() as order:
-            rounds.switch(turn, order)
+            boundaries.switch(turn, order)
         case Prestart():
             rounds.prestart(turn)
         case LoadState():
@@ -353,7 +353,7 @@ def _underway(turn: AgentTurn, event: WorkerUnderway) -> None:
 def _here(turn: AgentTurn, event: WorkerHere) -> None:
     worker = _worker(turn, event.round, event.slot)
     if worker is not None:
-        rounds.here(turn, worker, event.hold, event.commit)
+        boundaries.here(turn, worker, event.hold, event.commit)
 
 
 def _gave_up(turn: AgentTurn, event: WorkerGaveUp) -> None:

@@ -24,8 +24,7 @@ from edl.agent.machine.state import HAS_PROCESS, AgentPhase, Leave, Worker, Work
 from edl.agent.machine.turn import LEAVES, SIGKILL, SIGTERM, AgentTurn
 from edl.types import Rank, Round
 from edl.wire import local
-from edl.wire.messages import Boundary, Hold, Preparing, StopRound, Switch, Underway, UseSlots, WorkersDone
-from edl.wire.purpose import Purpose
+from edl.wire.messages import Preparing, StopRound, Underway, UseSlots, WorkersDone
 from edl.wire.records import Member, World
 
 IN_PROCESS = "in process"
@@ -68,7 +67,7 @@ def begin(
     missing = tuple(w.slot for w in workers if w.born == world.round)
     outside = tuple(worker for worker in turn.state.alive if worker.slot not in member.used)
     turn.set(phase=AgentPhase.RUNNING, world=world, workers=(*workers, *outside), unsent=())
-    _unhold(turn)
+    turn.unhold()
     turn.set(park_by_s=None, ahead_failed="", idling=False, use=member.places, kill_at_s=None)
     turn.set(flushed=False, unsaved="", killed=False, stopped_itself=False)
     turn.log(reason)
@@ -176,7 +175,7 @@ def break_off(turn: AgentTurn) -> None:
     if not state.unbroken:
         return
     turn.set(phase=AgentPhase.STOPPING, leave=Leave.AT_ONCE, unsent=())
-    _unhold(turn)
+    turn.unhold()
     parking = tuple(w.slot for w in state.in_world if w.rejoins and w.frozen_since_s is None)
     ending = tuple(w for w in state.in_world if w.slot not in parking)
     if parking:
@@ -191,7 +190,7 @@ def rest_if_free(turn: AgentTurn) -> None:
     """Once no worker is left in the world, report ready or exit."""
     turn.exit_if_empty()
     if turn.state.phase is AgentPhase.STOPPING and not turn.state.in_world:
-        _unhold(turn)
+        turn.unhold()
         turn.set(kill_at_s=None, park_by_s=None)
         get_ready(turn)
 
@@ -335,85 +334,6 @@ def ended_outside(turn: AgentTurn, worker: Worker, what: str) -> None:
         turn.set(ahead_failed=f"a worker started ahead {what}")
         turn.log(f"a worker started ahead of its world {what}: its slot is filled with the next world")
     get_ready(turn)
-
-
-# --- step boundaries -------------------------------------------------------------------------------------------------
-
-
-def hold(turn: AgentTurn, order: Hold) -> None:
-    """Ask all workers for their newest commit, and keep them from passing their next step boundary."""
-    if order.round != turn.state.running_round or not turn.state.underway:
-        return  # the Master stops waiting after a while, and interrupts
-    turn.set(hold=order.hold, binding=order.binding, doubt_by_s=None)
-    for worker in turn.state.in_world:
-        turn.set_worker(worker.slot, here=None)
-    ranks = tuple(worker.slot for worker in turn.state.in_world)
-    turn.do(TellWorkers(local.HoldAtBoundary(int(order.round), order.hold), ranks))
-
-
-def here(turn: AgentTurn, worker: Worker, number: int, commit: int) -> None:
-    """Note a worker's answer to ``HoldAtBoundary``; after the last one, tell the Master."""
-    state = turn.state
-    if number != state.hold or worker.status is not WorkerStatus.ALIVE:
-        return
-    turn.set_worker(worker.slot, here=commit)
-    answers = [other.here for other in turn.state.in_world]
-    known = [answer for answer in answers if answer is not None]
-    if len(known) == len(answers):
-        turn.say(Boundary(state.running_round, number, max(known)))
-
-
-def switch(turn: AgentTurn, order: Switch) -> None:
-    """The step boundary is agreed: let the workers train up to it. Commit 0 means that there is none."""
-    state = turn.state
-    if order.round != state.running_round or state.phase is not AgentPhase.RUNNING:
-        return
-    if order.purpose is Purpose.SET:
-        _set(turn, order)
-        return
-    if order.hold != state.hold:
-        return
-    if not order.commit:
-        release(turn)
-        return
-    ranks = tuple(worker.slot for worker in state.in_world)
-    turn.do(TellWorkers(local.Target(order.hold, order.commit, order.purpose.value, order.reason), ranks))
-    _unhold(turn)
-    if order.purpose is not Purpose.SAVE:
-        turn.log(order.reason)  # it names the commit
-        turn.set(phase=AgentPhase.STOPPING, leave=Leave.AT_BOUNDARY)
-        turn.set(park_by_s=turn.now_s + state.timeouts.boundary_s)
-        rest_if_free(turn)
-
-
-def _set(turn: AgentTurn, order: Switch) -> None:
-    """Tell the workers the commit from which new settings hold."""
-    state = turn.state
-    ranks = tuple(worker.slot for worker in state.in_world)
-    target = local.Target(state.hold, order.commit, order.purpose.value, order.reason, order.settings)
-    turn.do(TellWorkers(target, ranks))
-    _unhold(turn)
-
-
-def lose_master(turn: AgentTurn) -> None:
-    """The Master that held the workers is lost: release them, unless a boundary may already have been agreed."""
-    if turn.state.in_doubt:
-        turn.set(doubt_by_s=turn.now_s + turn.state.timeouts.boundary_s)
-    else:
-        release(turn)
-
-
-def release(turn: AgentTurn) -> None:
-    """The agreement was abandoned: let the workers continue."""
-    if turn.state.hold:
-        ranks = tuple(worker.slot for worker in turn.state.in_world)
-        turn.do(TellWorkers(local.Release(turn.state.hold), ranks))
-        _unhold(turn)
-
-
-def _unhold(turn: AgentTurn) -> None:
-    """No agreement is waited for any more."""
-    turn.set(hold=0, binding=False, doubt_by_s=None)
 
 
 def underway(turn: AgentTurn, worker: Worker, event: WorkerUnderway) -> None:

@@ -73,6 +73,10 @@ class AgentTurn:
             )
         )
 
+    def unhold(self) -> None:
+        """Wait for no agreement on a step boundary any more."""
+        self.set(hold=0, binding=False, doubt_by_s=None)
+
     def end_workers(self, workers: tuple[Worker, ...], number: int, why: str) -> None:
         """End these workers: waiting ones get a stop message with the reason, frozen ones SIGKILL, the others the
         signal. Those left after the grace period are killed."""
