@@ -94,13 +94,13 @@ def test_a_pod_that_will_be_removed_does_not_wait_for_the_size(tmp_path: Path, s
     """While the server does not answer, is overloaded, or has just taken away the right to read the size."""
 
     async def story() -> None:
-        async with setup(SET, tmp_path, controllers=True, timeout="600", poll="600") as here:
-            async with watching(here.scheduler) as seen:
-                await until(lambda: Sized(SchedulerSize(2, 2)) in seen)
-                here.server.faults.append(fault := Fault(status, ["get"], "/scale"))
-                evict(here.store, "default", "train-1", "PreemptionByScheduler", "a more important pod")
-                await until(lambda: Disruption("train-1", "PreemptionByScheduler: a more important pod", 30.0) in seen)
-                assert fault.hits
+        begun = setup(SET, tmp_path, controllers=True, timeout="600", poll="600")
+        async with begun as here, watching(here.scheduler) as seen:
+            await until(lambda: Sized(SchedulerSize(2, 2)) in seen)
+            here.server.faults.append(fault := Fault(status, ["get"], "/scale"))
+            evict(here.store, "default", "train-1", "PreemptionByScheduler", "a more important pod")
+            await until(lambda: Disruption("train-1", "PreemptionByScheduler: a more important pod", 30.0) in seen)
+            assert fault.hits
 
     with contextlib.nullcontext() if status != 403 else pytest.raises(SchedulerError, match="statefulsets/scale"):
         run(story())
