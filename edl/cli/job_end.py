@@ -35,9 +35,10 @@ class JobEnd:
         """Number of the newest entry of the history that is known."""
         self._again = False
         """Whether to follow from the newest entry that is known, because it is older than those that were seen."""
-        self._following: asyncio.Future[HistoryEntry] | None = None
+        self._following: asyncio.Future[None] | None = None
         self.entry: HistoryEntry | None = None
-        """The entry about the end of the job; None: it has not ended."""
+        """The entry about the end of the job; None: it has not ended. Set as soon as it arrives, also during a look:
+        the status of that look may be from before the end."""
 
     def see(self, status: JobStatus) -> None:
         """Take in the result of a look."""
@@ -67,7 +68,7 @@ class JobEnd:
         finally:
             await end(pausing)
         if self._following.done():
-            self.entry = self._following.result()
+            self._following.result()
         return self.entry
 
     def ending_of(self, error: Exception) -> str:
@@ -76,14 +77,15 @@ class JobEnd:
             return str(error)
         return f"job {self._job} has ended: {self.entry.text}" if self.entry is not None else ""
 
-    async def _follow(self) -> HistoryEntry:
-        while True:
+    async def _follow(self) -> None:
+        while self.entry is None:
             with contextlib.suppress(*LOOK_FAILURES):
                 async with self._connect() as client:
                     async for entry in client.events(self._newest, follow=True):
                         self._newest = entry.number
                         if entry.kind == Kind.JOB_ENDED.value:
-                            return entry
+                            self.entry = entry
+                            return
             await asyncio.sleep(AGAIN_S)
 
     async def aclose(self) -> None:

@@ -32,15 +32,20 @@ MARK = "edl: "
 """Prefix of the comment of jobs that a Master has submitted. Only these are ever cancelled while they run."""
 SRUN = "srun --nodes=1 --ntasks=1 --cpu-bind=none --unbuffered"
 """Starts one task that may use all resources of the job. No number of CPUs is given, which would confine it to one."""
-_COMING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT")
-_THERE = ("RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING", "STAGE_OUT")
+_COMING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT")
+_THERE = ("RUNNING", "CONFIGURING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING", "STAGE_OUT")
+"""States of jobs that have been assigned a host. Also ``CONFIGURING``, while the host boots: for ``scancel --state``
+such a job is running."""
 _TRANSIENT = (
-    *("contact", "timed out", "connection", "temporarily", "try again", "not responding", "communication", "socket"),
-    *("submit limit", "too many", "job count"),
+    *("contact", "timed out", "connect", "temporarily", "try again", "not responding", "communication", "socket"),
+    *("zero bytes", "standby mode", "authentication error", "submit limit", "too many", "job count"),
 )
 """Words in the output of Slurm's programs that indicate a transient error. A submission above a limit may succeed once
-other jobs have ended."""
+other jobs have ended. ``authentication error``: the host's munge daemon restarts, for instance."""
 _OF_THIS_JOB = ("SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "PMI_", "PMIX_")
+_OF_THIS_USER = ("SQUEUE_", "SCANCEL_")
+"""Prefixes of a user's default options, which would hide nodes from ``squeue``, or keep ``scancel`` from cancelling
+them."""
 _OF_ITS_DEVICES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK")
 _OF_THE_CLUSTER = ("SLURM_CONF", "SLURM_JWT")
 
@@ -193,7 +198,9 @@ class Slurm:
 
     async def _queue(self) -> list[Queued]:
         columns = "%i|%A|%T|%r|%k"
-        said = await self._call("squeue", "--noheader", "--array", "--me", f"--name={self._job_name}", "-o", columns)
+        # --all: otherwise jobs in partitions that are hidden from users are missing, and would be submitted again.
+        options = ["--noheader", "--array", "--all", "--me", f"--name={self._job_name}", "-o", columns]
+        said = await self._call("squeue", *options)
         return queue_from(said)
 
     async def _call(self, *command: str, written: str = "") -> str:
@@ -223,12 +230,13 @@ def _size(queue: Sequence[Queued]) -> SchedulerSize:
 
 
 def _of_another_job(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment for another Slurm job: without variables that describe the one of this launcher."""
+    """The environment for Slurm's programs and another Slurm job: without variables that describe the one of this
+    launcher, and without a user's default options."""
     left_out = _OF_ITS_DEVICES if "SLURM_JOB_ID" in environment else ()
     return {
         name: value
         for name, value in environment.items()
-        if name in _OF_THE_CLUSTER or not (name.startswith(_OF_THIS_JOB) or name in left_out)
+        if name in _OF_THE_CLUSTER or not (name.startswith((*_OF_THIS_JOB, *_OF_THIS_USER)) or name in left_out)
     }
 
 

@@ -266,7 +266,7 @@ class HttpServer:
                 raise Refusal(404, f"there is no such {what}")
 
     def _probe(self, route: Route) -> web.Response:
-        ready = route.name == "health" or self._front.authority is not None or bool(self._front.deps.master_url())
+        ready = route.name == "health" or self._front.authority is not None or self._front.deps.master_url() is not None
         if ready:
             return web.Response(text="ok\n")
         return web.Response(text="no Master\n", status=503, headers=_AGAIN)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable
 from pathlib import Path
 
@@ -86,6 +87,23 @@ def test_taints_of_hosts(tmp_path: Path) -> None:
                 await until(lambda: {Disruption("train-0", words), Disruption("train-1", words)} <= set(seen))
 
     run(story())
+
+
+@pytest.mark.parametrize("status", [0, 429, 403])
+def test_a_pod_that_will_be_removed_does_not_wait_for_the_size(tmp_path: Path, status: int) -> None:
+    """While the server does not answer, is overloaded, or has just taken away the right to read the size."""
+
+    async def story() -> None:
+        begun = setup(SET, tmp_path, controllers=True, timeout="600", poll="600")
+        async with begun as here, watching(here.scheduler) as seen:
+            await until(lambda: Sized(SchedulerSize(2, 2)) in seen)
+            here.server.faults.append(fault := Fault(status, ["get"], "/scale"))
+            evict(here.store, "default", "train-1", "PreemptionByScheduler", "a more important pod")
+            await until(lambda: Disruption("train-1", "PreemptionByScheduler: a more important pod", 30.0) in seen)
+            assert fault.hits
+
+    with contextlib.nullcontext() if status != 403 else pytest.raises(SchedulerError, match="statefulsets/scale"):
+        run(story())
 
 
 def test_of_hosts_only_their_taints_are_kept_and_matter(tmp_path: Path) -> None:

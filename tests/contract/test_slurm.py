@@ -140,13 +140,14 @@ class TestSubmit:
         """Its environment is passed on, but for what Slurm has put in for the job that the Master runs in."""
         inherited = {"SLURM_JOB_ID": "7", "SLURM_MEM_PER_NODE": "99999999", "SLURMD_NODENAME": "x", "SBATCH_QOS": "y"}
         inherited |= {"CUDA_VISIBLE_DEVICES": "3", "EDL_NNODES": "1:8", "SLURM_NTASKS": "64", "PMI_RANK": "4"}
+        inherited |= {"SQUEUE_STATES": "R", "SCANCEL_STATE": "PENDING"}
         launcher = (sys.executable, "-c", TELLER, str(tmp_path / "seen.json"))
         own = dataclasses.replace(told, launcher=launcher, environment={**inherited, **slurm.environment})
         run(adapter(own).request(1, ""))
         until(lambda: (tmp_path / "seen.json").exists() and (tmp_path / "seen.json").read_text(), "its call")
         seen: dict[str, str] = json.loads((tmp_path / "seen.json").read_text())[1]
         assert seen["EDL_NNODES"] == "1:8" and seen["SLURM_CONF"] == str(slurm.conf)
-        assert not {"CUDA_VISIBLE_DEVICES", "PMI_RANK", "SBATCH_QOS"} & set(seen)
+        assert not {"CUDA_VISIBLE_DEVICES", "PMI_RANK", "SBATCH_QOS", "SQUEUE_STATES", "SCANCEL_STATE"} & set(seen)
         assert (seen["SLURM_JOB_ID"], seen["SLURM_STEP_NUM_TASKS"]) == (str(slurm.tasks()[-1].number), "1")
         assert (seen["SLURM_MEM_PER_NODE"], seen["SLURMD_NODENAME"]) == (str(MEMORY_MB), "edl0")
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from edl.errors import SchedulerError
 from edl.schedulers.kubernetes.access import Options
+from edl.tasks import Backoff
 
 if TYPE_CHECKING:
     import aiohttp
@@ -91,7 +92,8 @@ class Client:
     async def _call(self, method: str, target: ApiTarget, query: dict[str, str], body: object, kind: str) -> Json:
         await _load()
         loop = asyncio.get_running_loop()
-        deadline_s, pause_s = loop.time() + self._options.timeout_s, FIRST_PAUSE_S
+        deadline_s = loop.time() + self._options.timeout_s
+        pauses = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         last: SchedulerError | None = None
         while True:
             left_s = deadline_s - loop.time()
@@ -102,10 +104,9 @@ class Client:
                 # the last error response is more informative than the timeout
                 raise last or SchedulerError(text, retry=True) from error
             except _Transient as error:
-                last, wait_s = error.failure, max(pause_s, error.after_s)
+                last, wait_s = error.failure, max(pauses.next(), error.after_s)
                 if loop.time() + wait_s >= deadline_s:
                     raise error.failure from error
-                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
             await asyncio.sleep(wait_s)
 
     async def _once(

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from edl.errors import SchedulerError
 from edl.schedulers.kubernetes.client import ApiStatusError, ApiTarget, Client, Json
+from edl.tasks import Backoff
 
 PAGE = 500
 """Objects requested per page."""
@@ -47,7 +48,7 @@ class Mirror:
         self._kept = kept
         self._version = ""
         """The version up to which all changes are applied; empty: list again."""
-        self._pause_s = FIRST_PAUSE_S
+        self._pauses = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         self._failures = 0
         """Failures since a list or a watch last worked."""
         self._watched = True
@@ -82,19 +83,18 @@ class Mirror:
         gone = isinstance(error, ApiStatusError) and error.status == GONE
         if gone or not expected or self._failures >= LIST_AGAIN:
             self._version = ""
-        if gone and self._pause_s == FIRST_PAUSE_S:  # usual after an outage: list again at once
-            self._pause_s *= 2
+        pause_s = self._pauses.next()
+        if gone and pause_s == FIRST_PAUSE_S:  # usual after an outage: list again at once
             return 0.0
         why = str(error) if expected else f"{self._target.resource}: {type(error).__name__}: {error}"
         if self.problem != why:
             self.problem = why
             self.changed.set()
-        pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, LONGEST_PAUSE_S)
         return pause_s
 
     def _recover(self) -> None:
         """Called when a watch works."""
-        self._pause_s = FIRST_PAUSE_S
+        self._pauses.reset()
         self._failures = 0
         self._watched = True
         self._clear()

@@ -18,7 +18,7 @@ from edl.schedulers.kubernetes.client import ApiStatusError, ApiTarget, Client, 
 from edl.schedulers.kubernetes.kinds import Workload
 from edl.schedulers.kubernetes.mirror import Mirror
 from edl.schedulers.port import Disruption, Observation, SchedulerSize, Sized
-from edl.tasks import end
+from edl.tasks import Backoff, end
 
 SHOWN = 5
 """Limit on the names in a message."""
@@ -26,6 +26,8 @@ CONFLICTS = 5
 """Number of conflicts (409) after which a change fails."""
 GAP_S = 0.1
 """Least time in seconds between two reads of the size, so that a hundred pods that start together cost one read."""
+SIZE_FIRST_S = 1.0
+"""Seconds that pods which will be removed wait for a read of the size, and between two looks at them meanwhile."""
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
 READ_PODS = ("get", "list", "watch")
@@ -118,30 +120,45 @@ class KubernetesScheduler:
     async def _follow(self, mirrors: Sequence[Mirror]) -> AsyncGenerator[Observation, None]:
         said: SchedulerSize | None = None
         reported: dict[str, str] = {}
-        pause_s = FIRST_PAUSE_S
+        pauses = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         while True:
             for mirror in mirrors:
                 mirror.changed.clear()
-            wait_s = self._options.poll_s
+            # The size goes before the pods that it costs, but no pod waits for a size that the server does not give.
+            reading = asyncio.ensure_future(self._nodes())
             try:
-                nodes = self._kind.nodes(await self._client.get(self._kind.target))
-                pause_s = FIRST_PAUSE_S
+                while not (await asyncio.wait({reading}, timeout=SIZE_FIRST_S))[0]:
+                    for disruption in self._disruptions(mirrors, reported):
+                        yield disruption
+            finally:
+                await end(reading)
+            nodes, wait_s = reading.result(), self._options.poll_s
+            if isinstance(nodes, int):
+                pauses.reset()
                 size = _size(nodes, mirrors[0]) if mirrors else SchedulerSize(nodes)
                 if size != said:
                     said = size
                     yield Sized(size)
-            except SchedulerError as error:
-                if not error.retry:
-                    raise
-                wait_s, pause_s = pause_s, min(2 * pause_s, LONGEST_PAUSE_S)
-            if mirrors:
-                for disruption in self._disruptions(mirrors, reported):
-                    yield disruption
+            elif nodes.retry:
+                wait_s = pauses.next()
+            for disruption in self._disruptions(mirrors, reported):
+                yield disruption
+            if isinstance(nodes, SchedulerError) and not nodes.retry:
+                raise nodes
             await asyncio.sleep(GAP_S)
             await _any_change(mirrors, wait_s)
 
+    async def _nodes(self) -> int | SchedulerError:
+        """The size of the object, or why it cannot be read."""
+        try:
+            return self._kind.nodes(await self._client.get(self._kind.target))
+        except SchedulerError as error:
+            return error
+
     def _disruptions(self, mirrors: Sequence[Mirror], reported: dict[str, str]) -> Iterator[Disruption]:
         """Yields pods that will be removed, each once. ``reported``: uids of pods reported so far, by name."""
+        if not mirrors:
+            return
         hosts = mirrors[1].found if len(mirrors) > 1 else {}
         here = mirrors[0].found
         for name in [name for name in reported if name not in here]:

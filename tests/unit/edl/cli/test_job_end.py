@@ -80,6 +80,26 @@ def test_a_job_that_was_started_again_under_its_name() -> None:
     asyncio.run(body())
 
 
+def test_an_end_is_kept_if_the_status_is_from_before_it() -> None:
+    """The entry comes while a look waits for its answer. After that the Master is gone, and nobody says it again."""
+
+    async def body() -> None:
+        master = Master(entry(1))
+        async with contextlib.aclosing(JobEnd(master.connect)) as end:
+            end.see(seen("running", entry(1)))
+            assert await end.rest(at_once()) is None
+            master.entries.append(entry(2, Kind.JOB_ENDED.value))
+            master.added.set()
+            await at_once()
+            master.entries.clear()
+            end.see(seen("running", entry(1)))
+            found = await end.rest(at_once())
+            assert found is not None and found.text == "text 2"
+            assert end.ending_of(OSError()) == "job job has ended: text 2"
+
+    asyncio.run(body())
+
+
 @pytest.mark.parametrize("error", [OSError(errno.EMFILE, "Too many open files"), ProtocolError("unreadable")])
 def test_the_end_is_learnt_of_after_an_attempt_that_failed(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     """With no descriptor left, the files of this host's launchers cannot be listed."""

@@ -64,6 +64,7 @@ class TestRead:
             ("7|7|RUNNING|None|(null)", [Queued("7", 7, "RUNNING", "None", False)]),
             (f"7|7|PENDING|Priority|{MARK}a|b", [Queued("7", 7, "PENDING", "Priority", True)]),
             ("9_3|12|RUNNING|None|", [Queued("9_3", 12, "RUNNING", "None", False)]),
+            ("7|7|CONFIGURING|None|", [Queued("7", 7, "CONFIGURING", "None", False)]),
             ("7|7|COMPLETING|None|\n8|8|PREEMPTED|None|\n9|9|FAILED|None|", []),
             ("slurm_load_jobs error\n|||\n7|7\nx|y|RUNNING|z|", []),
         ],
@@ -125,6 +126,10 @@ class TestAnswers:
             ("echo nonsense", True),
             ("true", True),
             ("echo 'sbatch: error: Socket timed out on send/recv operation' >&2; exit 1", True),
+            ("echo 'sbatch: error: Zero Bytes were transmitted or received' >&2; exit 1", True),
+            ("echo 'sbatch: error: Slurm backup controller in standby mode' >&2; exit 1", True),
+            ("echo 'sbatch: error: Protocol authentication error' >&2; exit 1", True),
+            ("echo 'sbatch: error: Failed to connect to authentication agent' >&2; exit 1", True),
             ("echo 'Slurm temporarily unable to accept job, sleeping and retrying' >&2; exit 1", True),
             ("echo 'Job violates accounting/QOS policy (job submit limit, …)' >&2; exit 1", True),
             ("echo 'Batch job submission failed: Access/permission denied' >&2; exit 1", False),
@@ -153,6 +158,34 @@ class TestAnswers:
 
     def test_an_empty_queue(self, programs: Path, tmp_path: Path) -> None:
         assert run(make(deps(tmp_path, SchedulerChoice("slurm"))).current()) == SchedulerSize(0, 0)
+
+    def test_a_users_own_defaults_have_no_effect(
+        self, programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """With a filter, nodes that are there would be submitted again and again, or not be cancelled."""
+        monkeypatch.setenv("SQUEUE_STATES", "R")
+        monkeypatch.setenv("SCANCEL_STATE", "PENDING")
+        program(programs, "squeue", f'test -n "$SQUEUE_STATES" || echo "7|7|RUNNING|None|{MARK}x"')
+        program(programs, "scancel", f'echo "$* ($SCANCEL_STATE)" > {tmp_path}/call')
+        one = make(deps(tmp_path, SchedulerChoice("slurm")))
+        assert run(one.current()) == SchedulerSize(1, 1)
+        run(one.release([], 0, "the job has ended"))
+        assert (tmp_path / "call").read_text() == "7 ()\n"
+
+    def test_jobs_in_hidden_partitions_are_seen(self, programs: Path, tmp_path: Path) -> None:
+        program(programs, "squeue", f'case " $* " in *" --all "*) echo "7|7|PENDING|Priority|{MARK}x"; esac')
+        assert run(make(deps(tmp_path, SchedulerChoice("slurm"))).current()).nodes == 1
+
+    def test_a_host_that_boots_belongs_to_its_job(self, programs: Path, tmp_path: Path) -> None:
+        """Slurm takes the job for running: ``scancel --state=PENDING`` does nothing."""
+        program(programs, "squeue", f'echo "7|7|CONFIGURING|None|{MARK}x"')
+        program(programs, "scancel", f'echo "$*" >> {tmp_path}/calls')
+        one = make(deps(tmp_path, SchedulerChoice("slurm")))
+        assert run(one.current()) == SchedulerSize(1, 1)
+        run(one.release(["slurm-1"], 1, "1 is enough"))
+        assert not (tmp_path / "calls").exists(), "it joins, and is ordered to leave then"
+        run(one.release([], 0, "the job has ended"))
+        assert (tmp_path / "calls").read_text() == "7\n"
 
 
 def text_of(script: str) -> str:
@@ -221,19 +254,19 @@ class TestScripts:
         if wanted:
             assert (tmp_path / "requeued").read_text() == "requeue 7\n"
 
-    def begin(self, tmp_path: Path, script: str, number: int, running: str) -> tuple[int, str, str]:
-        """Run a script as that Slurm job, while those in ``running`` run: status, what the launcher got, stderr."""
+    def begin(self, tmp_path: Path, script: str, number: int, running: str, **own: str) -> tuple[int, str, str]:
+        """Run a script as that Slurm job, while those in ``running`` run: status, what the launcher got, stderr.
+        ``own``: variables of the user's environment."""
         if not (tmp_path / "job").exists():
             shutil.copytree(DEPLOY, tmp_path / "job")
         call = tmp_path / "call"
         call.unlink(missing_ok=True)
         program(tmp_path / "bin", "srun", f'echo "$EDL_RDZV_ENDPOINT" > {call}')
-        program(
-            tmp_path / "bin", "squeue", f'for one in {running}; do case "$*" in *--jobs=$one" "*) echo $one; esac; done'
-        )
+        found = f'for one in {running}; do case "$*" in *--all*--jobs=$one" "*) echo $one; esac; done'
+        program(tmp_path / "bin", "squeue", f'test -n "$SQUEUE_PARTITION$SQUEUE_USERS" || {found}')
         program(tmp_path / "bin", "sleep", "exit 0")
         told = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "SLURM_JOB_ID": str(number)}
-        told["SLURM_ARRAY_TASK_ID"] = "1"
+        told |= {"SLURM_ARRAY_TASK_ID": "1", **own}
         done = subprocess.run(
             ["/bin/bash", script], env=told, cwd=tmp_path / "job", check=False, capture_output=True, text=True
         )
@@ -255,6 +288,12 @@ class TestScripts:
         assert (status, endpoint) == (ExitCode.STORE_UNREACHABLE, "")
         assert "waiting for steady.sbatch" in said and "no store after 600 s" in said
         status, endpoint, said = self.begin(tmp_path, script, 9, "7 9")
+        assert status == 0 and endpoint.endswith(":20014") and not said
+
+    def test_a_users_own_defaults_do_not_hide_the_steady_job(self, tmp_path: Path) -> None:
+        self.begin(tmp_path, "steady.sbatch", 7, "7")
+        own = {"SQUEUE_PARTITION": "high", "SQUEUE_USERS": "kim"}
+        status, endpoint, said = self.begin(tmp_path, "node.sbatch", 9, "7 9", **own)
         assert status == 0 and endpoint.endswith(":20014") and not said
 
     @pytest.mark.parametrize("text", ["", "host:1\n", "host:1\n\n"])

@@ -59,7 +59,7 @@ class Api:
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mirror, "FIRST_PAUSE_S", 0.001)
-    monkeypatch.setattr(mirror, "LONGEST_PAUSE_S", 0.001)
+    monkeypatch.setattr(mirror, "LONGEST_PAUSE_S", 0.002)
 
 
 def follow(api: Api, until: Callable[[Mirror], bool]) -> Mirror:
