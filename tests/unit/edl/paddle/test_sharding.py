@@ -20,6 +20,8 @@ from edl.errors import StateError
 from edl.paddle.accumulation import PaddleModel
 from edl.paddle.sharding import NUMBERS, group_sharded_parallel
 from edl.paddle.shards import LEVELS, of
+from edl.wire.records import Settings
+from edl.worker import hyper
 from tests.support.paddle_ranks import PaddleWorld, world
 
 pytestmark = [pytest.mark.paddle, pytest.mark.filterwarnings("ignore")]
@@ -297,6 +299,19 @@ def stepped(layer: Any) -> Any:
     loss(layer, batch(0)).backward()
     optimizer.step()
     return optimizer
+
+
+def test_an_optimizer_whose_rate_is_scaled_already(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hyper, "current", lambda: Settings(number=1, factor=2.0))
+
+    def scaled(layer: Any) -> Any:
+        optimizer = optim.SGD(0.025, parameters=layer.parameters())
+        edl.paddle.scale_lr(optimizer)
+        return optimizer
+
+    with world(2, monkeypatch) as there:
+        found = train_sharded(there, scaled, "os_g")
+    assert_equal(found, trained(lambda layer: optim.SGD(0.05, parameters=layer.parameters())))
 
 
 def test_what_cannot_be_sharded_is_refused_by_name() -> None:
