@@ -26,6 +26,7 @@ from tests.unit.edl.worker.test_ring import TOKEN, Ports
 
 pytestmark = pytest.mark.paddle
 nn: Any = paddle.nn
+autograd: Any = paddle.autograd
 WAITS_S = 20
 
 
@@ -226,7 +227,7 @@ def test_rows_that_only_the_peer_has_used_can_be_averaged_after_no_sync(pair: Pa
     assert model.layer.weight.grad.numpy().tolist() == [[2.0, 2.0]]
 
 
-class Fails(paddle.autograd.PyLayer):  # type: ignore[misc]
+class Fails(autograd.PyLayer):  # type: ignore[misc]
     """Its backward pass fails before that of the model begins."""
 
     @staticmethod
@@ -291,6 +292,10 @@ def test_a_failure_that_no_peer_waits_for_is_not_owed(pair: Pair) -> None:
     assert pair.ring.failure() == ""
 
 
+def peer_averages(count: int) -> Callable[[Ring], None]:
+    return lambda ring: ring.all_reduce(np.full(count, 3.0, "float32"), "mean")
+
+
 def test_buckets_of_any_size_share_one_buffer(pair: Pair) -> None:
     """Their size changes with the parameters that a step uses."""
     model = edl.paddle.parallel(nn.Linear(2, 1))
@@ -301,7 +306,7 @@ def test_buckets_of_any_size_share_one_buffer(pair: Pair) -> None:
             bucket.gradients.append(paddle.ones([count]))
             bucket.arrays.append(memory(bucket.gradients[-1]))
             bucket.size += bucket.arrays[-1].nbytes
-        peer = pair.meanwhile(lambda ring, size=size: ring.all_reduce(np.full(sum(size), 3.0, "float32"), "mean"))
+        peer = pair.meanwhile(peer_averages(sum(size)))
         model._average_bucket(pair.ring, "float32", bucket)
         assert peer() is None
         assert [one.tolist() for one in bucket.gradients] == [[2.0] * count for count in size]
