@@ -78,8 +78,7 @@ class ParameterRows:
         """Set the rows to restored values."""
         if self.row is self.whole:
             self.flat()
-        if self.row is not None:
-            self.row.set_value(values)
+        self.row.set_value(values)
 
     def kept(self, *, of_whole: bool) -> dict[str, Any]:
         """The rows and their place, as they are saved. ``of_whole``: as they are in the whole parameter."""
