@@ -233,7 +233,7 @@ class BaseState(Contents):
         commit = self._commits + 1
         turn = session.arrive(commit)
         self._commits = commit
-        self._keep_modes()
+        self._keep_modes(commit)
         save = save or turn in _SAVING
         compared = turn is not BoundaryAction.STOP and not last and self._compare(session, commit, save, turn)
         if turn in _LEAVING and self._unkept and seat.checkpoint_dir:
