@@ -13,7 +13,7 @@ from edl.checkpoint.directory.manifest import Retention
 from edl.checkpoint.directory.writer import FileCheckpointStorage, WriterIdentity
 from edl.checkpoint.manager import CheckpointManager
 from edl.checkpoint.memory.memory_checkpoints import MemoryCheckpoints
-from edl.checkpoint.memory.memory_files import available_bytes
+from edl.free_memory import available_bytes
 from edl.launch.settings import LaunchSettings
 from edl.ports import Files, FileSource
 from edl.wire.messages import Kept

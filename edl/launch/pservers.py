@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from edl.agent.workers.log_paths import server_log
-from edl.checkpoint.memory.memory_files import available_bytes
 from edl.config import JobSpec
 from edl.errors import SettingError, UsageError
+from edl.free_memory import available_bytes
 from edl.launch.helper_process import HelperProcess
 from edl.launch.helper_role import serve_helpers
 from edl.launch.settings import PserverSettings, ServerSettings

@@ -55,6 +55,17 @@ def kind(tensor: Any) -> str:
     return str(tensor.dtype).rpartition(".")[2]
 
 
+def check_fit(place: Any, value: Any, where: str) -> None:
+    """Raise ``ValueError`` if a saved value cannot be copied into this tensor: Paddle's assertion would not name it."""
+    if list(place.shape) != list(value.shape):
+        raise ValueError(f"{where}: saved as {list(value.shape)}, now {list(place.shape)}")
+    if kind(place) != kind(value):
+        raise ValueError(
+            f"{where}: saved as {kind(value)}, now {kind(place)}: build it as {kind(value)}, or convert what "
+            "edl.paddle.load_checkpoint returns"
+        )
+
+
 def memory(tensor: Any) -> Any:
     """A numpy array over a tensor's own memory; None for a tensor that is not on the CPU or not contiguous.
 

@@ -34,6 +34,8 @@ SHARDS = "_edl_shards"
 
 _nn: Any = paddle.nn
 _backward = threading.local()
+_unaveraged: weakref.WeakSet[Parallel] = weakref.WeakSet()
+"""Models that have been called since their gradients were averaged."""
 _made = 0
 
 
@@ -63,7 +65,8 @@ class Parallel(_nn.Layer):  # type: ignore[misc]
         _made += 1
         self._order = _made
         self._syncs = True
-        self._flat: dict[tuple[str, int], Any] = {}
+        self._flat: dict[str, Any] = {}
+        """By type, a buffer for small gradients, as large as the largest so far."""
         self.training = layer.training
 
     def __getattr__(self, name: str) -> Any:
@@ -105,8 +108,8 @@ class Parallel(_nn.Layer):  # type: ignore[misc]
         ring = group.current()
         if ring is not None and ring.world_size > 1:
             # A pass that creates an empty gradient must not trigger averaging itself.
-            with all_or_nobody(ring), self.no_sync():
-                self._average(ring)
+            with self.no_sync():
+                self._average_all(ring)
 
     # --- before the pass -----------------------------------------------------------------------------------------
 
@@ -115,6 +118,8 @@ class Parallel(_nn.Layer):  # type: ignore[misc]
         hooks.model = weakref.ref(self)
         hooks.add(self.layer.parameters())
         ring = group.current()
+        if ring is not None and ring.world_size > 1:
+            _unaveraged.add(self)
         if ring is not None and (hooks.agreed is None or hooks.agreed() is not ring):
             if hooks.agreed is not None:  # what an interrupted step has left; restoring clears it in the state only
                 for parameter in self.layer.parameters():
@@ -131,7 +136,18 @@ class Parallel(_nn.Layer):  # type: ignore[misc]
         """What all ranks take from rank 0 in a new world."""
         return (*self.layer.parameters(), *self.layer.buffers())
 
+    def _awaited(self, ring: Ring) -> bool:
+        """Whether the other ranks wait for the gradients of a pass in this round that has begun here."""
+        agreed = vars(self.layer)[_HOOKS].agreed
+        return self._syncs and agreed is not None and agreed() is ring
+
     # --- after the pass ------------------------------------------------------------------------------------------
+
+    def _average_all(self, ring: Ring) -> None:
+        with all_or_nobody(ring):
+            self._average(ring)
+        _unaveraged.discard(self)
+        ring.pay()
 
     def _average(self, ring: Ring) -> None:
         self._average_these(ring, self._agreed(ring))
@@ -177,9 +193,9 @@ class Parallel(_nn.Layer):  # type: ignore[misc]
     def _average_bucket(self, ring: Ring, name: str, bucket: _Bucket) -> None:
         dtype = bucket.arrays[0].dtype
         count = bucket.size // dtype.itemsize
-        flat = self._flat.get((name, count))
-        if flat is None:
-            flat = self._flat[name, count] = np.empty(count, dtype)
+        if name not in self._flat or self._flat[name].size < count:
+            self._flat[name] = np.empty(count, dtype)
+        flat = self._flat[name][:count]
         np.concatenate(bucket.arrays, out=flat)
         ring.all_reduce(flat, "mean", bfloat16=name == "bfloat16")
         at = 0
@@ -299,14 +315,12 @@ def _watch_backward() -> None:
     @functools.wraps(original)
     def run_backward(*arguments: Any, **named: Any) -> Any:
         depth = _backward.depth = getattr(_backward, "depth", 0) + 1
+        ring = group.current() if depth == 1 else None
         try:
-            result = original(*arguments, **named)
-            if depth == 1:
-                ring = group.current()
+            result = _run(original, ring, *arguments, **named)
+            if ring is not None and ring.world_size > 1:
                 for model in sorted(_touched(), key=lambda model: model._order):
-                    if ring is not None and ring.world_size > 1:
-                        with all_or_nobody(ring):
-                            model._average(ring)
+                    model._average_all(ring)
             return result
         finally:
             _backward.depth = depth - 1
@@ -315,3 +329,13 @@ def _watch_backward() -> None:
 
     run_backward._edl = True  # type: ignore[attr-defined]
     core.eager.run_backward = run_backward
+
+
+def _run(original: Callable[..., Any], ring: Ring | None, *arguments: Any, **named: Any) -> Any:
+    """Run a backward pass over whose gradients the ranks of this ring then average."""
+    try:
+        return original(*arguments, **named)
+    except Exception as error:
+        if ring is not None and any(model._awaited(ring) for model in list(_unaveraged)):
+            ring.owe(error)
+        raise

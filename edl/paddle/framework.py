@@ -53,6 +53,7 @@ class PaddleFramework:
         ``init_parallel_env`` itself. Returns one entry per rank."""
         ring = group.current()
         if ring is not None:
+            ring.settle()
             return [data] if ring.world_size == 1 else exchange(data, lambda part: _around(ring, part))
         if self._shared():
             return exchange(data, _through_paddle)

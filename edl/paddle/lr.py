@@ -31,7 +31,7 @@ def scale_lr(optimizer: Any, *, rule: Rule | None = None, noise: AdaScale | None
     scaled = _Scaled(optimizer, factor)
     setattr(optimizer, _MARK, scaled)
     for name in ("step", "minimize"):
-        setattr(optimizer, name, scaled.wrap(getattr(optimizer, name)))
+        setattr(optimizer, name, scaled.wrap(name))
 
 
 class _Scaled:
@@ -42,17 +42,21 @@ class _Scaled:
         self._optimizer = optimizer
         self._inside = False
 
-    def wrap(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        """The method with the scaled learning rate; it is scaled once, even if one wrapped method calls the other."""
+    def wrap(self, name: str) -> Callable[..., Any]:
+        """The method of this name with the scaled learning rate; it is scaled once, even if one wrapped method calls
+        the other."""
+        optimizer, replaced = self._optimizer, vars(self._optimizer).get(name)
 
-        @functools.wraps(method)
+        @functools.wraps(getattr(optimizer, name))
         def wrapped(*arguments: Any, **named: Any) -> Any:
+            # Looked up in each call, since group_sharded_parallel gives the optimizer another class.
+            method = replaced or getattr(type(optimizer), name).__get__(optimizer)
             if self._inside:
                 return method(*arguments, **named)
             check_finished()
             self._inside = True
             try:
-                with _multiplied(self._optimizer, self.factor()):
+                with _multiplied(optimizer, self.factor()):
                     return method(*arguments, **named)
             finally:
                 self._inside = False

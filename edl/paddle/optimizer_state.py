@@ -16,6 +16,7 @@ from paddle.optimizer.lr import LRScheduler
 
 from edl.errors import StateError
 from edl.paddle import scheduler_state
+from edl.paddle.arrays import check_fit
 
 _MASTER = "master_weight"
 
@@ -67,8 +68,9 @@ def load(
     for name, saved in kept.items():
         for kind, value in saved.items():
             place = places.get((name, kind))
-            if place is None or list(place.shape) != list(value.shape):
-                raise ValueError(f"it has no {kind} of shape {list(value.shape)} for {name}")
+            if place is None:
+                raise ValueError(f"it has no {kind} for {name}")
+            check_fit(place, value, f"{kind} of {name}")
             place.set_value(value)
     _load_rate(optimizer, state, owned)
 

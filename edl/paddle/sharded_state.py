@@ -26,7 +26,7 @@ from edl.checkpoint.reading.assembly import (
 )
 from edl.checkpoint.reading.saved_parts import ReadRequest, SavedParts
 from edl.paddle import optimizer_state
-from edl.paddle.arrays import PaddleArrays
+from edl.paddle.arrays import PaddleArrays, check_fit
 from edl.paddle.sharding import NUMBERS
 from edl.paddle.shards import ParameterRows, Shards, of
 from edl.wire.snapshot import Meta
@@ -119,11 +119,11 @@ def load_layer(shards: Shards, layer: Any, plain: Mapping[str, Any]) -> None:
         part = shards.part(own[key])
         if is_tensor_part(value):
             rows = _at_place(part, value, key)
-            if part is not None:
+            if part is not None and part.row is not None:
+                check_fit(part.row, rows, key)
                 part.put(rows)
             continue
-        if list(own[key].shape) != list(value.shape):
-            raise ValueError(f"{key}: saved as {list(value.shape)}, now {list(own[key].shape)}")
+        check_fit(own[key], value, key)
         if part is not None:
             part.flat()
         own[key].set_value(value)

@@ -8,6 +8,7 @@ layer by layer: they are whole from the forward pass to the step, and in rows be
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
 from typing import Any
 
@@ -78,6 +79,10 @@ class GroupSharded(Parallel):
     def __init__(self, layer: Any, shards: Shards) -> None:
         super().__init__(layer)
         object.__setattr__(self, "_shards", shards)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """A copy of the layer, which is not sharded. Raises ``StateError`` while the parameters are in rows."""
+        return copy.deepcopy(self.layer, memo)
 
     def forward(self, *arguments: Any, **named: Any) -> Any:
         """Call the layer with whole parameters."""

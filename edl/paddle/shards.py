@@ -78,8 +78,7 @@ class ParameterRows:
         """Set the rows to restored values."""
         if self.row is self.whole:
             self.flat()
-        if self.row is not None:
-            self.row.set_value(values)
+        self.row.set_value(values)
 
     def kept(self, *, of_whole: bool) -> dict[str, Any]:
         """The rows and their place, as they are saved. ``of_whole``: as they are in the whole parameter."""
@@ -129,6 +128,13 @@ class Shards:
         self._place = (0, 1)
 
     def __reduce__(self) -> Any:
+        if self.stale:
+            names = [name for name, one in self.layer.named_parameters() if self.part(one) is not None]
+            raise StateError(
+                f"this {type(self.layer).__name__} cannot be copied, since each rank has only its rows of "
+                f"{', '.join(names[:5])}{' …' if len(names) > 5 else ''}: first call get_all_parameters() of the "
+                "sharded model on all ranks"
+            )
         return _nothing, ()  # a copy of the layer is a plain layer
 
     def part(self, parameter: Any) -> ParameterRows | None:

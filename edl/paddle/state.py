@@ -16,6 +16,7 @@ from edl.checkpoint.reading.reader import Folder
 from edl.checkpoint.reading.saved_parts import SavedParts
 from edl.errors import StateError
 from edl.paddle import group, scheduler_state, sharded_state
+from edl.paddle.arrays import check_fit
 from edl.paddle.ddp import Parallel
 from edl.paddle.framework import FRAMEWORK
 from edl.paddle.logical import buffers
@@ -194,10 +195,10 @@ def _load_layer(layer: Any, plain: Any, owned: Callable[[Any], Any]) -> None:
     missing, unexpected = own.keys() - plain.keys(), plain.keys() - own.keys()
     if missing or unexpected:
         raise ValueError(f"it lacks the saved {sorted(unexpected)[:5]}, and {sorted(missing)[:5]} were not saved")
-    for key, tensor in own.items():
-        if list(tensor.shape) != list(plain[key].shape):
-            raise ValueError(f"{key}: saved as {list(plain[key].shape)}, now {list(tensor.shape)}")
     usual = getattr(layer.set_state_dict, "__func__", None) is paddle.nn.Layer.set_state_dict
+    for key, tensor in own.items():
+        if usual or list(tensor.shape) != list(plain[key].shape):  # another method may convert types
+            check_fit(tensor, plain[key], key)
     layer.set_state_dict(plain if usual else owned(plain))
     for parameter in layer.parameters():
         parameter.clear_gradient(False)  # may be left by an interrupted backward pass
@@ -209,8 +210,7 @@ def _load_value(plain: Any, live: Any) -> Any:
     of anything."""
     if isinstance(plain, paddle.Tensor) and isinstance(live, paddle.Tensor):
         if live.is_leaf and not live.stop_gradient:
-            if list(live.shape) != list(plain.shape):
-                raise ValueError(f"saved as a tensor of shape {list(plain.shape)}, now its shape is {list(live.shape)}")
+            check_fit(live, plain, "the tensor")
             live.set_value(plain)
             live.clear_gradient(False)
             return live

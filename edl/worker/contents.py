@@ -139,10 +139,14 @@ class Contents:
         """The values of this world's commit have been restored."""
         self._model_modes.restore(self._values[CHANGED])
 
-    def _keep_modes(self) -> None:
+    def _put_modes_back(self, commit: int) -> None:
+        """The values of an earlier commit have been restored in the middle of this world."""
+        self._model_modes.put_back(self._values[CHANGED], commit)
+
+    def _keep_modes(self, commit: int) -> None:
         """A commit is about to be made: put the changed modes beside the values."""
         self._values.pop(CHANGED, None)
-        if changed := self._model_modes.changed():
+        if changed := self._model_modes.changed(commit):
             self._values[CHANGED] = changed
 
     # --- writing -----------------------------------------------------------------------------------------------------

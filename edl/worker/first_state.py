@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-import math
+import contextlib
 import mmap
 
+from edl.errors import CheckpointError
+from edl.free_memory import available_bytes
 from edl.wire import snapshot
+
+_SHARE_OF_MEMORY = 4
+"""Workers of a node keep copies of their first state in at most this fraction of free memory (one fourth)."""
 
 
 class FirstState:
@@ -17,13 +22,12 @@ class FirstState:
         self.parsed = snapshot.parse(self.view)
 
 
-def free_memory() -> float:
-    """Bytes that can be allocated without swapping."""
-    try:
-        with open("/proc/meminfo") as file:
-            for line in file:
-                if line.startswith("MemAvailable:"):
-                    return float(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return math.inf
+def first_state_memory(size: int, workers: int) -> mmap.mmap:
+    """Memory for the first state of one of a node's workers, all of which need as much. Raises ``CheckpointError`` when
+    that is too much."""
+    if size * workers > available_bytes() / _SHARE_OF_MEMORY:
+        raise CheckpointError("too large")
+    memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a kernel without huge pages
+        memory.madvise(mmap.MADV_HUGEPAGE)  # training waits, and small pages take longer than the copy
+    return memory

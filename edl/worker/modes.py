@@ -38,6 +38,8 @@ class Modes:
         self._runs = 0
         self._kept: dict[str, Any] = {}
         """The changes of the restored commit, until the next commit."""
+        self._first_boundary: tuple[int, dict[str, bool]] | None = None
+        """Number of the first boundary in this world, and in this call of ``run``, and the parameters' modes there."""
 
     def run(self, modes: Iterable[Mode]) -> None:
         """``run`` is called: note how the script has set up its models."""
@@ -61,10 +63,14 @@ class Modes:
         self._parameters = [
             (name, part, mode, bool(getattr(part, mode))) for name, part, mode in modes if mode != TRAINING
         ]
+        self._first_boundary = None
 
-    def changed(self) -> dict[str, Any]:
+    def changed(self, commit: int) -> dict[str, Any]:
         """What a commit keeps; empty if the script has changed nothing."""
         self._kept = {}
+        if self._first_boundary is None:
+            here = {name: bool(getattr(part, mode)) for name, part, mode, _ in self._parameters}
+            self._first_boundary = commit, here
         changed = {
             name: now for name, part, mode, before in self._parameters if (now := bool(getattr(part, mode))) != before
         }
@@ -76,8 +82,24 @@ class Modes:
         self._kept = kept
         self._apply()
 
+    def put_back(self, kept: dict[str, Any], commit: int) -> None:
+        """An earlier commit has been restored in the middle of a world: change the parameters as there. The script goes
+        on where it is, and does not repeat what it did before its first boundary: this stays, and so do modules."""
+        self._kept = kept
+        changed = self._kept_changes()
+        first, at_first = self._first_boundary or (commit + 1, {})
+        for name, part, mode, before in self._parameters:
+            now = bool(getattr(part, mode))
+            wanted = at_first.get(name, now) if commit < first else changed.get(name, before)
+            if wanted is not now:
+                setattr(part, mode, wanted)
+
     def _apply(self) -> None:
-        changed = self._kept["parameters"] if self._kept.get("run") == self._runs else {}
+        changed = self._kept_changes()
         for name, part, mode, _ in self._parameters:
             if name in changed:
                 setattr(part, mode, changed[name])
+
+    def _kept_changes(self) -> dict[str, bool]:
+        """What has been changed since this call of ``run`` in the restored commit."""
+        return self._kept["parameters"] if self._kept.get("run") == self._runs else {}

@@ -55,6 +55,7 @@ class Ring:
         self._number = 0
         self._waits = CollectiveWaits()
         self._scratch = bytearray()
+        self._owed = ""
 
     # --- lifecycle ---------------------------------------------------------------------------------------------------
 
@@ -73,8 +74,20 @@ class Ring:
         """Why it was aborted; empty if it was not. A failed call aborts the group."""
         return self._links.aborted
 
+    def owe(self, error: BaseException) -> None:
+        """What all ranks exchange after a backward pass will not come from this one, whose pass has failed. The script
+        may repeat it, for example with a smaller batch, but must not commit without it."""
+        self._owed = f"a backward pass failed and was not repeated: {error}"
+
+    def pay(self) -> None:
+        """That has been exchanged; see ``owe``."""
+        self._owed = ""
+
     def settle(self) -> None:
-        """Does nothing: every call waits for its result."""
+        """From here on a failed backward pass must have been repeated: the other ranks wait for it. There is no call to
+        wait for: each returns with its result."""
+        if self._owed:
+            self.abort(self._owed)
 
     def waits(self) -> CollectiveWaits:
         """The time in calls so far."""

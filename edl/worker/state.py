@@ -22,7 +22,7 @@ from edl.worker.accumulate import check_finished
 from edl.worker.boundary import BoundaryAction, RoundOver
 from edl.worker.building import Builder
 from edl.worker.contents import Contents, NoRoom, is_own
-from edl.worker.first_state import FirstState, free_memory
+from edl.worker.first_state import FirstState, first_state_memory
 from edl.worker.framework import Framework
 from edl.worker.link import Link
 from edl.worker.local_steps import OuterSteps
@@ -34,8 +34,6 @@ from edl.worker.state_comparison import StateComparison
 
 _ENTRY_BYTES = 256
 """Of a snapshot's header for each array."""
-_SHARE_OF_MEMORY = 4
-"""Workers of a node keep copies of their first state in at most this fraction of free memory (one fourth)."""
 _Word = local.Committed | local.WroteThrough
 """Messages to the agent about a commit."""
 _SAVING = (BoundaryAction.SAVE, BoundaryAction.KILL)
@@ -235,7 +233,7 @@ class BaseState(Contents):
         commit = self._commits + 1
         turn = session.arrive(commit)
         self._commits = commit
-        self._keep_modes()
+        self._keep_modes(commit)
         save = save or turn in _SAVING
         compared = turn is not BoundaryAction.STOP and not last and self._compare(session, commit, save, turn)
         if turn in _LEAVING and self._unkept and seat.checkpoint_dir:
@@ -521,11 +519,7 @@ class BaseState(Contents):
         def room(size: int) -> memoryview:
             nonlocal memory
             planned(size)
-            if size * seat.local_world_size > free_memory() / _SHARE_OF_MEMORY:
-                raise CheckpointError("too large")
-            memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            with contextlib.suppress(OSError):  # a kernel without huge pages
-                memory.madvise(mmap.MADV_HUGEPAGE)  # training waits, and small pages take longer than the copy
+            memory = first_state_memory(size, seat.local_world_size)
             return memoryview(memory)
 
         try:

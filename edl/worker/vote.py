@@ -10,6 +10,7 @@ from edl.errors import CheckpointError
 from edl.wire import local
 from edl.wire.local import Seat
 from edl.wire.records import NO_STATE, Version
+from edl.worker.modes import CHANGED
 from edl.worker.numbers import SEED, RandomNumbers
 from edl.worker.session import Session
 
@@ -30,6 +31,7 @@ class Voter(Protocol):
     def _load(self, found: Any, data: memoryview, objects: frozenset[str]) -> None: ...
     def _ask(self, session: Session, seat: Seat) -> None: ...
     def _restore(self, session: Session, seat: Seat) -> None: ...
+    def _put_modes_back(self, commit: int) -> None: ...
 
 
 def passed(state: Voter, session: Session, seat: Seat, ok: bool) -> bool:
@@ -47,7 +49,10 @@ def passed(state: Voter, session: Session, seat: Seat, ok: bool) -> bool:
             f"a worker voted against commit {state._commits + 1}, and the last commit cannot be restored: the nodes "
             f"hold different ones, {sorted(commit for _, commit in known)}; is there too little --state-memory?"
         )
+    state._values[CHANGED] = {}  # a commit without changes does not hold it
     _put_back(state, session, seat, Version(*known.pop()))
+    state._put_modes_back(state._commits)
+    state._numbers.derive(seat.rank, state._commits)
     return False
 
 
@@ -63,7 +68,6 @@ def _put_back(state: Voter, session: Session, seat: Seat, last: Version) -> None
         state._load(kept.parsed, kept.view, frozenset(state._objects))
         state._values.update(seed)  # it was not agreed on yet when that was copied
         state._commits = kept.parsed.meta.commit
-        state._numbers.derive(seat.rank, state._commits)
         return
     began = Version(seat.restore_era, seat.restore_commit)
     there = replace(
@@ -81,7 +85,6 @@ def _put_back(state: Voter, session: Session, seat: Seat, last: Version) -> None
     if not copies:
         _take_back(state, session, there)
     state._commits = last.commit
-    state._numbers.derive(seat.rank, state._commits)
 
 
 def _take_back(state: Voter, session: Session, there: Seat) -> None:

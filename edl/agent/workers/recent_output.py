@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import collections
 import heapq
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from edl.wire.node_requests import OutputLine, OutputLines, OutputRequest
@@ -41,8 +41,12 @@ class _Ring:
     lines: collections.deque[_NumberedLine] = field(default_factory=collections.deque)
     size: int = 0
     """Bytes of all lines."""
-    lost: int = 0
-    """Number of the newest line that is no longer kept."""
+    lost: dict[int, int] = field(default_factory=dict)
+    """By rank, the number of the newest line that is no longer kept."""
+
+    def has_lost(self, after: int, ranks: Collection[int]) -> bool:
+        """Whether a line after this one, of one of the ranks (of any, if there are none), is no longer kept."""
+        return any(newest > after for rank, newest in self.lost.items() if not ranks or rank in ranks)
 
 
 class RecentOutput:
@@ -63,7 +67,7 @@ class RecentOutput:
         skipped = max(0, len(lines) - MOST_LINES)
         if skipped:
             self._last += skipped
-            ring.lost = self._last
+            ring.lost[rank] = self._last
         for line in lines[skipped:]:
             self._last += 1
             text = line if len(line) <= LINE_BYTES else line[: LINE_BYTES - len(CUT)] + CUT
@@ -72,7 +76,7 @@ class RecentOutput:
         while len(ring.lines) > MOST_LINES or ring.size > MOST_BYTES:
             gone = ring.lines.popleft()
             ring.size -= len(gone.text)
-            ring.lost = max(ring.lost, gone.number)
+            ring.lost[gone.rank] = max(ring.lost.get(gone.rank, 0), gone.number)
 
     def read(self, request: OutputRequest) -> OutputLines:
         """The answer to a request: the newest lines for a first one, else the oldest ones that the reader lacks."""
@@ -85,7 +89,7 @@ class RecentOutput:
         return OutputLines(
             tuple(OutputLine(one.rank, one.round, one.stderr, one.text.decode(errors="replace")) for one in kept),
             next=self._last if whole else kept[-1].number,
-            gap=not first and any(ring.lost > after for ring in self._rings.values()),
+            gap=not first and any(ring.has_lost(after, request.ranks) for ring in self._rings.values()),
         )
 
     def _lines_of(self, ring: _Ring, request: OutputRequest, after: int, first: bool) -> list[_NumberedLine]:

@@ -8,10 +8,8 @@ import mmap
 import os
 import threading
 import zlib
-from pathlib import Path
 
-import psutil
-
+from edl.free_memory import available_bytes
 from edl.pages import populate
 
 SPARE_BYTES = 64 * 1024 * 1024
@@ -21,7 +19,6 @@ PLENTY = 4
 """With this many times the memory that a file needs its pages are requested by several threads at once. With less they
 are reserved first, which one thread does, and which fails where the other would have a process killed."""
 _ZEROS = bytes(CHUNK_BYTES)
-_CGROUPS = Path("/sys/fs/cgroup")
 
 
 class MemoryFile:
@@ -92,53 +89,3 @@ def checksum(data: memoryview) -> int:
     for offset in range(0, len(data), CHUNK_BYTES):
         crc = zlib.crc32(data[offset : offset + CHUNK_BYTES], crc)
     return crc
-
-
-def available_bytes() -> int:
-    """Bytes that this process can allocate without swapping, limited by the machine and by its cgroups."""
-    free = int(psutil.virtual_memory().available)
-    return min([free, *_left_in_cgroups(_CGROUPS, _cgroup_paths(Path("/proc/self/cgroup")))])
-
-
-def _cgroup_paths(table: Path) -> dict[str, str]:
-    """The process's cgroup path for each controller; version 2 has the empty name."""
-    try:
-        lines = table.read_text().splitlines()
-    except OSError:
-        return {}
-    fields = [line.split(":", 2) for line in lines]
-    return {name: path for _, names, path in (one for one in fields if len(one) == 3) for name in names.split(",")}
-
-
-def _left_in_cgroups(root: Path, paths: dict[str, str]) -> list[int]:
-    """Bytes left in each cgroup from the process's own up to the root."""
-    kinds = [("", root, "memory.max", "memory.current", "inactive_file")]
-    kinds += [("memory", root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")]
-    left = []
-    for controller, top, most, used, reclaimable in kinds:
-        if controller not in paths:
-            continue
-        folder = top / paths[controller].lstrip("/")
-        while True:
-            limit, now = _number(folder / most), _number(folder / used)
-            if limit is not None and now is not None:
-                left.append(max(0, limit - now + _field(folder / "memory.stat", reclaimable)))
-            if folder == top or top not in folder.parents:
-                break
-            folder = folder.parent
-    return left
-
-
-def _number(path: Path) -> int | None:
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):  # missing, or "max"
-        return None
-
-
-def _field(path: Path, name: str) -> int:
-    try:
-        lines = path.read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) for line in lines if line.startswith(f"{name} ")), 0)

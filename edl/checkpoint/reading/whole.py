@@ -15,7 +15,7 @@ from edl.checkpoint.reading.reader import Folder
 from edl.checkpoint.reading.saved_parts import ReadRequest
 from edl.errors import CheckpointError
 from edl.worker import tree
-from edl.worker.contents import NUMPY_KINDS
+from edl.worker.contents import HIDDEN, NUMPY_KINDS
 from edl.worker.framework import ArrayInfo, Arrays
 from edl.worker.state import BaseState
 
@@ -63,6 +63,12 @@ def _given(
     if unknown:
         raise CheckpointError(f"{folder} does not contain {', '.join(unknown)}; it has {', '.join(sorted(found))}")
     taking = state(**into)
+    plain = sorted(into.keys() - taking._objects.keys())
+    if plain:
+        raise CheckpointError(
+            f"into: nothing can be loaded into {', '.join(plain)}, which has no load_state_dict(): leave it out; the "
+            "result holds the saved value"
+        )
     for name, obj in into.items():
         try:
             taking._load_object(name, obj, found.pop(name))
@@ -92,7 +98,8 @@ class _Whole:
         for name in first.objects:
             found[name] = self._made(self._object(name, shards), f".{name}")
         for name, value in first.values.items():
-            found[name] = self._made(merged([value], union=False), f".{name}")
+            if name not in HIDDEN:
+                found[name] = self._made(merged([value], union=False), f".{name}")
         self._folder.fetch(self._wants)
         for where, copies in self._alike:
             for stored, memory in copies[1:]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import importlib.util
 from collections.abc import Callable, Iterator
@@ -18,11 +19,14 @@ import paddle
 
 import edl.paddle
 from edl.paddle import ddp, group
+from edl.paddle.arrays import memory
+from edl.paddle.framework import FRAMEWORK
 from edl.worker.ring import OutOfStep, PeerLost, Ring
 from tests.unit.edl.worker.test_ring import TOKEN, Ports
 
 pytestmark = pytest.mark.paddle
 nn: Any = paddle.nn
+autograd: Any = paddle.autograd
 WAITS_S = 20
 
 
@@ -221,3 +225,89 @@ def test_rows_that_only_the_peer_has_used_can_be_averaged_after_no_sync(pair: Pa
     assert peer() is None
     assert list(model.layer.weight.grad.rows()) == [3]
     assert model.layer.weight.grad.numpy().tolist() == [[2.0, 2.0]]
+
+
+class Fails(autograd.PyLayer):  # type: ignore[misc]
+    """Its backward pass fails before that of the model begins."""
+
+    @staticmethod
+    def forward(context: Any, tensor: Any) -> Any:
+        return tensor * 1.0
+
+    @staticmethod
+    def backward(context: Any, gradient: Any) -> Any:
+        raise MemoryError("no room")
+
+
+def fail_in_backward(model: Any) -> None:
+    with pytest.raises(Exception, match="no room"):
+        Fails.apply(model(paddle.ones([1, 2]))).sum().backward()
+
+
+def test_a_backward_pass_that_failed_must_be_repeated_before_the_next_boundary(pair: Pair) -> None:
+    """The script may swallow the exception; the peer waits for the gradients."""
+    model = with_parameters(pair)
+    peer = pair.meanwhile(peer_uses(1))
+    fail_in_backward(model)
+    assert pair.ring.failure() == "", "the script may repeat it"
+    pair.ring.settle()
+    assert "a backward pass failed and was not repeated" in pair.ring.failure()
+    assert isinstance(peer(), PeerLost)
+
+
+def test_it_must_be_repeated_before_the_workers_exchange_anything(pair: Pair) -> None:
+    model = with_parameters(pair)
+    peer = pair.meanwhile(peer_uses(1))
+    fail_in_backward(model)
+    with pytest.raises(PeerLost, match="was not repeated"):
+        FRAMEWORK.exchange(b"vote")
+    assert isinstance(peer(), PeerLost)
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_a_backward_pass_that_is_repeated_is_not_owed(pair: Pair, later: bool) -> None:
+    """Either all of it, or with one average after several passes."""
+    model = with_parameters(pair)
+    peer = pair.meanwhile(peer_uses(1))
+    fail_in_backward(model)
+    with model.no_sync() if later else contextlib.nullcontext():
+        model(paddle.full([1, 2], 3.0)).sum().backward()
+    if later:
+        model.average_gradients()
+    assert peer() is None
+    pair.ring.settle()
+    assert pair.ring.failure() == ""
+
+
+def test_a_failure_that_no_peer_waits_for_is_not_owed(pair: Pair) -> None:
+    """A pass without averaging, and one of another layer after the model's own."""
+    model = with_parameters(pair)
+    with model.no_sync():
+        fail_in_backward(model)
+    peer = pair.meanwhile(peer_uses(1))
+    model(paddle.ones([1, 2])).sum().backward()
+    assert peer() is None
+    fail_in_backward(nn.Linear(2, 1))
+    pair.ring.settle()
+    assert pair.ring.failure() == ""
+
+
+def peer_averages(count: int) -> Callable[[Ring], None]:
+    return lambda ring: ring.all_reduce(np.full(count, 3.0, "float32"), "mean")
+
+
+def test_buckets_of_any_size_share_one_buffer(pair: Pair) -> None:
+    """Their size changes with the parameters that a step uses."""
+    model = edl.paddle.parallel(nn.Linear(2, 1))
+    sizes = [(2,), (2, 1), (1,)]
+    for size in sizes:
+        bucket = ddp._Bucket()
+        for count in size:
+            bucket.gradients.append(paddle.ones([count]))
+            bucket.arrays.append(memory(bucket.gradients[-1]))
+            bucket.size += bucket.arrays[-1].nbytes
+        peer = pair.meanwhile(peer_averages(sum(size)))
+        model._average_bucket(pair.ring, "float32", bucket)
+        assert peer() is None
+        assert [one.tolist() for one in bucket.gradients] == [[2.0] * count for count in size]
+    assert [(name, one.size) for name, one in model._flat.items()] == [("float32", 3)]

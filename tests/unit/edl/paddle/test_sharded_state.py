@@ -237,6 +237,29 @@ def test_a_commit_of_another_model_does_not_fit(monkeypatch: pytest.MonkeyPatch)
         there.each(each)
 
 
+@pytest.mark.parametrize("steps", [0, 2])
+def test_a_commit_of_another_type_does_not_fit(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With whole parameters, before the first step, and with rows."""
+
+    def first(rank: int) -> bytearray:
+        trainer = Trainer("os")
+        trainer.train(rank, 2, steps)
+        return trainer.written(rank, 2)
+
+    def second(rank: int) -> None:
+        layer = Scaled().to(dtype="float64")
+        _, optimizer, _ = group_sharded_parallel(layer, OPTIMIZERS["Adam"](layer), "os")
+        state = State(model=layer, optimizer=optimizer, sharded=True, step=0)
+        with pytest.raises(
+            CheckpointError, match=r"state.model does not fit.* saved as float32, now float64: build it"
+        ):
+            state._load_parts(Written(parts))
+
+    with world(2, monkeypatch) as there:
+        parts = there.each(first)
+        there.each(second)
+
+
 def test_what_ranks_compare_leaves_out_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     def each(rank: int) -> Any:
         trainer = Trainer("os")

@@ -20,6 +20,8 @@ from edl.errors import StateError
 from edl.paddle.accumulation import PaddleModel
 from edl.paddle.sharding import NUMBERS, group_sharded_parallel
 from edl.paddle.shards import LEVELS, of
+from edl.wire.records import Settings
+from edl.worker import hyper
 from tests.support.paddle_ranks import PaddleWorld, world
 
 pytestmark = [pytest.mark.paddle, pytest.mark.filterwarnings("ignore")]
@@ -297,6 +299,50 @@ def stepped(layer: Any) -> Any:
     loss(layer, batch(0)).backward()
     optimizer.step()
     return optimizer
+
+
+def test_an_optimizer_whose_rate_is_scaled_already(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hyper, "current", lambda: Settings(number=1, factor=2.0))
+
+    def scaled(layer: Any) -> Any:
+        optimizer = optim.SGD(0.025, parameters=layer.parameters())
+        edl.paddle.scale_lr(optimizer)
+        return optimizer
+
+    with world(2, monkeypatch) as there:
+        found = train_sharded(there, scaled, "os_g")
+    assert_equal(found, trained(lambda layer: optim.SGD(0.05, parameters=layer.parameters())))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_copy_of_a_sharded_model_is_a_plain_layer(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for a moving average of the weights."""
+
+    def each(rank: int) -> None:
+        layer = built()
+        model, optimizer, _ = group_sharded_parallel(layer, OPTIMIZERS["Adam"](layer), level)
+        loss(model, batch(0)[rank::2]).backward()
+        optimizer.step()
+        optimizer.clear_grad()
+        if level == "p_g_os":
+            for whole in (model, layer):
+                with pytest.raises(
+                    StateError,
+                    match=r"this Scaled cannot be copied, .* rows of scale, unused, .* …: first call get_all",
+                ):
+                    copy.deepcopy(whole)
+        model.get_all_parameters()
+        twin = copy.deepcopy(model)
+        assert type(twin) is Scaled and of(twin) is None
+        kept = {name: value.numpy().copy() for name, value in twin.state_dict().items()}
+        assert_equal([kept], {name: value.numpy() for name, value in layer.state_dict().items()})
+        twin(paddle.to_tensor(batch(1)))
+        loss(model, batch(1)[rank::2]).backward()
+        optimizer.step()
+        assert_equal([{name: value.numpy() for name, value in twin.state_dict().items()}], kept)
+
+    with world(2, monkeypatch) as there:
+        there.each(each)
 
 
 def test_what_cannot_be_sharded_is_refused_by_name() -> None:

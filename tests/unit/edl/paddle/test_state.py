@@ -19,7 +19,7 @@ if importlib.util.find_spec("paddle") is None:
 import paddle
 
 import edl.paddle
-from edl.errors import StateError
+from edl.errors import CheckpointError, StateError
 from edl.paddle.arrays import PaddleArrays
 from edl.paddle.framework import FRAMEWORK
 from edl.paddle.optimizer_state import capture, load
@@ -131,6 +131,47 @@ def test_a_rebuilt_model_goes_on_as_the_first_one(stepped: int) -> None:
     assert other.epoch == 3
     assert train(again, optimizer_again, 4) == train(net, optimizer, 4)
     assert optimizer_again.get_lr() == optimizer.get_lr()
+
+
+def test_a_model_of_another_type_does_not_fit() -> None:
+    model, other = build()[0], build("bfloat16")[0]
+    with pytest.raises(
+        CheckpointError,
+        match=r"state.model does not fit .*0.weight: saved as float32, now bfloat16: build it as float32",
+    ):
+        through_memory(State(model=model), State(model=other))
+
+
+def test_a_tensor_of_another_type_does_not_fit() -> None:
+    kept, live = (paddle.create_parameter([2], kind) for kind in ("float64", "float32"))
+    with pytest.raises(CheckpointError, match=r"state.weight does not fit .* saved as float64, now float32"):
+        through_memory(State(weight=kept), State(weight=live))
+
+
+def test_an_optimizers_values_of_another_type_do_not_fit() -> None:
+    net, optimizer = build()
+    train(net, optimizer, 1)
+    kept = capture(optimizer, {"model": net})
+    kept["parameters"]["model.0.bias"]["moment1"] = kept["parameters"]["model.0.bias"]["moment1"].astype("float64")
+    with pytest.raises(ValueError, match=r"moment1 of model.0.bias: saved as float64, now float32"):
+        load(optimizer, {"model": net}, kept)
+
+
+class Converting(nn.Layer):  # type: ignore[misc]
+    """Its own method takes values of any type."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.weight = self.create_parameter([2], dtype=kind)
+
+    def set_state_dict(self, kept: Any) -> None:
+        self.weight.set_value(kept["weight"].astype(self.weight.dtype))
+
+
+def test_a_layer_that_converts_types_itself_gets_another_one() -> None:
+    kept, live = Converting("float64"), Converting("float32")
+    through_memory(State(model=kept), State(model=live))
+    assert live.weight.tolist() == kept.weight.astype("float32").tolist()
 
 
 def test_an_optimizer_that_had_not_stepped_is_restored_to_that() -> None:

@@ -427,6 +427,19 @@ def test_a_program_says_whose_when_workers_had_different_ones(tmp_path: Path) ->
         load_checkpoint(other, worker=2)
 
 
+def test_a_program_gets_what_the_script_had_in_its_state(tmp_path: Path) -> None:
+    """Without what edl keeps beside it."""
+    values = {"epoch": 2, "_random_seed": "7", "_changed_modes": {"run": 1, "parameters": {"model.w": False}}}
+    folder = write(ARRAYS, tmp_path, [({"model": {"w": torch.ones(2)}}, values)])[1]
+    assert sorted(load_checkpoint(folder)) == ["epoch", "model"]
+
+
+def test_values_cannot_be_loaded_into_values(tmp_path: Path) -> None:
+    folder = write(ARRAYS, tmp_path, [({}, {"epoch": 2})])[1]
+    with pytest.raises(CheckpointError, match=r"into: nothing can be loaded into epoch, .* the result holds"):
+        load_checkpoint(folder, into={"epoch": 0})
+
+
 def test_a_replicated_checkpoint_is_read_the_same_way(tmp_path: Path) -> None:
     right = Model(None, trained=True)
     folder = write(ARRAYS, tmp_path, [({"model": dict(right.state_dict())}, {"epoch": 2})])[1]

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from edl.wire import local
+from edl.worker.loop import make_run
+from edl.worker.session import Session
 from edl.worker.state import BaseState
 from tests.support.fake_agent import Barriers, FakeFramework, Worker, begin
 from tests.unit.edl.worker.test_loop import Trainer, agree, seat_all, underway
@@ -41,10 +43,10 @@ def test_models_are_set_up_as_at_first_in_each_world(monkeypatch: pytest.MonkeyP
 class Script:
     """A process whose model has a module and three parameters."""
 
-    def __init__(self, trained: tuple[bool, ...] = (True, False, False)) -> None:
+    def __init__(self, trained: tuple[bool, ...] = (True, False, False), copy_every: int = 1) -> None:
         self.layer = SimpleNamespace(training=True)
         self.weights = [SimpleNamespace(requires_grad=one) for one in trained]
-        self.state = BaseState(FakeFramework(), {"step": 0})
+        self.state = BaseState(FakeFramework(), {"step": 0}, copy_every=copy_every)
         self.state._modes = self.modes  # type: ignore[method-assign]
 
     def modes(self) -> Any:
@@ -125,3 +127,77 @@ def test_what_a_later_function_has_changed_is_changed_when_the_process_is_there(
         new.run()
         survivor.restore(worker)
         assert new.trained == survivor.trained == (False, True, True)
+
+
+# --- votes -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("before_run", [True, False])
+@pytest.mark.parametrize("copy_every", [1, 2, 10])
+def test_a_vote_puts_parameters_back_as_they_were(copy_every: int, before_run: bool) -> None:
+    """As in the last copied commit, or, if there is none, as the script had set them up before its first boundary,
+    which it does not do again. Modules stay as they are: the script goes on."""
+    worker, script = Worker(), Script(copy_every=copy_every)
+    with contextlib.closing(worker):
+        if before_run:
+            script.train(False, True, False)
+        script.run()
+        begin(worker, script.state)
+        script.train(False, True, False)
+        script.layer.training = False
+        for step in range(3):
+            script.state.step = step + 1
+            script.state.commit(ok=True)
+        worker.settle()
+        script.train(True, True, True)
+        assert not script.state.commit(ok=False)
+        assert (script.state.step, script.trained) == (3 // copy_every * copy_every, (False, True, False))
+        assert not script.layer.training
+
+
+def test_a_vote_against_the_first_commit_leaves_what_the_script_has_set_up() -> None:
+    worker, script = Worker(), Script()
+    with contextlib.closing(worker):
+        script.run()
+        begin(worker, script.state)
+        script.train(False, True, False)
+        assert not script.state.commit(ok=False)
+        assert script.trained == (False, True, False)
+        assert script.state.commit(ok=True)
+
+
+def test_changes_that_the_last_commit_holds_come_back() -> None:
+    """And are in the next commit, from which a new process begins."""
+    worker, script = Worker(), Script()
+    with contextlib.closing(worker):
+        script.run()
+        begin(worker, script.state)
+        script.state.commit(ok=True)
+        script.train(False, True, False)
+        script.state.commit(ok=True)
+        worker.settle()
+        script.train(True, False, False)  # as at ``run``
+        assert not script.state.commit(ok=False)
+        assert script.trained == (False, True, False)
+        worker.agent.expect(local.TrainingStarted)
+        script.state.commit(ok=True)
+        worker.settle()
+        new = Script()
+        new.run()
+        new.restore(worker)
+        assert new.trained == (False, True, False)
+
+
+def test_without_a_launcher_a_vote_puts_parameters_back_too() -> None:
+    script = Script()
+
+    def train(state: BaseState) -> None:
+        script.train(False, True, False)
+        state.commit(ok=True)
+        script.train(True, True, True)
+        state.commit(ok=False)
+
+    run: Any = make_run(FakeFramework(), lambda: session)
+    session = Session(None, {})
+    run(train)(script.state)
+    assert script.trained == (False, True, False)

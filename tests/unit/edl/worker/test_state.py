@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from edl import free_memory
 from edl.errors import CheckpointError, StateError
 from edl.wire import local, snapshot
 from edl.wire.local import OWN, STATE
@@ -400,11 +401,20 @@ def test_a_vote_against_the_first_commit_keeps_the_seed(worker: Worker) -> None:
     assert snapshot.parse(worker.agent.kept[STATE, 1, 1, 0]).tree["values"][SEED] == "7"
 
 
-def test_a_large_first_state_is_not_copied(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edl.worker.state.free_memory", lambda: 1000.0)
-    state = made(table=Tensor(np.zeros(1000)))
+@pytest.mark.parametrize("left", [32_000, 64_000])
+def test_a_first_state_that_is_large_for_its_cgroup_is_not_copied(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, left: int
+) -> None:
+    monkeypatch.setattr(free_memory, "_CGROUPS", tmp_path)
+    monkeypatch.setattr(free_memory, "_MEMBERSHIP", tmp_path / "self")
+    for name, text in (("self", "0::/\n"), ("memory.max", str(1 << 30)), ("memory.current", str((1 << 30) - left))):
+        (tmp_path / name).write_text(text)
+    state = made(table=Tensor(np.zeros(1000)))  # 8000 bytes, and a header
     begin(worker, state)
-    with pytest.raises(StateError, match="begins from nothing"):
+    if left == 32_000:
+        with pytest.raises(StateError, match="begins from nothing"):
+            begin(worker, state)
+    else:
         begin(worker, state)
 
 

@@ -54,6 +54,18 @@ def test_a_reader_that_is_too_slow_is_told() -> None:
     assert recent.read(OutputRequest(after=found.next)).gap
 
 
+def test_lines_that_other_ranks_have_lost_are_not_missed() -> None:
+    """Also those of another rank that the same worker slot had before."""
+    recent = RecentOutput()
+    recent.add(0, 4, 1, False, [b"first"])
+    recent.add(1, 5, 1, False, [b"first"])
+    begin = recent.read(OutputRequest()).next
+    recent.add(1, 5, 1, False, [b"x"] * (2 * MOST_LINES))
+    recent.add(1, 6, 2, False, [b"y"] * MOST_LINES)
+    for ranks, gap in (((4,), False), ((5,), True), ((6,), False), ((4, 5), True), ((), True)):
+        assert recent.read(OutputRequest(ranks, after=begin)).gap is gap, ranks
+
+
 def test_a_position_of_an_earlier_launcher_gets_all_lines() -> None:
     recent = RecentOutput()
     recent.add(0, 0, 1, False, [b"new"])

@@ -1,55 +1,14 @@
-"""Available memory, and limits of a memory file."""
+"""Limits of a memory file."""
 
 from __future__ import annotations
 
 import mmap
 import os
-from pathlib import Path
 
 import pytest
 
 from edl import pages
 from edl.checkpoint.memory import memory_files
-
-
-def write(root: Path, files: dict[str, str]) -> None:
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-
-
-def test_every_cgroup_above_counts(tmp_path: Path) -> None:
-    write(
-        tmp_path,
-        {
-            "self": "0::/pod/main\n",
-            "pod/memory.max": "1000\n",
-            "pod/memory.current": "900\n",
-            "pod/memory.stat": "anon 5\ninactive_file 300\n",
-            "pod/main/memory.max": "max\n",
-            "pod/main/memory.current": "800\n",
-        },
-    )
-    assert memory_files._left_in_cgroups(tmp_path, memory_files._cgroup_paths(tmp_path / "self")) == [400]
-
-
-def test_cgroups_of_version_1(tmp_path: Path) -> None:
-    write(
-        tmp_path,
-        {
-            "self": "5:cpu,cpuacct:/x\n4:memory:/pod\n",
-            "memory/pod/memory.limit_in_bytes": "1000\n",
-            "memory/pod/memory.usage_in_bytes": "1200\n",
-            "memory/pod/memory.stat": "total_inactive_file 50\n",
-        },
-    )
-    assert memory_files._left_in_cgroups(tmp_path, memory_files._cgroup_paths(tmp_path / "self")) == [0]
-
-
-def test_no_cgroups_at_all(tmp_path: Path) -> None:
-    assert memory_files._left_in_cgroups(tmp_path, memory_files._cgroup_paths(tmp_path / "self")) == []
-    assert memory_files.available_bytes() > 0
 
 
 def test_more_than_there_is_is_refused() -> None:
