@@ -95,17 +95,17 @@ def _webhook(url: str, parts: SplitResult, environment: Mapping[str, str], setti
     if parts.username or parts.password:
         what = f"the webhook on {parts.hostname} has a user or a password, which webhooks do not use"
         raise SettingError(setting, None, what, "Put the secret into the path, or sign: https://HOST/PATH#key=KEY")
-    key = parse_qs(parts.fragment).get("key", [""])[0]
-    if parts.fragment and not key:
+    name, _, key = parts.fragment.partition("=")
+    if parts.fragment and (name != "key" or not key):
         what = f"what follows # in the webhook on {parts.hostname} is not a key"
         raise SettingError(setting, None, what, "Write https://HOST/PATH#key=KEY")
     from edl.notify.webhook import Webhook
 
-    return Webhook(parts._replace(fragment="").geturl(), f"webhook {_place(parts)}", key)
+    return Webhook(parts._replace(fragment="").geturl(), f"webhook {_place(parts)}", unquote(key))
 
 
 def _mail(url: str, parts: SplitResult, environment: Mapping[str, str], setting: str) -> NotifyChannel:
-    query = parse_qs(parts.query)
+    query = parse_qs(parts.query.replace("+", "%2B"))  # a blank in forms, but a common character in mail addresses
     where = f"the mail server {parts.hostname}"
     if not parts.hostname:
         raise SettingError(setting, None, f"{parts.scheme}:// without a host", f"Write {KINDS}")

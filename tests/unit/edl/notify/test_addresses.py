@@ -22,6 +22,15 @@ def test_a_webhook_with_a_key() -> None:
     assert "k3y" not in repr(made)
 
 
+@pytest.mark.parametrize(
+    ("written", "key"), [("ab+c/d=", "ab+c/d="), ("ab&c", "ab&c"), ("ab%2Bc%20d", "ab+c d"), ("ab;c=d", "ab;c=d")]
+)
+def test_a_key_is_all_that_follows(written: str, key: str) -> None:
+    made = channel(f"https://hooks.example.com/T0#key={written}", {})
+    assert isinstance(made, Webhook)
+    assert made.key == key
+
+
 def test_a_mail_server() -> None:
     made = channel(
         "smtps://us%40er:pass%3Aword@mail.example.com/?from=edl@example.com&to=a@example.com,b@example.com", {}
@@ -32,6 +41,12 @@ def test_a_mail_server() -> None:
     assert made.recipients == ("a@example.com", "b@example.com")
     assert "pass:word" not in repr(made)
     assert made.label == "mail mail.example.com"
+
+
+def test_a_mail_address_with_a_plus_sign() -> None:
+    made = channel("smtp://mail.example.com/?from=edl+train@example.com&to=ops+edl@example.com,b%2Bc@example.com", {})
+    assert isinstance(made, Mail)
+    assert (made.sender, made.recipients) == ("edl+train@example.com", ("ops+edl@example.com", "b+c@example.com"))
 
 
 def test_a_program(tmp_path: Path) -> None:
@@ -50,6 +65,8 @@ def test_a_program(tmp_path: Path) -> None:
         ("https:///secret", "without a host"),
         ("https://user:secret@hooks.example.com/", "which webhooks do not use"),
         ("https://hooks.example.com/secret#secret", "is not a key"),
+        ("https://hooks.example.com/secret#key=", "is not a key"),
+        ("https://hooks.example.com/secret#keys=secret", "is not a key"),
         ("https://hooks.example.com:secret/", "not a URL"),
         ("smtp://user:secret@mail.example.com/", "needs one sender"),
         ("smtp://user:secret@mail.example.com/?from=a@b", "needs one sender"),
