@@ -147,6 +147,7 @@ def _bad_hardware(status: JobStatus, bad: Sequence[DroppedSlot]) -> Iterator[tup
     for one in bad:
         for device in filter(None, one.device.split(",")):
             yield one.host_id, device, one.why, False
-        unknown = [other for other in bad if other.node == one.node and not other.device]
-        if not one.device and one.host_id and len(unknown) == slots.get(one.node):
+        # A node that has moved may have left slots behind on another host.
+        here = [other for other in bad if (other.node, other.host_id) == (one.node, one.host_id) and not other.device]
+        if not one.device and one.host_id and len(here) == slots.get(one.node):
             yield one.host_id, "", one.why, False

@@ -57,6 +57,13 @@ def test_a_host_is_added_once_all_its_slots_are_bad() -> None:
     assert plan(status(nameless, nodes=(node(),)), (), (), ME, NOW_S) == Plan()
 
 
+def test_slots_of_a_node_that_has_moved_count_for_their_own_host() -> None:
+    before, after = dropped(slot=0, host="m1"), dropped(slot=1, host="m2")
+    assert plan(status(before, after, nodes=(node(slots=2),)), (), (), ME, NOW_S) == Plan()
+    all_of_m2 = (dropped(slot=0, host="m2"), after)
+    assert names(plan(status(before, *all_of_m2, nodes=(node(slots=2),)), (), (), ME, NOW_S))[0] == ["host/m2"]
+
+
 def test_a_host_that_a_health_check_found_faulty_is_added_until_it_is_good() -> None:
     view = HealthView("a", "10.0.0.1", "faulty", "wrong numbers", excluded=True, host_id="m1")
     (one,) = plan(dataclasses.replace(status(), health=(view,)), (), (), ME, NOW_S).add
