@@ -54,7 +54,7 @@ class OutsideLimits:
     """The limits of ``edl watch`` in seconds."""
 
     limit_s: float
-    """Without training or progress."""
+    """Without training or progress; not with ``--once``."""
     grace_s: float
     """Without an answer."""
     every_s: float
@@ -100,21 +100,21 @@ class Outside:
 
     async def _watch(self, *, once: bool) -> int:
         memory, raised = outside.OutsideMemory(), raising.Raised()
+        limit_s = None if once else self._limits.limit_s
         while self._end.entry is None:
             seen = await self._look()
             if isinstance(seen, Finish):
                 return self._ended(seen)
             if self._end.entry is not None:
                 break
-            memory, readings = outside.look(memory, seen, self._limits.limit_s, self._limits.grace_s)
+            memory, readings = outside.look(memory, seen, limit_s, self._limits.grace_s)
             before, raised = raised, raising.update(raised, readings, seen.at_s, on=False)
             self._report(before, raised)
             if not seen.silent:
                 await self._beat()
             if once and (not seen.silent or raised.alarms):
-                stands = bool(raised.alarms) or seen.phase not in ("running", "suspended")
                 self._say(seen.silent or f"{seen.phase}: {seen.reason}")
-                return ALARM if stands else int(ExitCode.OK)
+                return ALARM if raised.alarms else int(ExitCode.OK)
             if once:
                 await asyncio.sleep(AGAIN_S)
                 continue

@@ -30,7 +30,11 @@ from edl.cli.options import job_options, where_of
 @click.option(
     "--every", type=click.FloatRange(min=0.1), default=20.0, show_default=True, help="Seconds between two checks."
 )
-@click.option("--once", is_flag=True, help="Check once and exit. Waits up to --grace seconds for an answer.")
+@click.option(
+    "--once",
+    is_flag=True,
+    help="Check once and exit. Waits up to --grace seconds for an answer; --limit does not apply.",
+)
 @click.option(
     "--notify",
     "urls",

@@ -10,6 +10,8 @@ from edl.watch.readings import Reading, Sight, reading
 from edl.wire.status import JobStatus
 
 REACHABLE, RUNNING, PROGRESS = "job-reachable", "job-running", "job-progress"
+_RUN = ("running", "suspended")
+"""Phases of a job that trains, or is not meant to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +46,11 @@ class OutsideMemory:
 
 
 def look(
-    memory: OutsideMemory, seen: OutsideSnapshot, limit_s: float, grace_s: float
+    memory: OutsideMemory, seen: OutsideSnapshot, limit_s: float | None, grace_s: float
 ) -> tuple[OutsideMemory, tuple[Reading, ...]]:
-    """The readings, and what to remember. ``limit_s``: for a job that does not run or does not get on. ``grace_s``: for
-    one that does not answer, as while another Master is elected."""
+    """The readings, and what to remember. ``limit_s``: for a job that does not run or does not get on; None: this look
+    is the only one, which measures no time, so a job that does not run is reported at once. ``grace_s``: for one that
+    does not answer, as while another Master is elected."""
     memory = _remember(memory, seen)
     silent_s = _since(memory.silent_since_s, seen.at_s)
     silent = ""
@@ -57,6 +60,9 @@ def look(
     if seen.silent:
         blind = [Reading(name, "", Sight.BLIND, seen.silent) for name in (RUNNING, PROGRESS)]
         return memory, (first, *blind)
+    if limit_s is None:
+        stopped = "" if seen.phase in _RUN else f"{seen.phase}: {seen.reason}. See edl status"
+        return memory, (first, reading(RUNNING, stopped), reading(PROGRESS, None))
     stopped_s, still_s = _since(memory.stopped_since_s, seen.at_s), _since(memory.moved_s, seen.at_s)
     stopped = still = ""
     if stopped_s is not None and stopped_s >= limit_s:
@@ -73,7 +79,7 @@ def _remember(memory: OutsideMemory, seen: OutsideSnapshot) -> OutsideMemory:
     if seen.silent:
         begins_s = seen.at_s if memory.silent_since_s is None else memory.silent_since_s
         return replace(memory, silent_since_s=begins_s)
-    running = seen.phase in ("running", "suspended")
+    running = seen.phase in _RUN
     moved = seen.phase != "running" or memory.moved_s is None or seen.progress != memory.progress
     stopped_s = seen.at_s if memory.stopped_since_s is None else memory.stopped_since_s
     return OutsideMemory(

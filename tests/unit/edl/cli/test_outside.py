@@ -21,6 +21,7 @@ from edl.exit_codes import ExitCode
 from edl.notify.addresses import NamedChannel
 from edl.notify.notification import Notification
 from edl.wire.messages import Finish
+from edl.wire.records import Version
 from edl.wire.status import HistoryEntry, JobStatus, Kind
 
 STATUS = JobStatus("job", "running", 1, 1, "", "1:1", "elastic", 0, 1, "a", (), (), ())
@@ -152,6 +153,34 @@ def test_those_who_are_notified_need_no_output(monkeypatch: pytest.MonkeyPatch, 
     with contextlib.nullcontext() if told else pytest.raises(OSError, match="No space left"):
         assert watched(monkeypatch, "info", left, channels=channels) == ExitCode.OK
     assert channel.reasons == (["the reason"] if told else [])
+
+
+class Forming(FakeJob):
+    """A job that waits for nodes."""
+
+    async def status(self) -> JobStatus:
+        return dataclasses.replace(await super().status(), phase="forming", reason="two nodes are missing")
+
+
+class Training(FakeJob):
+    """A job that trains; it is not known whether it gets on."""
+
+    async def status(self) -> JobStatus:
+        return dataclasses.replace(await super().status(), saved=Version(7, 1))
+
+
+@pytest.mark.parametrize(
+    ("job_type", "code", "reasons"),
+    [(Forming, 1, ["job-running: forming: two nodes are missing. See edl status"]), (Training, 0, [])],
+)
+def test_once_notifies_of_a_job_that_does_not_train(
+    monkeypatch: pytest.MonkeyPatch, job_type: type[FakeJob], code: int, reasons: list[str]
+) -> None:
+    """It has no earlier look, so it cannot wait for the limit."""
+    channel = Recorder()
+    channels = (NamedChannel(channel, "digest"),)
+    assert watched(monkeypatch, "info", NoMaster("over"), job_type, once=True, channels=channels) == code
+    assert channel.reasons == reasons
 
 
 class Lacking(FakeJob):
