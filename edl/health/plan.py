@@ -5,8 +5,9 @@ exchange with another node has succeeded. In the second round, each suspect (a n
 exchanges data with up to ``WITNESSES`` others, preferably proven ones.
 
 A node is faulty if it gives no answer or finds a fault on its own, or if none of its exchanges has succeeded although
-one was with a proven node. Several witnesses are asked because a connection between two sound nodes may be broken too.
-If no proven node is left, nobody is named.
+one was with a proven node that reported it. Several witnesses are asked because a connection between two sound nodes
+may be broken too. If no proven node is left, nobody is named. A witness from the reserve is never named for its
+exchanges: it has no second round in which they might succeed.
 """
 
 from __future__ import annotations
@@ -112,8 +113,7 @@ def conclude(rounds: Sequence[tuple[Pairing, Results]], factor: float) -> Conclu
     for node in dict.fromkeys(node for pairing in pairings for node in pairing):
         why = _own_fault(node, rounds)
         if not why and node not in proven:
-            failed = {peer for pairing, results in rounds for peer in pairing.get(node, ())}
-            sound = sorted(failed & proven)
+            sound = sorted(_evidence(node, rounds) & proven)
             if sound:
                 error = next((text for peer in sound if (text := _error(node, peer, answers))), "no exchange succeeded")
                 why = f"exchange with {', '.join(sound)} failed, which exchanged data with others: {error}"
@@ -122,6 +122,14 @@ def conclude(rounds: Sequence[tuple[Pairing, Results]], factor: float) -> Conclu
     best = _best(answers)
     slow = {node: how for node, how in slow_nodes(best, factor).items() if node not in faulty}
     return Conclusion(faulty, slow, tuple(_broken(pairings, answers, proven, faulty)))
+
+
+def _evidence(node: str, rounds: Sequence[tuple[Pairing, Results]]) -> set[str]:
+    """Peers that reported an exchange with this node; none for a node that was not in the first round."""
+    if node not in rounds[0][0]:
+        return set()
+    asked = ((peer, results) for pairing, results in rounds for peer in pairing.get(node, ()))
+    return {peer for peer, results in asked if peer in results and node in results[peer].links}
 
 
 def _own_fault(node: str, rounds: Sequence[tuple[Pairing, Results]]) -> str:

@@ -129,6 +129,39 @@ def test_a_reserve_that_is_deaf_itself_makes_nobody_faulty() -> None:
     assert not found.faulty
 
 
+@pytest.mark.parametrize("fault", [Fault("dead", ("r",)), Fault("link", ("s", "r"))], ids=lambda fault: fault.kind)
+def test_a_witness_from_the_reserve_gets_no_blame_for_one_failed_exchange(fault: Fault) -> None:
+    """It has passed its own check, and has no second chance in this one."""
+    first = first_round(["s", "w1", "w2"])
+    results = probed(first, [Fault("dead", ("s",))])
+    second = second_round(first, results, ["r"], FACTOR)
+    assert second["r"] == ("s",)
+    found = conclude([(first, results), (second, probed(second, [fault]))], FACTOR)
+    assert not found.faulty
+    assert [(link.nodes, link.blamed) for link in found.links] == [(("r", "s"), False)]
+
+
+def test_nor_does_one_whose_other_exchange_was_with_a_deaf_node() -> None:
+    found = checked(["a", "b"], [Fault("deaf", ("b",)), Fault("link", ("a", "r3"))], reserve=["r1", "r2", "r3"])
+    assert set(found.faulty) == {"b"}
+    assert [(link.nodes, link.blamed) for link in found.links] == [(("a", "r3"), False)]
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_witness_that_does_not_report_the_exchange_is_no_evidence(killed: bool) -> None:
+    """Because it was silent, or killed when it had only tested itself."""
+    first = first_round(["a", "b", "c", "d"])
+    results = probed(first, [Fault("link", ("a", "b"))])
+    second = second_round(first, results, (), FACTOR)
+    assert second["a"] == second["b"] == ("c", "d")
+    silent = dict(probed(second, [Fault("dead", ("c",)), Fault("dead", ("d",))]))
+    if killed:
+        silent |= {"c": NodeResult(kind="device", product_s=1.0), "d": NodeResult(kind="device", product_s=1.0)}
+    found = conclude([(first, results), (second, silent)], FACTOR)
+    assert not found.faulty
+    assert ("a", "b") in [link.nodes for link in found.links]
+
+
 def test_a_fault_that_does_not_repeat_is_forgiven() -> None:
     first = first_round(SIX)
     results = dict(probed(first, [Fault("deaf", ("n0",)), Fault("slow", ("n2",))]))
