@@ -177,7 +177,7 @@ def _broken(
     for a, b in pairs:
         if a in faulty or b in faulty or any(_works(a, b, results) for results in answers):
             continue
-        error = _error(a, b, answers) or "one of them did not answer"
+        error = _error(a, b, answers) or "one of them gave no result"
         found.append(BrokenLink((a, b), error, a in proven and b in proven))
     return found
 

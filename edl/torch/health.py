@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-from edl.worker.probe.exchange import ExchangeFailed
+from edl.worker.probe.exchange import ExchangeFailed, NotBegun
 from edl.worker.probe.product import SEEDS, WRONG, WrongProduct, largest_sum, timed
 
 ELEMENTS = 4 << 20
@@ -98,11 +98,13 @@ class TorchLinks:
     def exchange(self, name: str, rank: int, host: str, port: int, limit_s: float) -> None:
         """See ``DeviceLinks``."""
         limit = datetime.timedelta(seconds=limit_s)
-        store = self._store if rank == 0 else TCPStore(host, port, is_master=False, timeout=limit)
-        ours = PrefixStore(name, store)
-        ours.set_timeout(limit)
-        ours.set(f"devices {rank}", str(len(self._devices)))
-        theirs = int(ours.get(f"devices {1 - rank}"))
+        try:
+            store = self._store if rank == 0 else TCPStore(host, port, is_master=False, timeout=limit)
+            ours = PrefixStore(name, store)
+            ours.set_timeout(limit)
+            theirs = self._announce(ours, rank)
+        except RuntimeError as error:  # as torch reports a store that is gone or a value that does not come
+            raise NotBegun(str(error).partition("\n")[0]) from error
         for index, device in enumerate(self._devices[:theirs]):
             group = PrefixStore(f"{name}/{index}", store)
             dist.init_process_group(self._backend, store=group, rank=rank, world_size=2, timeout=limit)
@@ -112,6 +114,16 @@ class TorchLinks:
                 dist.destroy_process_group()
         ours.set(f"done {rank}", "")
         ours.get(f"done {1 - rank}")  # the store's side must not go on, and perhaps end, before the other is done
+
+    def _announce(self, ours: PrefixStore, rank: int) -> int:
+        """Say that this side begins, and wait for the other; returns the number of its devices."""
+        mine = f"devices {rank}"
+        ours.set(mine, str(len(self._devices)))
+        try:
+            return int(ours.get(f"devices {1 - rank}"))
+        except RuntimeError:
+            ours.delete_key(mine)  # one that comes later must not wait for this side
+            raise
 
 
 def _gather(device: torch.device, rank: int, index: int) -> None:

@@ -67,8 +67,8 @@ PROBE_VARIABLE = "EDL_PROBE_ORDER"
 
 @dataclass(frozen=True, slots=True)
 class ProbeOrder:
-    """Everything that the process of a probe needs. It answers with lines of JSON on stdout, each a ``HealthChecked``:
-    one when its own part is done, one when the exchanges are."""
+    """Everything that the process of a probe needs. It answers with lines of JSON on stdout, each a ``HealthChecked``
+    that replaces the one before: when its own part is done, before each exchange between devices, and at the end."""
 
     order: CheckHealth
     node: NodeId

@@ -42,13 +42,17 @@ class DeviceLinks(Protocol):
 
     def exchange(self, name: str, rank: int, host: str, port: int, limit_s: float) -> None:
         """Exchange data with another node. ``name``: of this exchange, the same on both sides. ``rank``: 0 on the side
-        whose store is used, of which the other side (1) needs ``host`` and ``port``. ``limit_s``: most seconds.
-        Raises ``ExchangeFailed``, or whatever the framework raises."""
+        whose store is used, of which the other side (1) needs ``host`` and ``port``. ``limit_s``: most seconds of each
+        of its steps. Raises ``NotBegun``, ``ExchangeFailed``, or whatever the framework raises."""
         ...
 
 
 class ExchangeFailed(Exception):
     """The exchange with a node failed."""
+
+
+class NotBegun(Exception):
+    """The other side has not begun the exchange between devices, which says nothing about the devices."""
 
 
 def block_of(number: int, stage: int, sender: str, size: int = BLOCK_BYTES) -> bytes:

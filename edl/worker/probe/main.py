@@ -8,7 +8,7 @@ import importlib.util
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
 from edl.health.readings import faults, remarks
@@ -16,6 +16,7 @@ from edl.wire import json_messages
 from edl.wire.health import HealthChecked, LinkFinding, SlotFinding
 from edl.wire.health_records import PROBE_VARIABLE, ProbeOrder
 from edl.worker.probe import nvml
+from edl.worker.probe.device_exchanges import ExchangeTimes, between_devices
 from edl.worker.probe.exchange import DeviceLinks, Exchanges
 from edl.worker.probe.plugins import run_plugins
 from edl.worker.probe.product import NumpyDevice, PlainDevice, ProbedDevice
@@ -44,53 +45,34 @@ def run() -> None:
     checked = own_part(ordered, devices_here)
     answer.write(json_messages.encode(checked) + b"\n")
     until_s = began_s + ordered.order.timeout_s * (1 - RESERVED)
-    links: tuple[LinkFinding, ...] = ()
     if exchanges is not None:
         between = _device_links()
         exchanges.store_port = between.store_port if between is not None else 0
-        links = exchanges.run(until_s)
-        if between is not None:
-            unknown = with_unknown_devices(links, exchanges.stores)
-            answer.write(json_messages.encode(dataclasses.replace(checked, links=unknown)) + b"\n")
-            links = between_devices(ordered, links, exchanges.stores, between, until_s)
-    if trouble:
+        for found in exchanged(ordered, checked, exchanges, between, until_s):
+            answer.write(json_messages.encode(found) + b"\n")
+    elif trouble:
         links = tuple(LinkFinding(peer.node, trouble) for peer in ordered.order.peers)
-    answer.write(json_messages.encode(dataclasses.replace(checked, links=links)) + b"\n")
+        answer.write(json_messages.encode(dataclasses.replace(checked, links=links)) + b"\n")
     # At once: daemon threads may wait for a peer, and a broken device may not let its library end.
     os._exit(0)
 
 
-def with_unknown_devices(links: Sequence[LinkFinding], stores: Mapping[str, int]) -> tuple[LinkFinding, ...]:
-    """The answer for the case that the exchanges between devices do not end."""
-    late = "the exchange between the devices did not end"
-    return tuple(
-        dataclasses.replace(link, error=late) if stores.get(link.node) and not link.error else link for link in links
-    )
-
-
-def between_devices(
+def exchanged(
     ordered: ProbeOrder,
-    links: Sequence[LinkFinding],
-    stores: Mapping[str, int],
-    between: DeviceLinks,
+    checked: HealthChecked,
+    exchanges: Exchanges,
+    between: DeviceLinks | None,
     until_s: float,
-) -> tuple[LinkFinding, ...]:
-    """Exchange data between the devices, with all peers whose bytes have arrived and that have devices too. One
-    exchange follows the other, on all nodes in the same order, so that none waits for another in a circle."""
-    hosts = {peer.node: peer.host for peer in ordered.order.peers}
-    found = {link.node: link for link in links}
-    for first, second in sorted((min(ordered.node, node), max(ordered.node, node)) for node in found):
-        node = second if first == ordered.node else first
-        if found[node].error or not stores.get(node):
-            continue
-        name = f"{ordered.order.number}/{ordered.order.stage}/{first}/{second}"
-        rank = 0 if first == ordered.node else 1
-        try:
-            between.exchange(name, rank, hosts[node], stores[node], max(1.0, until_s - time.monotonic()))
-        except Exception as error:  # noqa: BLE001 - whatever a broken device makes its library raise
-            text = f"between the devices: {type(error).__name__}: {error}"
-            found[node] = dataclasses.replace(found[node], error=text)
-    return tuple(found.values())
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[HealthChecked]:
+    """Exchange data with the peers: bytes, then between the devices. Yields the answers, each of which replaces the one
+    before."""
+    if between is None:
+        yield dataclasses.replace(checked, links=exchanges.run(until_s))
+        return
+    times = ExchangeTimes.between(clock(), until_s)
+    checked = dataclasses.replace(checked, links=exchanges.run(times.bytes_until_s))
+    yield from between_devices(ordered, checked, exchanges.stores, between, times, clock)
 
 
 def _device_links() -> DeviceLinks | None:

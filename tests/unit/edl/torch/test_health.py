@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import multiprocessing
+import socket
 import time
-from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
 import pytest
 
 from edl.types import NodeId
-from edl.wire.health import CheckHealth, HealthPeer, LinkFinding
+from edl.wire.health import CheckHealth, HealthChecked, HealthPeer, LinkFinding
 from edl.wire.health_records import ProbeOrder
-from edl.worker.probe.main import between_devices, with_unknown_devices
+from edl.worker.probe.device_exchanges import ExchangeTimes, between_devices
+from edl.worker.probe.exchange import NotBegun
 
 pytestmark = pytest.mark.torch
 LIMIT_S = 60.0
@@ -43,10 +43,10 @@ def node(name: str, others: str, pipe: Connection, broken: str) -> None:
     stores: dict[str, int] = pipe.recv()
     peers = tuple(HealthPeer(NodeId(other), "127.0.0.1", 1) for other in others)
     ordered = ProbeOrder(CheckHealth(1, 1, 1, peers, 64, 60.0, "test"), NodeId(name), 2, "s")
-    found = between_devices(
-        ordered, [LinkFinding(peer.node) for peer in peers], stores, links, time.monotonic() + LIMIT_S
-    )
-    pipe.send({link.node: link.error for link in found})
+    checked = HealthChecked(1, 1, links=tuple(LinkFinding(peer.node) for peer in peers))
+    times = ExchangeTimes.between(time.monotonic(), time.monotonic() + LIMIT_S)
+    *_, found = between_devices(ordered, checked, stores, links, times, time.monotonic)
+    pipe.send({link.node: link.error for link in found.links})
     pipe.recv()
 
 
@@ -86,31 +86,24 @@ def test_a_number_that_changes_is_found() -> None:
     assert "device 0: other numbers arrived than were sent" in found["b"]["a"]
 
 
-class Links:
-    """Device links that fail with some nodes."""
+def test_a_side_that_waits_in_vain_withdraws() -> None:
+    """The other one, if it comes later, does not wait for it in the exchange itself."""
+    import torch
 
-    store_port = 5
+    from edl.torch import health
 
-    def __init__(self, fails: Callable[[str], bool]) -> None:
-        self._fails = fails
-        self.calls: list[tuple[str, int]] = []
-
-    def exchange(self, name: str, rank: int, host: str, port: int, limit_s: float) -> None:
-        self.calls.append((name, rank))
-        if self._fails(host):
-            raise RuntimeError("NCCL error")
+    waiting, late = (health.TorchLinks([torch.device("cpu")], "gloo") for _ in range(2))
+    for begins, store in ((waiting, waiting), (late, waiting)):
+        with pytest.raises(NotBegun):
+            begins.exchange("1/1/a/b", 0 if begins is store else 1, "127.0.0.1", store.store_port, 0.1)
 
 
-def test_only_peers_with_devices_whose_bytes_have_arrived_take_part() -> None:
-    peers = tuple(HealthPeer(NodeId(name), name, 1) for name in "acde")
-    ordered = ProbeOrder(CheckHealth(1, 2, 1, peers, 64, 60.0, "test"), NodeId("b"), 2, "s")
-    found = [LinkFinding(NodeId(name), "timed out" if name == "c" else "") for name in "edca"]
-    links = Links(lambda host: host == "d")
-    stores = {"a": 7, "c": 8, "d": 9, "e": 0}
-    after = {one.node: one.error for one in between_devices(ordered, found, stores, links, 0.0)}
-    assert links.calls == [("1/2/a/b", 1), ("1/2/b/d", 0)]
-    assert after == {"a": "", "c": "timed out", "d": "between the devices: RuntimeError: NCCL error", "e": ""}
-    assert [one.error for one in with_unknown_devices(found, stores)] == [
-        "", "the exchange between the devices did not end", "timed out", "the exchange between the devices did not end",
-    ]  # fmt: skip
-    assert dataclasses.replace(found[0], error="") == found[0]
+def test_a_peer_whose_probe_has_ended_has_not_begun() -> None:
+    import torch
+
+    from edl.torch import health
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with pytest.raises(NotBegun):
+        health.TorchLinks([torch.device("cpu")], "gloo").exchange("1/1/a/b", 1, "127.0.0.1", port, 0.1)
