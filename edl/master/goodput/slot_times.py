@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from edl.master import events as ev
 from edl.master.goodput.slot_use import NO_COST, TRAINING, SlotUse, taking_part, use_of
-from edl.master.goodput.training_clock import NO_TRAINING, TrainingClock
+from edl.master.goodput.training_clock import NO_TRAINING, TrainingClock, TrainingWaits
 from edl.master.state import MasterState, NodeEntry, Phase
 from edl.master.turn import MasterTurn
 from edl.types import Incarnation, NodeId
@@ -186,12 +186,16 @@ class _Book:
 
     def _roll_back(self, world: World) -> None:
         """A world was formed: what its predecessor trained since the commit that it begins from is to be repeated."""
-        training, lost = self.times.training.roll_back(world.restore.commit)
+        training, lost, waits = self.times.training.roll_back(world.restore.commit)
         if self.times.planned or self.state.spec.independent:
             return
-        moved = min(max(0, lost - self.times.spoilt), self.spent.get(SlotUse.USEFUL, 0))
-        self._add(SlotUse.USEFUL, -moved)
-        self._add(SlotUse.REDONE, moved)
+        left = max(0, lost - self.times.spoilt)
+        parts = {SlotUse.COMMIT: waits.commit_ns, SlotUse.DATA_WAIT: waits.data_ns, SlotUse.USEFUL: left}
+        for use, amount in parts.items():
+            moved = min(max(0, amount), left, self.spent.get(use, 0))
+            self._add(use, -moved)
+            self._add(SlotUse.REDONE, moved)
+            left -= moved
         self.times = dataclasses.replace(self.times, training=training, spoilt=0)
 
     def follow_nodes(self) -> None:
@@ -231,13 +235,21 @@ class _Book:
             parts = {SlotUse.RESTORE: round(joined.restore_s * NS), change: round(joined.connect_s * NS)}
             self._close(node, stint, parts)
         elif paced is not None and stint.use is SlotUse.USEFUL:
-            took_ns = self.now_ns - stint.since_ns
-            shares = {SlotUse.COMMIT: paced.commit_share, SlotUse.DATA_WAIT: paced.data_share}
-            self._close(node, stint, {one: round(share * took_ns) for one, share in shares.items()})
+            self._pace(node, stint, paced)
         elif use is not stint.use or slots != stint.slots:
             self._close(node, stint, {})
         if use is not stint.use or slots != stint.slots:  # a new stint begins now
             self.stints[node] = self.stints[node]._replace(use=use, slots=slots, idle=idle)
+
+    def _pace(self, node: NodeId, stint: Stint, paced: Pace) -> None:
+        """Enter the waits among the training of a node."""
+        took_ns = self.now_ns - stint.since_ns
+        shares = {SlotUse.COMMIT: paced.commit_share, SlotUse.DATA_WAIT: paced.data_share}
+        before = {use: self.spent.get(use, 0) for use in shares}
+        self._close(node, stint, {one: round(share * took_ns) for one, share in shares.items()})
+        commit_ns, data_ns = (self.spent.get(use, 0) - amount for use, amount in before.items())
+        training = self.times.training.wait(took_ns, TrainingWaits(commit_ns, data_ns))
+        self.times = dataclasses.replace(self.times, training=training)
 
     def _was_starting(self, stint: Stint) -> bool:
         """Whether what counted as training was the start of a script, as the first report of training now shows."""

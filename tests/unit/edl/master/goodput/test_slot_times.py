@@ -211,6 +211,32 @@ def test_a_return_to_an_old_commit_is_priced_with_the_paces() -> None:
     assert rule.spent()["redone"] == 2 * 35.5
 
 
+def test_lost_waits_are_redone_and_leave_earlier_work_useful() -> None:
+    rule = two_train()
+    for age_s, data_share in ((0.0, 0.0), (10.0, 0.5)):
+        rule.wait(10.0)
+        for name in "ab":
+            rule.say(name, Pace(rule.state.record.round, 10, 1.0, age_s, 0.0, data_share))
+    assert rule.spent()["data_wait"] == 10.0
+    rule.lose("a")
+    rule.parked("b", (1, 10))
+    rule.train("b")
+    spent = rule.spent()
+    assert (spent["useful"], spent["redone"], spent.get("data_wait", 0.0)) == (20.0, 20.0, 0.0)
+
+
+def test_waits_before_the_commit_stay_waits() -> None:
+    rule = two_train()
+    rule.wait(10.0)
+    for name in "ab":
+        rule.say(name, Pace(rule.state.record.round, 10, 1.0, 4.0, 0.25, 0.5))  # made after 6 s
+    rule.lose("a")
+    rule.parked("b", (1, 10))
+    rule.train("b")
+    spent = rule.spent()
+    assert (spent["redone"], spent["data_wait"], spent["commit"], spent["useful"]) == (8.0, 6.0, 3.0, 3.0)
+
+
 def test_spares_and_suspended_jobs_are_idle() -> None:
     rule = two_train()
     rule.submit(Suspend(True, "me"))

@@ -10,7 +10,7 @@ from edl.master.goodput.stored import StoredSlotTimes, continued, stored
 from edl.master.machine import take_over
 from edl.types import Round
 from edl.wire import plain
-from edl.wire.messages import Attach
+from edl.wire.messages import Attach, Pace
 from tests.unit.edl.master.goodput.test_slot_times import Accounted, two_train, without_a_slot
 from tests.unit.edl.master.test_machine import info
 
@@ -65,6 +65,22 @@ def test_the_node_of_the_dead_master_is_lost_since_the_last_write() -> None:
     (cost,) = rule.costs
     assert cost.took_s == 1.0
     assert cost.amounts[SlotUse.LOST] == 2 * 2 * NS
+
+
+def test_the_next_master_knows_when_there_were_waits() -> None:
+    rule = two_train()
+    for age_s, data_share in ((0.0, 0.25), (10.0, 0.5)):
+        rule.wait(10.0)
+        for name in "ab":
+            rule.say(name, Pace(rule.state.record.round, 10, 1.0, age_s, 0.0, data_share))
+    succeed(rule, "ab", gap_s=0.0)
+    for name in "ab":
+        attach(rule, name)
+    rule.lose("a")
+    rule.parked("b", (1, 10))
+    rule.train("b")
+    spent = rule.spent()
+    assert (spent["useful"], spent["redone"], spent["data_wait"]) == (15.0, 20.0, 5.0)
 
 
 def test_a_change_in_progress_is_priced_from_its_beginning() -> None:

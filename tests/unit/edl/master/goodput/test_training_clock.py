@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from edl.master.goodput.training_clock import MOST_MARKS, TrainingClock
+from edl.master.goodput.training_clock import MOST_MARKS, TrainingClock, TrainingWaits
 
 
 @pytest.mark.parametrize("seed", range(300))
@@ -36,7 +36,7 @@ def test_a_rollback_costs_what_was_trained_since_the_commit(seed: int) -> None:
             case "roll back" if slots:
                 commit = rng.choice(list(made))
                 lost = line[made[commit] :]
-                training, spent = training.roll_back(commit)
+                training, spent, _ = training.roll_back(commit)
                 assert spent == sum(lost)
                 del line[made[commit] :]
                 made = {number: at for number, at in made.items() if number <= commit}
@@ -57,6 +57,17 @@ def test_between_two_marks_steps_are_equally_long() -> None:
 def test_a_commit_before_all_that_is_known_costs_all_that_is_known() -> None:
     training = TrainingClock().begin(50, 2).advance(100)
     assert training.roll_back(20)[1] == 200
+
+
+def test_waits_count_where_they_were() -> None:
+    training = TrainingClock().begin(0, 2).advance(100).mark(10, 40).wait(100, TrainingWaits(50, 20)).advance(100)
+    assert training.waits_until(60) == TrainingWaits(30, 12)
+    assert training.mark(20, 70).marks[-1].waits == TrainingWaits(40, 16), "half of the rest"
+    back, spent, lost = training.roll_back(10)
+    assert (spent, lost, back.waits) == (2 * 140, TrainingWaits(20, 8), TrainingWaits(30, 12))
+    again = back.begin(10, 1).advance(5).wait(1000, TrainingWaits(3, 1))
+    assert again.roll_back(10)[2] == TrainingWaits(3, 1), "the present world has trained for a part of that time only"
+    assert training.roll_back(0)[1:] == (2 * 200, TrainingWaits(50, 20))
 
 
 def test_its_size_is_bounded() -> None:
