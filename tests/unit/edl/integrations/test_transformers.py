@@ -147,7 +147,7 @@ def test_another_trainer_continues_from_what_was_kept(
     leave_group()
     sessions._current = None
 
-    second = trainer(tmp_path, logging_steps=1)
+    second = trainer(tmp_path, logging_steps=1, save_strategy="steps", save_steps=9)
     goes_on = bridge(trainers, second)
     goes_on._progress.load_state_dict(kept["progress"])
     second.model.load_state_dict(kept["model"])
@@ -158,6 +158,26 @@ def test_another_trainer_continues_from_what_was_kept(
     assert output.global_step == 9
     assert output.training_loss == pytest.approx(uninterrupted[1], rel=1e-6)
     assert [log["step"] for log in second.state.log_history if "loss" in log] == list(range(1, 10))
+    assert (tmp_path / "checkpoint-9").is_dir(), "it saves its own checkpoints, too"
+
+
+def test_the_position_has_the_callbacks_in_the_trainers_own_form(trainers: Any, tmp_path: Path) -> None:
+    """A list is for several callbacks of a class: the trainer would append to that of a single one."""
+    from transformers import EarlyStoppingCallback
+
+    made = trainer(tmp_path)
+    stopping = EarlyStoppingCallback(early_stopping_patience=5)
+    made.add_callback(stopping)
+    progress = bridge(trainers, made)._progress
+    stopping.early_stopping_patience_counter = 3
+    made._total_loss_scalar = made._initial_global_step = made._globalstep_last_logged = 0  # it has begun
+    progress.begun = True
+    kept = progress.state_dict()
+    stopping.early_stopping_patience_counter = 4  # in a step that is lost
+    progress.load_state_dict(kept)
+    callbacks = progress.position()["stateful_callbacks"]
+    assert callbacks.keys() == {"EarlyStoppingCallback", "TrainerControl"}
+    assert callbacks["EarlyStoppingCallback"]["attributes"] == {"early_stopping_patience_counter": 3}
 
 
 class Texts(Lines):
