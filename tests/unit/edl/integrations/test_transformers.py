@@ -43,7 +43,10 @@ def trainers(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # else Accelerate chooses one, and warns
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # those of the package about itself
-        return importlib.import_module(MODULE)
+        module = importlib.import_module(MODULE)
+    yield module
+    if torch.distributed.is_initialized():  # a trainer forms one, if an earlier test has left its place
+        leave_group()
 
 
 class Lines(Dataset[Any]):
@@ -178,6 +181,37 @@ def test_the_position_has_the_callbacks_in_the_trainers_own_form(trainers: Any, 
     callbacks = progress.position()["stateful_callbacks"]
     assert callbacks.keys() == {"EarlyStoppingCallback", "TrainerControl"}
     assert callbacks["EarlyStoppingCallback"]["attributes"] == {"early_stopping_patience_counter": 3}
+
+
+def test_a_model_that_was_evaluated_before_is_wrapped_for_training(trainers: Any, tmp_path: Path) -> None:
+    """Accelerate marks it, and returns marked models as they are: each worker would train alone."""
+    made = trainer(tmp_path)
+    made.evaluate(Lines())
+    wrapped: list[Any] = []
+
+    class Look(trainers.TrainerCallback):
+        def on_train_begin(self, *_: Any, **__: Any) -> None:
+            wrapped.append(made.model_wrapped)
+
+    made.add_callback(Look())
+    bridge(trainers, made).run(None, None)
+    leave_group()
+    assert [type(one) for one in wrapped] == [torch.nn.parallel.DistributedDataParallel]
+
+
+def test_restored_state_of_an_optimizer_keeps_its_types(trainers: Any, tmp_path: Path) -> None:
+    """Accelerate loads it once more, with which torch converts it to the parameters' type."""
+    from edl.integrations.trainer_world import place
+
+    made = trainer(tmp_path)
+    made.model = made.model.to(torch.bfloat16)
+    nadam = torch.optim.NAdam(made.model.parameters())
+    for one in made.model.parameters():
+        one.grad = torch.ones_like(one)
+    nadam.step()
+    place(made, nadam)
+    made.accelerator.prepare(made.model, made.optimizer)
+    assert {state["mu_product"].dtype for state in nadam.state.values()} == {torch.float32}
 
 
 class Texts(Lines):
