@@ -16,8 +16,8 @@ from edl.integrations.lightning_bridge import COMMIT, LightningBridge
 from edl.integrations.lightning_refusals import refuse_schedulers
 from edl.integrations.placeless import give_up_place, is_worker
 from edl.integrations.step_boundary import check_options
-from edl.torch import loading
 from edl.integrations.versions import TestedVersions
+from edl.torch import loading
 from edl.worker.session import note
 
 _FITTING = "fit"

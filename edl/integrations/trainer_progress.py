@@ -69,7 +69,7 @@ class TrainerProgress:
     def position(self) -> dict[str, Any]:
         """The fields of a ``TrainerState`` at the restored commit."""
         assert self.restored is not None, "only called after a restore"  # noqa: S101
-        # In the trainer's own form, with its control, because it expects this when it saves: the callbacks are restored.
+        # The callbacks are restored. The trainer expects its own form of them when it saves, with its control.
         callbacks = TrainerState(stateful_callbacks=[*self._exportable(), self._trainer.control]).stateful_callbacks
         return {
             **json.loads(self.restored["state"]),

@@ -182,7 +182,8 @@ def test_models_of_a_world_of_one_are_wrapped_in_the_next_world(loops: Any) -> N
 
     critic = torch.nn.Linear(3, 1)
     made = Training(loops, critic=critic)
-    made.net._is_accelerate_prepared = critic._is_accelerate_prepared = True
+    for model in (made.net, critic):
+        vars(model)["_is_accelerate_prepared"] = True
 
     def train() -> tuple[Any, Any]:
         accelerator = Accelerator(cpu=True)

@@ -189,7 +189,7 @@ def test_a_model_that_was_evaluated_before_is_wrapped_for_training(trainers: Any
     made.evaluate(Lines())
     wrapped: list[Any] = []
 
-    class Look(trainers.TrainerCallback):
+    class Look(trainers.TrainerCallback):  # type: ignore[misc]
         def on_train_begin(self, *_: Any, **__: Any) -> None:
             wrapped.append(made.model_wrapped)
 
