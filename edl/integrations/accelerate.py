@@ -14,9 +14,9 @@ try:
     from accelerate.data_loader import DataLoaderStateMixin
     from accelerate.scheduler import AcceleratedScheduler
     from accelerate.state import GradientState
-    from accelerate.utils import extract_model_from_parallel, send_to_device
+    from accelerate.utils import send_to_device
 
-    from edl.integrations.accelerate_world import check_size, forget_world, is_current
+    from edl.integrations.accelerate_world import check_size, forget_world, is_current, keep_types, plain
     from edl.integrations.sharded_loop import Build, ShardedLoop
 except ImportError as error:
     raise ImportError(
@@ -56,8 +56,8 @@ class EDLLoop:
                  save_every: int = 0, **more: Any) -> None:  # fmt: skip
         """Raises ``StateError`` for a wrong argument, or when the process is in a world already."""
         check_options("EDLLoop", global_batch=global_batch, copy_every=copy_every, save_every=save_every)
-        plain = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
-        trained = {name: one for name, one in plain.items() if one is not None}
+        given = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+        trained = {name: one for name, one in given.items() if one is not None}
         _check_trained(trained, build)
         self.active = is_worker(os.environ)
         """Whether edl's launcher has started this process."""
@@ -91,7 +91,7 @@ class EDLLoop:
         @edl.run
         def in_world(_: edl.State) -> Result:
             if self._sharded is None:
-                forget_world()
+                self._leave_world()
             self._loader = None
             self._boundary.enter(self._progress.step)
             result = self._call(train)
@@ -101,6 +101,12 @@ class EDLLoop:
 
         result: Result = in_world(self.state)
         return result
+
+    def _leave_world(self) -> None:
+        forget_world()
+        for one in self.state._objects.values():  # the script may prepare further models
+            if isinstance(one, torch.nn.Module):
+                plain(one)
 
     def _shard(self, _: Any) -> dict[str, Any]:
         assert self._sharded is not None, "the caller"  # noqa: S101
@@ -124,9 +130,8 @@ class EDLLoop:
             check_size(accelerator, edl.context().world_size, "Accelerator(cpu=True)")
         batches = self._batches(accelerator)
         if self._sharded is None:
-            # Mixed precision has wrapped forward() in the last world.
-            plain = extract_model_from_parallel(self._model, keep_fp32_wrapper=False, keep_torch_compile=False)
-            model, optimizer = accelerator.prepare(plain, self._optimizer)
+            keep_types(accelerator)
+            model, optimizer = accelerator.prepare(plain(self._model), self._optimizer)
             schedule = self._scheduler
         else:
             _, model, optimizer, schedule = self._sharded.take(accelerator)

@@ -17,6 +17,7 @@ from edl.integrations.lightning_refusals import refuse_schedulers
 from edl.integrations.placeless import give_up_place, is_worker
 from edl.integrations.step_boundary import check_options
 from edl.integrations.versions import TestedVersions
+from edl.torch import loading
 from edl.worker.session import note
 
 _FITTING = "fit"
@@ -154,6 +155,16 @@ class ElasticStrategy:
         if self._bridge is not None and checkpoint_path == COMMIT:
             return self._bridge.progress.checkpoint()
         return dict(super().load_checkpoint(checkpoint_path, *arguments, **named))  # type: ignore[misc]
+
+    def load_optimizer_state_dict(self, checkpoint: Any) -> None:
+        """Restore the optimizers, with the types of their states. Lightning converts those to the parameters' types, in
+        which NAdam's products or averages in 32 bits are rounded."""
+        optimizers: list[Any] = self.optimizers  # type: ignore[attr-defined]
+        if self._bridge is None or not all(map(loading.keeps_as_torch, optimizers)):
+            super().load_optimizer_state_dict(checkpoint)  # type: ignore[misc]
+            return
+        for optimizer, kept in zip(optimizers, checkpoint["optimizer_states"], strict=True):
+            loading.give_optimizer(optimizer, kept)
 
     def backward(self, closure_loss: Any, *arguments: Any, **named: Any) -> Any:
         """Weight the loss of a batch by its part of the step's samples."""

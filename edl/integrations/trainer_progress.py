@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from transformers.trainer_callback import ExportableState, TrainerControl
+from transformers.trainer_callback import ExportableState, TrainerControl, TrainerState
 from transformers.trainer_utils import TrainOutput
 
 _APART = ("log_history", "stateful_callbacks")
@@ -69,8 +69,13 @@ class TrainerProgress:
     def position(self) -> dict[str, Any]:
         """The fields of a ``TrainerState`` at the restored commit."""
         assert self.restored is not None, "only called after a restore"  # noqa: S101
-        history, callbacks = (json.loads(self.restored[name]) for name in ("log_history", "callbacks"))
-        return {**json.loads(self.restored["state"]), "log_history": history, "stateful_callbacks": callbacks}
+        # The callbacks are restored. The trainer expects its own form of them when it saves, with its control.
+        callbacks = TrainerState(stateful_callbacks=[*self._exportable(), self._trainer.control]).stateful_callbacks
+        return {
+            **json.loads(self.restored["state"]),
+            "log_history": json.loads(self.restored["log_history"]),
+            "stateful_callbacks": callbacks,
+        }
 
     def restore_scheduler(self) -> None:
         """Restore the scheduler that the trainer has created for this world."""

@@ -7,13 +7,12 @@ import os
 from typing import Any
 
 import torch
-from accelerate.utils import extract_model_from_parallel
 from transformers.trainer_utils import enable_full_determinism, set_seed
 from transformers.utils import logging
 
 import edl.torch as edl
 from edl.integrations import fsdp2
-from edl.integrations.accelerate_world import check_size, forget_world
+from edl.integrations.accelerate_world import check_size, forget_world, keep_types, plain
 from edl.torch.warm_up import device_of
 
 
@@ -56,8 +55,8 @@ def enter_world(trainer: Any) -> None:
 
 def place(trainer: Any, optimizer: Any) -> None:
     """Take a model that each worker has whole out of the last world's wrappers, to this world's device."""
-    # Mixed precision has wrapped forward().
-    trainer.model = extract_model_from_parallel(trainer.model, keep_fp32_wrapper=False, keep_torch_compile=False)
+    trainer.model = plain(trainer.model)
+    keep_types(trainer.accelerator)
     if trainer.place_model_on_device:
         trainer._move_model_to_device(trainer.model, trainer.args.device)
     trainer.model_wrapped, trainer.optimizer = trainer.model, optimizer

@@ -7,8 +7,8 @@ from typing import Any
 
 from edl.checkpoint.reading.assembly import Box
 from edl.errors import StateError
+from edl.torch.known_meshes import known
 
-_boxes: dict[Any, Box] = {}
 _MOST_BOXES = 100_000
 
 
@@ -24,22 +24,17 @@ def box_of(tensor: Any) -> Box:
     coordinate = tuple(here)
     order = _explicit_order(tensor)
     key = (mesh, coordinate, placements, shape, order)
-    found = _boxes.get(key)
+    found = known.boxes.get(key)
     if found is None:
-        if len(_boxes) >= _MOST_BOXES:
-            _boxes.clear()
-        found = _boxes[key] = cut(shape, tuple(mesh.shape), coordinate, placements, dict(order))
+        if len(known.boxes) >= _MOST_BOXES:
+            known.boxes.clear()
+        found = known.boxes[key] = cut(shape, tuple(mesh.shape), coordinate, placements, dict(order))
     if found.shape != tuple(tensor.to_local().shape):
         raise StateError(
             f"a DTensor of shape {shape} and placements {placements} cannot be kept: this worker has a part of shape "
             f"{tuple(tensor.to_local().shape)}, {found.shape} was expected"
         )
     return found
-
-
-def forget_meshes() -> None:
-    """Drop what is known of the meshes of earlier worlds, which would keep their groups alive."""
-    _boxes.clear()
 
 
 def cut(

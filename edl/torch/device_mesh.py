@@ -13,11 +13,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from edl.errors import StateError
 from edl.torch import framework
+from edl.torch.known_meshes import known
 
-_latest: dict[tuple[tuple[str, int], ...], DeviceMesh] = {}
-"""The meshes of the newest world, by their inner dimensions."""
-_group: list[Any] = []
-"""The default group of that world."""
 _worlds = 0
 
 
@@ -36,15 +33,16 @@ def mesh(**inner: int) -> DeviceMesh:
             "there is no world yet: call mesh() in build, in the function that run calls, or after connect()"
         )
     group: Any = dist.group.WORLD
-    if not _group or _group[0] is not group:
-        _group[:] = [group]
-        _latest.clear()
+    if known.group is not group:
+        known.group = group
+        known.meshes.clear()
         _forget_tracker()
     key = tuple(inner.items())
-    if key not in _latest:
+    if key not in known.meshes:
         sizes = _sizes(inner, dist.get_world_size())
-        _latest[key] = init_device_mesh(framework.current().device_type, sizes, mesh_dim_names=("dp", *inner))
-    return _latest[key]
+        known.meshes[key] = init_device_mesh(framework.current().device_type, sizes, mesh_dim_names=("dp", *inner))
+    made: DeviceMesh = known.meshes[key]
+    return made
 
 
 def _sizes(inner: Mapping[str, int], world: int) -> tuple[int, ...]:
@@ -62,7 +60,7 @@ def _sizes(inner: Mapping[str, int], world: int) -> tuple[int, ...]:
 
 
 def begin_world() -> None:
-    """Let meshes made from now on differ from all earlier ones.
+    """Forget all earlier meshes, and let those made from now on differ from them.
 
     To torch two meshes of the same ranks and names are equal, and it caches the results of operators on DTensors by
     that. A process that trains in another world of the same size would get DTensors that lie on the dead mesh, with the
@@ -71,8 +69,7 @@ def begin_world() -> None:
     """
     global _worlds
     _worlds += 1
-    _group.clear()
-    _latest.clear()
+    known.forget()
     original: Any = DeviceMesh.__init__
     if not hasattr(original, "_edl_numbered"):
 
@@ -84,7 +81,6 @@ def begin_world() -> None:
 
         numbered._edl_numbered = True  # type: ignore[attr-defined]
         DeviceMesh.__init__ = numbered  # type: ignore[method-assign]
-    _clear_caches()
 
 
 def _forget_tracker() -> None:
@@ -97,14 +93,3 @@ def _forget_tracker() -> None:
         module = sys.modules.get(name)
         if module is not None:
             module._rng_tracker = None  # type: ignore[attr-defined]
-
-
-def _clear_caches() -> None:
-    """Free the meshes of earlier worlds that torch's cache keeps alive, with their groups."""
-    try:
-        from torch.distributed.tensor import debug
-    except ImportError:  # before torch 2.5
-        return
-    clear = getattr(debug, "_clear_sharding_prop_cache", None)
-    if clear is not None:
-        clear()

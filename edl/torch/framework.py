@@ -15,6 +15,7 @@ from edl.torch.arrays import TorchArrays
 from edl.torch.collectives import Collectives, observe
 from edl.torch.ddp import arm, disarm
 from edl.torch.group import GroupLost, TorchGroup, forget_default_group, why_not
+from edl.torch.known_meshes import known
 from edl.torch.sockets import FOLDER
 from edl.torch.warm_calls import DeviceCalls
 from edl.torch.warm_up import carry_out, device_of, plan
@@ -62,6 +63,7 @@ class TorchFramework:
     def prepare(self, seat: Seat) -> TorchGroup:
         """Forget the previous group, and create one for this round that ``abort`` can disconnect."""
         disarm(seat.round)
+        known.forget()
         forget_default_group()
         self.seat = seat
         self._group = TorchGroup(seat)

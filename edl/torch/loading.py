@@ -126,7 +126,7 @@ def _is_from(function: Any, modules: tuple[str, ...]) -> bool:
 
 def load_optimizer(optimizer: torch.optim.Optimizer, plain: Mapping[str, Any], owned: Owned) -> None:
     """Like ``load_state_dict``, but fills the existing tensors, and frees the others before it creates new ones."""
-    if not _keeps_as_torch(optimizer):
+    if not keeps_as_torch(optimizer):
         optimizer.load_state_dict(formatted(owned(plain), optimizer))  # the meaning of its keys is unknown
         return
     check_groups(len(plain["param_groups"]), len(optimizer.param_groups))
@@ -163,7 +163,7 @@ def give_optimizer(optimizer: torch.optim.Optimizer, kept: Mapping[str, Any]) ->
     """Call ``load_state_dict``, which converts the state of a parameter to the parameter's type, and put back what has
     another type for good; see ``_Types``."""
     optimizer.load_state_dict(dict(kept))
-    if not _keeps_as_torch(optimizer):
+    if not keeps_as_torch(optimizer):
         return
     types = _Types(optimizer)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -173,7 +173,7 @@ def give_optimizer(optimizer: torch.optim.Optimizer, kept: Mapping[str, Any]) ->
             optimizer.state[parameter] = types.put_back(optimizer.state[parameter], of_one, parameter)
 
 
-def _keeps_as_torch(optimizer: torch.optim.Optimizer) -> bool:
+def keeps_as_torch(optimizer: torch.optim.Optimizer) -> bool:
     """Whether the optimizer's state is kept and loaded by torch's own methods alone."""
     own_way = type(optimizer).load_state_dict is not torch.optim.Optimizer.load_state_dict
     return not (own_way or getattr(optimizer, _LOADING_HOOKS, None) or getattr(optimizer, _CAPTURING_HOOKS, None))

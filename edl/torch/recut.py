@@ -118,6 +118,9 @@ class _Restore:
         kept_by = [part.objects.keys() for part in self.stored.parts(self.shards)]
         # Objects that only some workers have saved are not required by the others.
         common, found = set.intersection(*map(set, kept_by)), set().union(*kept_by)
+        mine = {name for name, obj in objects.items() if hasattr(obj, "state_dict")}
+        if found != mine and len(self.shards) < self.stored.shards:
+            raise Missing(f"worker {self.shards[0]} of {self.stored.what} had {sorted(found)}, this one {sorted(mine)}")
         compare(home.meta, common | (found & objects.keys()), set(home.values))
         for name, obj in objects.items():
             if not hasattr(obj, "state_dict"):
@@ -183,7 +186,7 @@ class _Restore:
         own = module.state_dict()
         buffers = {loading.key_of(path) for path, _ in module.named_buffers(remove_duplicate=False)}
         lacking = sorted(own.keys() - stored.keys())
-        kept_by = {frozenset(part.objects[name]) for part in self.stored.parts(self.shards)}
+        kept_by = {frozenset(kept) for kept in self._having(name).values()}
         # Workers that have saved different layers are stages of a pipeline, and none has all layers.
         unknown = sorted(next(iter(kept_by)) - own.keys()) if len(kept_by) == 1 else []
         if lacking or unknown:
@@ -248,10 +251,15 @@ class _Restore:
 
     def _saved(self, name: str) -> Iterator[SavedOptimizer]:
         """What each worker has saved of an optimizer."""
-        for shard, part in zip(self.shards, self.stored.parts(self.shards), strict=True):
-            kept = part.objects.get(name)
+        for shard, kept in self._having(name).items():
             if isinstance(kept, dict) and NAMES in kept:
                 yield SavedOptimizer(shard, kept)
+
+    def _having(self, name: str) -> dict[int, Any]:
+        """What each worker has saved of an object. Stages of a pipeline may have objects of their own, so only some
+        workers may have it."""
+        parts = zip(self.shards, self.stored.parts(self.shards), strict=True)
+        return {shard: part.objects[name] for shard, part in parts if name in part.objects}
 
     def _group(
         self, name: str, number: int, paths: Sequence[str], homes: Mapping[str, SavedOptimizer], own: dict[str, Any]
@@ -292,8 +300,7 @@ class _Restore:
     def _by_name(self, name: str) -> dict[str, Any]:
         """The saved state of each parameter; None if it had no gradient yet."""
         found: dict[str, list[Any]] = {}
-        for part in self.stored.parts(self.shards):
-            kept = part.objects.get(name) or {}
+        for kept in self._having(name).values():
             # An older edl kept names that changed with activation checkpointing.
             for index, path in enumerate(map(loading.key_of, kept.get(NAMES, ()))):
                 found.setdefault(path, [])
@@ -326,8 +333,8 @@ class _Restore:
                     f"it was kept for {len(one.groups)} groups of parameters, and state.{of} now has "
                     f"{len(optimizer.param_groups)}: divide the stages as they were, or set the rates from the step",
                 )
-        parts = {worker: self.stored.parts((worker,))[0].objects for worker in saved}
-        kept = {worker: part[name] for worker, part in parts.items() if name in part}
+        having = self._having(name)
+        kept = {worker: having[worker] for worker in saved if worker in having}
         if len(kept) > 1:
             whole = {worker: _without_pieces(value) for worker, value in kept.items()}
             self._same(name, whole, "and this worker now has parameters of both: divide the stages as they were")

@@ -12,7 +12,6 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from edl.torch import loading, refusals
-from edl.torch.boxes import forget_meshes
 from edl.torch.ddp import check_trained
 from edl.torch.ddp import plain as unwrapped
 from edl.torch.device_mesh import begin_world, mesh
@@ -167,7 +166,6 @@ def _forget_step(obj: Any) -> None:
 
 
 def _build(build: Build) -> Mapping[str, Any]:
-    forget_meshes()
     begin_world()
     return build(mesh())
 

@@ -401,6 +401,13 @@ class OtherPart(ValueError):
     """A part was made in another place of the mesh, or by a worker with other layers, than this worker is now."""
 
 
+def may_be_own(found: SnapshotHeader, objects: frozenset[str], world_size: int) -> bool:
+    """Whether a part of a sharded state may be this worker's own: made in a world of this size, by a worker with these
+    objects. Stages of a pipeline may have objects of their own."""
+    kept, _ = _parts(found)
+    return found.meta.workers in (0, world_size) and kept.keys() == objects
+
+
 class NoRoom(CheckpointError):
     """There is no memory for a snapshot."""
 

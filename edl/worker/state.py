@@ -21,7 +21,7 @@ from edl.worker import alike, part_numbers, vote, write_through
 from edl.worker.accumulate import check_finished
 from edl.worker.boundary import BoundaryAction, RoundOver
 from edl.worker.building import Builder
-from edl.worker.contents import Contents, NoRoom, is_own
+from edl.worker.contents import Contents, NoRoom, is_own, may_be_own
 from edl.worker.first_state import FirstState, first_state_memory
 from edl.worker.framework import Framework
 from edl.worker.link import Link
@@ -530,7 +530,7 @@ class BaseState(Contents):
 
     def _fetch(self, session: Session, seat: Seat, stream: str, shard: int) -> bool:
         """Restore from a part that has been requested. Returns whether it is this worker's: it is not if it was made by
-        another number of workers, or on another mesh."""
+        another number of workers, on another mesh, or by a worker with other objects."""
         link, job = session.link, session.environment.get("EDL_JOB_ID", "")
         assert link is not None, "there is nothing to restore without an agent"  # noqa: S101
         wanted = (seat.restore_era, seat.restore_commit)
@@ -547,7 +547,7 @@ class BaseState(Contents):
                 return True
             raise PeersLost(f"commit {wanted[1]} of era {wanted[0]} could not be fetched for rank {seat.rank}: {piece}")
         memory, found = piece
-        if stream == STATE and self._sharded and found.meta.workers not in (0, seat.world_size):
+        if stream == STATE and self._sharded and not may_be_own(found, mine, seat.world_size):
             memory.close()
             return False
         if stream == OWN or self._copies(seat):

@@ -14,7 +14,7 @@ from tests.process.workers import trainer_script
 
 parser = trainer_script.parser()
 parser.add_argument("--without-edl", action="store_true", help="the trainer's own checkpoints instead")
-parser.add_argument("--save-steps", type=int, default=0)
+parser.add_argument("--save-steps", type=int, default=40, help="0: the trainer saves no checkpoints of its own")
 options = parser.parse_args()
 
 

@@ -141,6 +141,58 @@ def test_another_loop_continues_from_what_was_kept(loops: Any, at: int, monkeypa
     assert second.result() == undisturbed.result()
 
 
+def test_restored_state_of_an_optimizer_keeps_its_types(loops: Any) -> None:
+    """Accelerate loads it once more, with which torch converts it to the parameters' type."""
+    from accelerate import Accelerator
+
+    net = torch.nn.Linear(3, 1, dtype=torch.bfloat16)
+    nadam = torch.optim.NAdam(net.parameters())
+    net(torch.ones(1, 3, dtype=torch.bfloat16)).sum().backward()
+    nadam.step()
+    before = [state["mu_product"].clone() for state in nadam.state.values()]
+    loader = DataLoader(TensorDataset(torch.ones(8, 3)), batch_size=2)
+    loop = loops.EDLLoop(model=net, optimizer=nadam, loader=loader, global_batch=8)
+    loop.run(lambda: loop.prepare(Accelerator(cpu=True)))
+    kept = [state["mu_product"] for state in nadam.state.values()]
+    assert {one.dtype for one in kept} == {torch.float32}
+    assert kept == before
+
+
+def test_an_optimizer_that_loads_in_its_own_way_is_left_to_accelerate(loops: Any) -> None:
+    from accelerate import Accelerator
+
+    class Own(torch.optim.SGD):
+        loaded = 0
+
+        def load_state_dict(self, state_dict: Any) -> None:
+            self.loaded += 1
+            super().load_state_dict(state_dict)
+
+    net = torch.nn.Linear(3, 1)
+    own = Own(net.parameters(), lr=0.1)
+    loader = DataLoader(TensorDataset(torch.ones(8, 3)), batch_size=2)
+    loop = loops.EDLLoop(model=net, optimizer=own, loader=loader, global_batch=8)
+    loop.run(lambda: loop.prepare(Accelerator(cpu=True)))
+    assert own.loaded == 1
+
+
+def test_models_of_a_world_of_one_are_wrapped_in_the_next_world(loops: Any) -> None:
+    """On a GPU alone Accelerate marks the models themselves, and returns marked ones as they are."""
+    from accelerate import Accelerator
+
+    critic = torch.nn.Linear(3, 1)
+    made = Training(loops, critic=critic)
+    for model in (made.net, critic):
+        vars(model)["_is_accelerate_prepared"] = True
+
+    def train() -> tuple[Any, Any]:
+        accelerator = Accelerator(cpu=True)
+        return made.loop.prepare(accelerator)[0], accelerator.prepare(critic)
+
+    for model in made.loop.run(train):
+        assert isinstance(model, torch.nn.parallel.DistributedDataParallel)
+
+
 def test_with_save_every_the_end_is_saved(loops: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     saved = saved_boundaries(monkeypatch)
     made = Training(loops, save_every=4)

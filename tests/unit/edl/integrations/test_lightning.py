@@ -347,6 +347,17 @@ def test_a_script_trains_once(kit: Kit, tmp_path: Path) -> None:
         trainer.fit(module, *loaders())
 
 
+def test_restored_state_of_an_optimizer_keeps_its_types(kit: Kit) -> None:
+    parameter = torch.nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
+    nadam = torch.optim.NAdam([parameter])
+    parameter.grad = torch.ones_like(parameter)
+    nadam.step()
+    strategy = kit.edl.EDLStrategy(parallel_devices=[torch.device("cpu")])
+    strategy._bridge, strategy._optimizers = object(), [nadam]
+    strategy.load_optimizer_state_dict({"optimizer_states": [nadam.state_dict()]})
+    assert nadam.state[parameter]["mu_product"].dtype == torch.float32
+
+
 def test_without_a_launcher_it_is_an_ordinary_strategy(
     kit: Kit, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

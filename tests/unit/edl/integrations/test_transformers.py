@@ -43,7 +43,10 @@ def trainers(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # else Accelerate chooses one, and warns
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # those of the package about itself
-        return importlib.import_module(MODULE)
+        module = importlib.import_module(MODULE)
+    yield module
+    if torch.distributed.is_initialized():  # a trainer forms one, if an earlier test has left its place
+        leave_group()
 
 
 class Lines(Dataset[Any]):
@@ -147,7 +150,7 @@ def test_another_trainer_continues_from_what_was_kept(
     leave_group()
     sessions._current = None
 
-    second = trainer(tmp_path, logging_steps=1)
+    second = trainer(tmp_path, logging_steps=1, save_strategy="steps", save_steps=9)
     goes_on = bridge(trainers, second)
     goes_on._progress.load_state_dict(kept["progress"])
     second.model.load_state_dict(kept["model"])
@@ -158,6 +161,57 @@ def test_another_trainer_continues_from_what_was_kept(
     assert output.global_step == 9
     assert output.training_loss == pytest.approx(uninterrupted[1], rel=1e-6)
     assert [log["step"] for log in second.state.log_history if "loss" in log] == list(range(1, 10))
+    assert (tmp_path / "checkpoint-9").is_dir(), "it saves its own checkpoints, too"
+
+
+def test_the_position_has_the_callbacks_in_the_trainers_own_form(trainers: Any, tmp_path: Path) -> None:
+    """A list is for several callbacks of a class: the trainer would append to that of a single one."""
+    from transformers import EarlyStoppingCallback
+
+    made = trainer(tmp_path)
+    stopping = EarlyStoppingCallback(early_stopping_patience=5)
+    made.add_callback(stopping)
+    progress = bridge(trainers, made)._progress
+    stopping.early_stopping_patience_counter = 3
+    made._total_loss_scalar = made._initial_global_step = made._globalstep_last_logged = 0  # it has begun
+    progress.begun = True
+    kept = progress.state_dict()
+    stopping.early_stopping_patience_counter = 4  # in a step that is lost
+    progress.load_state_dict(kept)
+    callbacks = progress.position()["stateful_callbacks"]
+    assert callbacks.keys() == {"EarlyStoppingCallback", "TrainerControl"}
+    assert callbacks["EarlyStoppingCallback"]["attributes"] == {"early_stopping_patience_counter": 3}
+
+
+def test_a_model_that_was_evaluated_before_is_wrapped_for_training(trainers: Any, tmp_path: Path) -> None:
+    """Accelerate marks it, and returns marked models as they are: each worker would train alone."""
+    made = trainer(tmp_path)
+    made.evaluate(Lines())
+    wrapped: list[Any] = []
+
+    class Look(trainers.TrainerCallback):  # type: ignore[misc]
+        def on_train_begin(self, *_: Any, **__: Any) -> None:
+            wrapped.append(made.model_wrapped)
+
+    made.add_callback(Look())
+    bridge(trainers, made).run(None, None)
+    leave_group()
+    assert [type(one) for one in wrapped] == [torch.nn.parallel.DistributedDataParallel]
+
+
+def test_restored_state_of_an_optimizer_keeps_its_types(trainers: Any, tmp_path: Path) -> None:
+    """Accelerate loads it once more, with which torch converts it to the parameters' type."""
+    from edl.integrations.trainer_world import place
+
+    made = trainer(tmp_path)
+    made.model = made.model.to(torch.bfloat16)
+    nadam = torch.optim.NAdam(made.model.parameters())
+    for one in made.model.parameters():
+        one.grad = torch.ones_like(one)
+    nadam.step()
+    place(made, nadam)
+    made.accelerator.prepare(made.model, made.optimizer)
+    assert {state["mu_product"].dtype for state in nadam.state.values()} == {torch.float32}
 
 
 class Texts(Lines):

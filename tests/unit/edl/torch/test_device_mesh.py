@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -63,6 +65,20 @@ def test_the_mesh_is_the_same_until_the_world_changes() -> None:
     assert again == first and hash(again) == hash(first), "within a world torch compares them as ever"
     world(0, 2)
     assert mesh() != first
+
+
+def test_meshes_of_earlier_worlds_are_freed() -> None:
+    """torch has caches with the meshes in their keys, of which it clears only one."""
+    world(0, 2)
+    model = sharded()
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    earlier = weakref.ref(mesh())
+    del model, parameter
+    world(0, 2)
+    gc.collect()
+    assert earlier() is None
 
 
 def test_a_survivor_takes_part_in_what_the_first_random_operator_sends(monkeypatch: pytest.MonkeyPatch) -> None:

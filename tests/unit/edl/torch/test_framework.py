@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
+import weakref
 
 import pytest
 
@@ -14,6 +16,7 @@ from torch.distributed import distributed_c10d  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 from edl.torch import ddp, group  # noqa: E402
+from edl.torch.device_mesh import mesh  # noqa: E402
 from edl.torch.framework import TorchFramework  # noqa: E402
 from edl.wire.local import Seat  # noqa: E402
 
@@ -56,6 +59,19 @@ def test_rounds_alone_leave_the_hook_for_exceptions_and_the_gradients_as_they_we
     assert sys.excepthook is hook
     with pytest.raises(RuntimeError, match="create it inside train"):
         held[0](torch.ones(1, 2))
+
+
+def test_the_mesh_of_a_world_ends_with_it_even_if_the_script_asks_for_no_other() -> None:
+    framework = TorchFramework()
+    formed = framework.prepare(alone(1))
+    framework.connect(formed, formed.seat)
+    made, of_world = weakref.ref(mesh()), weakref.ref(dist.group.WORLD)
+    formed.abort()
+    formed.retire()
+    del formed
+    framework.prepare(alone(2))
+    gc.collect()
+    assert (made(), of_world()) == (None, None)
 
 
 def test_an_aborted_group_cannot_be_formed() -> None:

@@ -146,3 +146,29 @@ def test_another_number_of_groups_for_the_same_parameters_is_refused(tmp_path: P
     one = keep(tmp_path / "one", stage((0.1, [0, 1])))
     with pytest.raises(ValueError, match="it has 2 groups of parameters, 1 were kept"):
         restored(one, 0, world, stage((9.0, [0]), (9.0, [1])))
+
+
+def named(number: int, value: float) -> dict[str, Any]:
+    """A stage whose objects have names of their own."""
+    layer = torch.nn.Linear(2, 2, bias=False)
+    torch.nn.init.constant_(layer.weight, value)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=value, momentum=0.5)
+    return {f"stage{number}": layer, f"optimizer{number}": optimizer}
+
+
+@pytest.mark.parametrize("world", [4, 2])
+def test_stages_may_have_objects_of_their_own_names(tmp_path: Path, world: int) -> None:
+    """Also at the size that saved them, where a worker may have another stage now."""
+    folder = keep(tmp_path, named(0, 1.0), named(1, 2.0))
+    for rank in range(world):
+        number = 1 - rank % 2
+        objects = restored(folder, rank, world, named(number, 9.0))
+        assert float(objects[f"stage{number}"].weight.detach().mean()) == number + 1
+        assert objects[f"optimizer{number}"].param_groups[0]["lr"] == number + 1
+
+
+@pytest.mark.parametrize("world", [4, 2])
+def test_an_object_that_no_stage_had_is_named(tmp_path: Path, world: int) -> None:
+    folder = keep(tmp_path, named(0, 1.0), named(1, 2.0))
+    with pytest.raises(CheckpointError, match="does not contain stage7"):
+        restored(folder, 0, world, named(7, 9.0))

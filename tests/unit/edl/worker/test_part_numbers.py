@@ -237,9 +237,31 @@ def test_a_part_of_another_place_in_the_mesh_is_not_taken_for_ones_own(worker: W
     assert state._recuts == 1
 
 
-def plain(meta: snapshot.Meta) -> bytes:
+def test_a_part_of_a_worker_with_other_objects_is_not_taken_for_ones_own(worker: Worker) -> None:
+    """The last world had as many workers, and another stage of a pipeline was here."""
+    state = Replicated(Peers(), set(), step=5, second=Counter())
+    worker.agent.kept[STATE, 3, 8, 1] = plain(snapshot.Meta(JOB, 3, 8, 1, 1, 2, "numpy", 2), first={"count": 1})
+    begin(worker, state, rank=1, world_size=2, restore_era=3, restore_commit=8, shards=2)
+    worker.agent.expect(local.FetchHeaders)
+    assert state._recuts == 1
+
+
+class Counter:
+    """An object of a stage."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.count = state["count"]
+
+
+def plain(meta: snapshot.Meta, **objects: dict[str, int]) -> bytes:
     """A part without arrays."""
-    plan = snapshot.plan([], meta, {"objects": {}, "values": {"step": 5}})
+    plan = snapshot.plan([], meta, {"objects": objects, "values": {"step": 5}})
     data = bytearray(plan.size)
     plan.write_header(memoryview(data))
     return bytes(data)
