@@ -60,6 +60,7 @@ def cluster_job(
             mounted["value"] = str(secret)  # as if the Secret had been mounted there
             *given, script = container["args"]
             assert script == "/app/train.py"
+            given.remove("--http-host=0.0.0.0")  # the pods of the fake cluster share the host, with an address each
             container["args"] = [*given, *ours, *options, *job.script, f"--folder={job.steps_folder}", "--pause=0.1"]
             cluster.apply(entry)
             try:

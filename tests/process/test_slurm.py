@@ -48,6 +48,8 @@ def slurm_job(slurm: Slurm, tmp_path: Path, *settings: str) -> Iterator[tuple[Jo
     job = Job(tmp_path, free_endpoints(1), "etcd-embedded")
     with job:
         shutil.copytree(DEPLOY, tmp_path / "job")
+        # Of EDL_SECRET_FILE=shared in job.env; the first launcher creates it, before any command needs it.
+        job.environment = {"EDL_SECRET_FILE": str(tmp_path / "job" / ".edl" / f"{job.name}.secret")}
         host, _, port = job.endpoints[0].rpartition(":")
         train = shlex.join([str(WORKERS / "rejoin_torch.py"), f"--folder={job.steps_folder}"])
         ours = [f"export EDL_RDZV_ID={job.name}", f"store_port={port}", f"store_host={host}", f"train=({train})"]

@@ -15,7 +15,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *DOCS.glob("*.md"), *(ROOT / "examples").rgl
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SHELLS = ("console", "bash", "")
 """Languages of code blocks with commands; those in blocks of output, without a language, follow a ``$``."""
-OTHERS = ("cpp", "diff", "json", "mermaid", "proto", "promql", "python", "text", "toml", "yaml")
+OTHERS = ("cpp", "diff", "dockerfile", "json", "mermaid", "proto", "promql", "python", "text", "toml", "yaml")
 """Languages of code blocks without commands."""
 BETWEEN = ("|", "||", "&", "&&", ";")
 LAUNCHER = re.compile(r"edl-run|edl\.launch(?:\.\w+)?")

@@ -64,7 +64,7 @@ ALONE: tuple[Step, ...] = (
          "--fill 'I*=0'"),
     Step("python -m edl.testing --seed=3"),
     Step("(umask 077; head -c 32 /dev/urandom | base64 > job.secret)"),
-    Step("export EDL_RDZV_ENDPOINT=$(head -n 1 train.store) EDL_RDZV_ID=train"),
+    Step("export EDL_RDZV_ENDPOINT=$(head -n 1 train.store) EDL_RDZV_ID=train EDL_SECRET_FILE=shared"),
 )  # fmt: skip
 """Commands that need no job. They run in a folder with the files that ``test_docs_run`` makes."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -133,8 +134,9 @@ def test_kustomizations_name_what_is_there(path: Path) -> None:
 
 @pytest.mark.parametrize("wanted", OURS)
 def test_budgets_can_be_counted(wanted: str) -> None:
-    """Kubernetes counts maxUnavailable by the /scale of what pods belong to; where there is none it refuses every
-    eviction. A Job, a Volcano Job and a PaddleJob have none."""
+    """Kubernetes counts maxUnavailable by the /scale of what pods belong to; where there is none, as for a Job, a
+    Volcano Job and a PaddleJob, it refuses every eviction, and elsewhere while one pod is pending. A number to keep
+    works for all: the smallest with which the job trains."""
     budgets = [
         entry["spec"]
         for path in _applied(DEPLOY / OURS[wanted])
@@ -142,12 +144,17 @@ def test_budgets_can_be_counted(wanted: str) -> None:
         if "Budget" in entry["kind"]
     ]
     (budget,) = budgets
-    scaled = kind_from(wanted, options_from(CONF)).target.resource.endswith("/scale")
-    assert ("maxUnavailable" in budget) == scaled
-    assert ("minAvailable" in budget) == (not scaled)
+    least = next(one for one in arguments_of(wanted) if one.startswith("--nnodes="))
+    assert "maxUnavailable" not in budget and f"--nnodes={budget['minAvailable']}:8" == least
     assert budget["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
     labels = template_of(workload(OURS[wanted]))["metadata"]["labels"]
     assert budget["selector"]["matchLabels"].items() <= labels.items()
+
+
+def arguments_of(wanted: str) -> list[str]:
+    """Of the launcher."""
+    (container,) = template_of(workload(OURS[wanted]))["spec"]["containers"]
+    return list(container["args"])
 
 
 def _applied(folder: Path) -> list[Path]:
@@ -226,6 +233,7 @@ def test_pods_start_the_launcher(wanted: str, tmp_path: Path, monkeypatch: pytes
     assert script == "/app/train.py"
     settings = launched([*options, f"--log-dir={tmp_path}", str(tmp_path / "train.py")], monkeypatch)
     assert settings.spec.timeouts.shutdown_s == float(told["--shutdown-timeout"])
+    assert settings.http is not None and settings.http.host == "0.0.0.0", "for kubectl port-forward"
     assert told["--scheduler"] == wanted and told["--rdzv-id"] == entry["metadata"]["name"]
     assert float(told["--shutdown-timeout"]) < pod["terminationGracePeriodSeconds"]
     environment = {one["name"]: one for one in container["env"]}
@@ -278,6 +286,12 @@ def launched(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> LaunchSet
     return launch_settings(ResolvedOptions(options, options.pop("script"), options.pop("arguments")))
 
 
+def test_the_dashboard_page_names_the_port_of_the_pods() -> None:
+    page = (ROOT / "docs/dashboard.md").read_text()
+    (target,) = re.findall(r"kubectl port-forward statefulset/train \d+:(\d+)", page)
+    assert f"--http-port={target}" in arguments_of("statefulset/train")
+
+
 def test_nodes_that_have_left_a_volcano_job_do_not_complete_it() -> None:
     """Volcano compares the pods that have succeeded, those above the new size among them, with the new size."""
     assert "policies" not in workload("volcano")["spec"]
@@ -285,7 +299,8 @@ def test_nodes_that_have_left_a_volcano_job_do_not_complete_it() -> None:
 
 
 def test_exit_codes_of_the_indexed_job() -> None:
-    """What ends the job and would end it again fails it; what left in good order costs nothing."""
+    """Only outcomes of the whole job fail it: one pod that contradicts the others must not end them. What left in good
+    order costs nothing, and the limit of all other ends is none that a long job reaches."""
     spec = workload("indexed-job")["spec"]
     evicted, drained, over = spec["podFailurePolicy"]["rules"]
     assert evicted["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
@@ -295,16 +310,20 @@ def test_exit_codes_of_the_indexed_job() -> None:
     assert f"--drained-exit-code={left}" in arguments
     passing = {
         ExitCode.OK,
+        ExitCode.USAGE,
         ExitCode.NOT_ENOUGH_NODES,
         ExitCode.STORE_UNREACHABLE,
         ExitCode.JOB_CONFLICT,
         ExitCode.PORT_IN_USE,
         ExitCode.CANNOT_START_WORKER,
+        ExitCode.CHECKPOINT_UNUSABLE,
+        ExitCode.FOREIGN_JOB,
         ExitCode.INTERNAL,
         ExitCode.INTERRUPTED,
         ExitCode.TERMINATED,
     }
     assert over["onExitCodes"]["values"] == [code for code in ExitCode if code not in passing]
     assert (evicted["action"], drained["action"], over["action"]) == ("Ignore", "Ignore", "FailJob")
+    assert spec["backoffLimit"] >= 1000
     assert spec["parallelism"] == spec["completions"] and spec["podReplacementPolicy"] == "Failed"
     assert spec["template"]["spec"]["restartPolicy"] == "Never", "podFailurePolicy needs it"

@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 import pytest
 
+from edl.adapters.secret_file import SHARED
 from edl.errors import SchedulerError, SettingError
 from edl.exit_codes import ExitCode
 from edl.job_records import SchedulerChoice
@@ -229,7 +230,7 @@ class TestScripts:
     def test_the_launcher_runs_as_a_step(self, name: str) -> None:
         """A signal goes to steps at once. The node keeps the name that the adapter knows it by."""
         assert re.search(r"^launcher=\(srun .* python -m edl\.launch\)$", text_of("job.env"), re.MULTILINE)
-        assert re.search(r'^(exec )?"\$\{launcher\[@\]\}"', text_of(name), re.MULTILINE)
+        assert re.search(r'^ *(exec )?"\$\{launcher\[@\]\}"', text_of(name), re.MULTILINE)
         assert "--node-id=" not in text_of(name)
         (job,) = re.findall(r"^#SBATCH --job-name=edl-(\S+)$", text_of(name), re.MULTILINE)
         assert f"export EDL_RDZV_ID={job}\n" in text_of("job.env")
@@ -277,7 +278,7 @@ class TestScripts:
         assert status == 0 and first.endswith(":20014")
         status, second, said = self.begin(tmp_path, "steady.sbatch", 8, "7 8")
         assert (status, second) == (ExitCode.JOB_CONFLICT, "")
-        assert "Slurm job 7 serves the store" in said and "change EDL_RDZV_ID" in said
+        assert "Slurm job 7 serves its store" in said and "change EDL_RDZV_ID" in said
         status, second, _ = self.begin(tmp_path, "steady.sbatch", 8, "8")  # the first one has ended
         assert status == 0 and second.endswith(":20016")
 
@@ -289,6 +290,35 @@ class TestScripts:
         assert "waiting for steady.sbatch" in said and "no store after 600 s" in said
         status, endpoint, said = self.begin(tmp_path, script, 9, "7 9")
         assert status == 0 and endpoint.endswith(":20014") and not said
+
+    def test_a_node_that_finds_no_store_goes_back_into_the_queue(self, tmp_path: Path) -> None:
+        program(tmp_path / "bin", "scontrol", f'echo "$*" > {tmp_path}/requeued')
+        status, endpoint, said = self.begin(tmp_path, "requeue.sbatch", 9, "9")
+        assert (status, endpoint) == (ExitCode.STORE_UNREACHABLE, "") and "no store after 600 s" in said
+        assert (tmp_path / "requeued").read_text() == "requeue 9\n"
+        (tmp_path / "requeued").unlink()
+        self.begin(tmp_path, "requeue.sbatch", 9, "9", SLURM_RESTART_COUNT="20")
+        assert not (tmp_path / "requeued").exists()
+
+    def test_only_those_who_can_read_the_folder_join_and_control_the_job(self, tmp_path: Path) -> None:
+        """The launchers share a secret, and so do the commands that the pages name for the login node."""
+        self.begin(tmp_path, "steady.sbatch", 7, "7")
+        program(tmp_path / "bin", "srun", f'echo "$EDL_SECRET_FILE" > {tmp_path}/secret')
+        environment = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
+        subprocess.run(["/bin/bash", "steady.sbatch"], env=environment, cwd=tmp_path / "job", check=True)
+        assert (tmp_path / "secret").read_text() == f"{SHARED}\n"
+        for page in (DEPLOY / "README.md", DEPLOY.parents[1] / "docs" / "schedulers.md"):
+            assert f"EDL_SECRET_FILE={SHARED}" in page.read_text(), page
+
+    def test_nodes_have_left_before_slurm_kills_them(self) -> None:
+        """Within Slurm's default KillWait of 30 s. Those that the Master submits get the same notice before their time
+        limit as those of the scripts."""
+        (wait,) = re.findall(r"^export EDL_SHUTDOWN_TIMEOUT=(\d+)$", text_of("job.env"), re.MULTILINE)
+        assert int(wait) < 30
+        (conf,) = re.findall(r"^export EDL_SCHEDULER_CONF='(.*)'$", text_of("job.env"), re.MULTILINE)
+        for name in SCRIPTS:
+            (notice,) = re.findall(r"^#SBATCH (--signal=\S+)$", text_of(name), re.MULTILINE)
+            assert notice in conf.split()
 
     def test_a_users_own_defaults_do_not_hide_the_steady_job(self, tmp_path: Path) -> None:
         self.begin(tmp_path, "steady.sbatch", 7, "7")
