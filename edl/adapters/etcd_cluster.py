@@ -13,7 +13,7 @@ import ipaddress
 import json
 import os
 import socket
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,21 @@ READY_S = 60.0
 
 _now_s = SystemClock().now_s
 
+RunAt = Callable[[Sequence[str]], Awaitable[str]]
+"""Reads the fingerprint of the job's run from the store at some endpoints; empty: the store has no run of the job.
+Raises ``StoreError``, also when these members have no majority."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """The member that a launcher is to run, besides its address."""
+
+    folder: Path
+    token: str
+    timeout_s: float
+    run_at: RunAt | None
+    log: Callable[[str], None]
+
 
 async def start_private_member(
     folder: Path,
@@ -70,21 +85,24 @@ async def start_local_member(
     token: str = "edl",  # noqa: S107 -- a name, not a secret
     timeout_s: float = READY_S,
     identity: Identity | None = None,
+    run_at: RunAt | None = None,
+    log: Callable[[str], None] = lambda text: None,
 ) -> EtcdMember | None:
     """Start this launcher's member; None if no endpoint is for this host, so that the launcher only connects.
+    ``run_at``: by which data of an earlier run are recognised and deleted; None: all data are kept.
 
     Returns as soon as the member listens; it answers once more than half of the members are up (``wait_ready``). Raises
     ``PortInUse`` when a program other than etcd uses the port, ``StoreError`` when etcd does not start,
     ``StoreUnavailable`` when the member lost its data and cannot be replaced because too few others are up, and
     ``SettingError`` for invalid endpoints or when a member's secret is not that of ``identity``.
     """
-    plans = plan_members(endpoints, identity)
+    plans, wanted = plan_members(endpoints, identity), _Wanted(folder, token, timeout_s, run_at, log)
     for plan in plans:
         listen = await _listen_addresses(plan, plans)
         if not listen:
             continue
         async with _claim(plan) as claimed:
-            member = await _start_unless_taken(plan, plans, listen, folder, token, timeout_s) if claimed else None
+            member = await _start_unless_taken(plan, plans, listen, wanted) if claimed else None
         if member is not None:
             return member
     return None
@@ -107,7 +125,7 @@ async def hosts_without_address(endpoints: Sequence[str]) -> tuple[str, ...]:
 
 
 async def _start_unless_taken(
-    plan: MemberPlan, plans: Sequence[MemberPlan], listen: Sequence[str], folder: Path, token: str, timeout_s: float
+    plan: MemberPlan, plans: Sequence[MemberPlan], listen: Sequence[str], wanted: _Wanted
 ) -> EtcdMember | None:
     taken = [port for port in (plan.client_port, plan.peer_port) if any(not can_bind(ip, port) for ip in listen)]
     if taken:
@@ -124,15 +142,20 @@ async def _start_unless_taken(
             f"port {taken[0]} on {plan.host} is needed for the embedded etcd member of {plan.endpoint}, but "
             f"{uses[program]} that program or choose other ports with --rdzv-endpoint"
         )
-    member = EtcdMember(plan, folder, listen=listen, token=token)
+    member = EtcdMember(plan, wanted.folder, listen=listen, token=wanted.token)
+    if wanted.run_at is not None and await _is_outdated(member, plan, plans, wanted.run_at):
+        wanted.log(
+            f"deleting {member.data_dir}: it is the store of an earlier run, and the other members have a new one"
+        )
+        member.discard()
     if member.has_data():
         _refuse_lost_majority(member, plans)
     try:
         if member.has_data() or plan.size == 1:
             member.start()
         else:
-            await _join(member, plan, plans, timeout_s)
-        await member.wait_listening(timeout_s)
+            await _join(member, plan, plans, wanted.timeout_s)
+        await member.wait_listening(wanted.timeout_s)
     except asyncio.CancelledError:
         await member.stop(0)
         raise
@@ -303,8 +326,8 @@ class _Known:
     """Whether it was ever up together with a majority; only then are its client URLs known."""
 
 
-async def _known_members(plan: MemberPlan, plans: Sequence[MemberPlan]) -> list[_Known]:
-    """The members as listed by the other members; empty when none answers.
+async def _seen_by_others(plan: MemberPlan, plans: Sequence[MemberPlan]) -> dict[str, list[_Known]]:
+    """The endpoints of the other members that answer, each with the members that it knows.
 
     The peer port is asked, since it answers at once, while a client call hangs until there is a majority.
     """
@@ -312,9 +335,20 @@ async def _known_members(plan: MemberPlan, plans: Sequence[MemberPlan]) -> list[
     answers = await asyncio.gather(
         *(_get_json(other.host, other.peer_port, "/members", plan.identity) for other in others)
     )
-    lists = [_parse_members(answer) for answer in answers if isinstance(answer, list)]
-    # A member that lags behind knows of fewer members.
-    return max(lists, key=lambda members: sum(member.has_run for member in members), default=[])
+    return {
+        other.endpoint: _parse_members(answer)
+        for other, answer in zip(others, answers, strict=True)
+        if isinstance(answer, list)
+    }
+
+
+def _newest(seen: Mapping[str, list[_Known]]) -> list[_Known]:
+    """The longest of the lists: a member that lags behind knows of fewer members. Empty if there is none."""
+    return max(seen.values(), key=_count_that_ran, default=[])
+
+
+def _count_that_ran(members: Sequence[_Known]) -> int:
+    return sum(member.has_run for member in members)
 
 
 def _parse_members(answer: Sequence[Mapping[str, Any]]) -> list[_Known]:
@@ -327,6 +361,22 @@ def _parse_members(answer: Sequence[Mapping[str, Any]]) -> list[_Known]:
         )
         for item in answer
     ]
+
+
+async def _is_outdated(member: EtcdMember, plan: MemberPlan, plans: Sequence[MemberPlan], run_at: RunAt) -> bool:
+    """Whether this member's data are of another run than the store that the other members serve. They are left when a
+    node has left a job that went on without it: the members that remained deleted theirs when the job ended.
+
+    Such data must not be used: all runs of a job have the same cluster id, so the members would take the old log for
+    one of their own. Deleting them loses nothing: the others are a majority, with which this member begins anew.
+    """
+    run = member.run_before() if member.has_data() else ""
+    if not run or 2 * len(await _seen_by_others(plan, plans)) <= plan.size:
+        return False
+    try:
+        return await run_at([other.endpoint for other in plans if other.endpoint != plan.endpoint]) != run
+    except StoreError:
+        return False  # they have no majority without this member, whose data may be the newest
 
 
 def _refuse_lost_majority(member: EtcdMember, plans: Sequence[MemberPlan]) -> None:
@@ -354,7 +404,8 @@ async def _join(member: EtcdMember, plan: MemberPlan, plans: Sequence[MemberPlan
     others = [other.endpoint for other in plans if other.endpoint != plan.endpoint]
     deadline_s = _now_s() + timeout_s
     while True:
-        known = await _known_members(plan, plans)
+        seen = await _seen_by_others(plan, plans)
+        known = _newest(seen)
         if not any(item.has_run for item in known):
             member.start()  # no member has ever been up: this is the first start
             return
@@ -371,11 +422,22 @@ async def _join(member: EtcdMember, plan: MemberPlan, plans: Sequence[MemberPlan
             # is derived from its address and the current second, so one removed in this second cannot be added again
             # yet.
             if _now_s() >= deadline_s:
-                raise StoreUnavailable(
-                    f"the etcd member {plan.endpoint} has lost its data ({member.data_dir}) and can only be replaced "
-                    f"while more than half of the members are up: {error}"
-                ) from error
+                before = [other for other in plans if _count_that_ran(seen.get(other.endpoint, ()))]
+                raise StoreUnavailable(_no_majority(member, before, error)) from error
         await asyncio.sleep(5 * POLL_S)
+
+
+def _no_majority(member: EtcdMember, before: Sequence[MemberPlan], error: StoreError) -> str:
+    """Why a member without data cannot join ``before``, members that have data: either its own are lost, or theirs are
+    of an earlier run."""
+    theirs = ", ".join(f"{other.endpoint} ({member.data_dir.parent / other.name})" for other in before)
+    return (
+        f"the etcd member {member.endpoint} has no data ({member.data_dir}), but these members have data of a store "
+        f"that it took part in, each in the folder named here unless data_dir differs there: {theirs}. If the job goes on, "
+        "this member can only be replaced while more than half of the members are up: start the other launchers first. "
+        "If this is a new run, those data are of an earlier one: stop those launchers, delete these folders on their "
+        f"hosts, and start all launchers again. {error}"
+    )
 
 
 async def _add(plan: MemberPlan, others: Sequence[str]) -> None:

@@ -150,6 +150,7 @@ class EtcdMember:
         self.log_file = folder / f"{plan.name}.log"
         self._tls_dir = folder / f"{plan.name}.tls"
         self._peers_file = folder / f"{plan.name}.peers"
+        self._run_file = folder / f"{plan.name}.run"
         self.identity = plan.identity if isinstance(plan, MemberPlan) else None
         self._listen = tuple(listen or (() if isinstance(plan, SocketPlan) else (plan.host,)))
         self._token = token
@@ -196,6 +197,18 @@ class EtcdMember:
             with contextlib.suppress(OSError):  # a full disk must not keep the member from its data
                 self._peers_file.write_text("\n".join(dict.fromkeys((*before, *listed))))
 
+    def run_before(self) -> str:
+        """The text that ``note_run`` last wrote beside this member's data; empty if that is not known."""
+        try:
+            return self._run_file.read_text().strip()
+        except (OSError, ValueError):
+            return ""
+
+    def note_run(self, run: str) -> None:
+        """Write beside the data which run of the job they belong to."""
+        with contextlib.suppress(OSError):  # without it, the data are kept at the next start
+            self._run_file.write_text(run)
+
     def start(self, *, initial_cluster: str | None = None, existing: bool = False) -> None:
         """Start the process without waiting for it. ``existing``: join a cluster that is already running.
 
@@ -240,7 +253,7 @@ class EtcdMember:
     def files(self) -> tuple[Path, ...]:
         """Files and folders that it needs while it runs."""
         private = (self.plan.folder, self.data_dir.parent / OWNER) if isinstance(self.plan, SocketPlan) else ()
-        return (self.data_dir, self._tls_dir, self._peers_file, self.log_file, *private)
+        return (self.data_dir, self._tls_dir, self._peers_file, self._run_file, self.log_file, *private)
 
     @property
     def flaw(self) -> str:
@@ -450,7 +463,7 @@ class EtcdMember:
             raise RuntimeError(f"etcd member {self.plan.name} is still running; stop it first")
         for folder in (self.data_dir, self._tls_dir):
             shutil.rmtree(folder, ignore_errors=True)
-        for file in (self.log_file, self._peers_file):
+        for file in (self.log_file, self._peers_file, self._run_file):
             file.unlink(missing_ok=True)
 
 

@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -201,8 +202,49 @@ def test_a_member_that_lost_its_disk_waits_for_a_majority(tmp_path: Path) -> Non
                 kill(member)
                 await member.wait_exit()
             members[0].discard()
-            with pytest.raises(StoreUnavailable, match="lost its data"):
+            with pytest.raises(StoreUnavailable, match="has no data") as refused:
                 await start_local_member(endpoints, tmp_path, timeout_s=0.5)
+            assert str(members[2].data_dir) in str(refused.value)
+
+    run(body())
+
+
+def test_data_of_an_earlier_run_are_not_used_in_a_later_one(tmp_path: Path) -> None:
+    """The first node has left a job that went on, so its data are still there when a new run begins."""
+
+    async def the_second(endpoints: Sequence[str]) -> str:
+        store = patient_store(*endpoints)
+        try:
+            return (await store.read("/j/run")).entries[0].value.decode()
+        finally:
+            await store.close()
+
+    async def body() -> None:
+        async with three_members(tmp_path) as (endpoints, members):
+            store = EtcdStore(endpoints, request_timeout_s=1.0)
+            await persistently(lambda: store.write([Put("/j/run", b"1")]))
+            await store.close()
+            for member in members:
+                member.note_run("1")
+                kill(member)
+                await member.wait_exit()
+            for index in (1, 2):
+                members[index].discard()
+            log: list[str] = []
+            for index in (1, 2):
+                members[index] = EtcdMember(members[index].plan, tmp_path)
+                members[index].start()
+            store = EtcdStore(endpoints, request_timeout_s=1.0)
+            await persistently(lambda: store.write([Put("/j/run", b"2")]))
+            first = await start_local_member(endpoints, tmp_path, run_at=the_second, log=log.append)
+            assert first is not None and first.endpoint == endpoints[0]
+            members[0] = first
+            await first.wait_ready(60)
+            assert "earlier run" in log[0]
+            alone = patient_store(first.endpoint)
+            assert [entry.value for entry in (await alone.read("/j/run")).entries] == [b"2"]
+            await alone.close()
+            await store.close()
 
     run(body())
 
