@@ -433,10 +433,10 @@ def _no_majority(member: EtcdMember, before: Sequence[MemberPlan], error: StoreE
     theirs = ", ".join(f"{other.endpoint} ({member.data_dir.parent / other.name})" for other in before)
     return (
         f"the etcd member {member.endpoint} has no data ({member.data_dir}), but these members have data of a store "
-        f"that it took part in, each in the folder named here unless data_dir differs there: {theirs}. If the job goes on, "
-        "this member can only be replaced while more than half of the members are up: start the other launchers first. "
-        "If this is a new run, those data are of an earlier one: stop those launchers, delete these folders on their "
-        f"hosts, and start all launchers again. {error}"
+        f"that it took part in, each in the folder named here unless its data_dir differs: {theirs}. "
+        "If the job goes on, this member can only be replaced while more than half of the members are up: start the "
+        "other launchers first. If this is a new run, those data are of an earlier one: stop those launchers, delete "
+        f"these folders on their hosts, and start all launchers again. {error}"
     )
 
 
