@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import enum
 import ipaddress
+import itertools
 import json
 import os
 import socket
@@ -98,11 +99,11 @@ async def start_local_member(
     """
     plans, wanted = plan_members(endpoints, identity), _Wanted(folder, token, timeout_s, run_at, log)
     for plan in plans:
-        listen = await _listen_addresses(plan, plans)
-        if not listen:
+        found = await _addresses_of(plan, plans)
+        if not found.own:
             continue
         async with _claim(plan) as claimed:
-            member = await _start_unless_taken(plan, plans, listen, wanted) if claimed else None
+            member = await _start_unless_taken(plan, plans, found, wanted) if claimed else None
         if member is not None:
             return member
     return None
@@ -125,9 +126,9 @@ async def hosts_without_address(endpoints: Sequence[str]) -> tuple[str, ...]:
 
 
 async def _start_unless_taken(
-    plan: MemberPlan, plans: Sequence[MemberPlan], listen: Sequence[str], wanted: _Wanted
+    plan: MemberPlan, plans: Sequence[MemberPlan], found: _Addresses, wanted: _Wanted
 ) -> EtcdMember | None:
-    taken = [port for port in (plan.client_port, plan.peer_port) if any(not can_bind(ip, port) for ip in listen)]
+    taken = [port for port in (plan.client_port, plan.peer_port) if any(not can_bind(ip, port) for ip in found.own)]
     if taken:
         program = await _program_at(plan)
         if program is _Program.ETCD:
@@ -142,7 +143,8 @@ async def _start_unless_taken(
             f"port {taken[0]} on {plan.host} is needed for the embedded etcd member of {plan.endpoint}, but "
             f"{uses[program]} that program or choose other ports with --rdzv-endpoint"
         )
-    member = EtcdMember(plan, wanted.folder, listen=listen, token=wanted.token)
+    await _refuse_name_of_several_hosts(plan, found.elsewhere, wanted.log)
+    member = EtcdMember(plan, wanted.folder, listen=found.own, token=wanted.token)
     if wanted.run_at is not None and await _is_outdated(member, plan, plans, wanted.run_at):
         wanted.log(
             f"deleting {member.data_dir}: it is the store of an earlier run, and the other members have a new one"
@@ -207,22 +209,52 @@ def can_bind(address: str, port: int) -> bool:
     return True
 
 
-async def _listen_addresses(plan: MemberPlan, plans: Sequence[MemberPlan]) -> tuple[str, ...]:
-    """This host's addresses that the plan's host name resolves to; empty for another host."""
+@dataclass(frozen=True, slots=True)
+class _Addresses:
+    """The addresses that the host name of an endpoint resolves to."""
+
+    own: tuple[str, ...] = ()
+    """Those of this host, to listen on; empty: the name is another host's."""
+    elsewhere: tuple[str, ...] = ()
+    """The others, if this host has any of the same kind: those of other hosts, or of this one behind a NAT."""
+
+
+async def _addresses_of(plan: MemberPlan, plans: Sequence[MemberPlan]) -> _Addresses:
     loop = asyncio.get_running_loop()
     try:
         found = await loop.getaddrinfo(plan.host, None, type=socket.SOCK_STREAM)
     except OSError:
-        return ()
-    own = list(dict.fromkeys(str(info[4][0]) for info in found if can_bind(str(info[4][0]), 0)))
+        return _Addresses()
+    resolved = list(dict.fromkeys(str(info[4][0]) for info in found))
+    own = [address for address in resolved if can_bind(address, 0)]
+    kinds = {_version(address) for address in own if not _is_loopback(address)}
+    elsewhere = [one for one in resolved if one not in own and not _is_loopback(one) and _version(one) in kinds]
     if own and plan.host != "localhost" and plan.host not in own and all(map(_is_loopback, own)):
         # Many an /etc/hosts maps the host's own name to 127.0.1.1, which is unreachable for others. Listen where they
         # see us.
-        for other in plans:
-            outward = _outward_address(other.host)
-            if outward is not None and not _is_loopback(outward):
-                return (*own, outward)
-    return tuple(own)
+        outward = filter(None, (_outward_address(other.host) for other in plans))
+        own += itertools.islice((address for address in outward if not _is_loopback(address)), 1)
+    return _Addresses(tuple(own), tuple(elsewhere))
+
+
+async def _refuse_name_of_several_hosts(plan: MemberPlan, elsewhere: Sequence[str], log: Callable[[str], None]) -> None:
+    """Raise ``SettingError`` if an etcd serves at another address of this endpoint's name, while the port is free here:
+    there would be a store on each host of that name. Without one, the addresses may still be this host's."""
+    versions = await asyncio.gather(*(_get_json(one, plan.peer_port, "/version", plan.identity) for one in elsewhere))
+    serving = [one for one, found in zip(elsewhere, versions, strict=True) if isinstance(found, dict)]
+    advice = "Name one host per store member, such as one pod of a headless service"
+    if serving:
+        what = f"{plan.host} is the name of several hosts, and {', '.join(serving)} serves a store already"
+        raise SettingError("--rdzv-endpoint", plan.endpoint, what, advice)
+    if elsewhere:
+        log(
+            f"--rdzv-endpoint={plan.endpoint}: {plan.host} also stands for {', '.join(elsewhere)}. If these are other "
+            f"hosts, each of them would have a store of its own. {advice}"
+        )
+
+
+def _version(address: str) -> int:
+    return ipaddress.ip_address(address.partition("%")[0]).version
 
 
 def _is_loopback(address: str) -> bool:
