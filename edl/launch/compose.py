@@ -104,7 +104,7 @@ async def launch(settings: LaunchSettings) -> int:
     """Take part in the job that ``settings`` describe; returns the exit status. Raises ``EdlError``."""
     collect_rarely()
     log = console(settings.node.name)
-    return await cancelled_by_signals(_launch(settings, log), log)
+    return await cancelled_by_signals(_launch(settings, log), log, settings.leave)
 
 
 async def _launch(settings: LaunchSettings, log: Callable[[str], None]) -> int:
