@@ -406,9 +406,10 @@ async def _is_outdated(member: EtcdMember, plan: MemberPlan, plans: Sequence[Mem
     if not run or 2 * len(await _seen_by_others(plan, plans)) <= plan.size:
         return False
     try:
-        return await run_at([other.endpoint for other in plans if other.endpoint != plan.endpoint]) != run
+        stored = await run_at([other.endpoint for other in plans if other.endpoint != plan.endpoint])
     except StoreError:
         return False  # they have no majority without this member, whose data may be the newest
+    return stored not in ("", run)  # without a run, the job has just ended there, or it is the store of another job
 
 
 def _refuse_lost_majority(member: EtcdMember, plans: Sequence[MemberPlan]) -> None:

@@ -37,6 +37,8 @@ STORE_RETRY_S = 0.1
 """Pause in seconds before the store is tried again."""
 RUN_S = 5.0
 """Time limit in seconds for asking the other members of the store for the job's run: they may be electing a leader."""
+FOUNDING_S = 2.0
+"""Seconds in which launchers whose store has just begun found the job."""
 NAMES_RETRY_S = 1.0
 """Least time in seconds between two lookups of store hosts whose names do not resolve yet."""
 
@@ -121,10 +123,17 @@ async def _serve(
 
 
 async def _run_at(settings: LaunchSettings, endpoints: Sequence[str]) -> str:
-    """The fingerprint of the job's run in the store at these endpoints; empty: it has none. Raises ``StoreError``."""
+    """The fingerprint of the job's run in the store at these endpoints; empty: it has none, even after a moment in
+    which other launchers may found one. Raises ``StoreError``."""
+    clock = SystemClock()
+    deadline_s = clock.now_s() + FOUNDING_S
     store = etcd_store(dataclasses.replace(settings.store, request_timeout_s=RUN_S), endpoints)
     try:
-        return await stored_run(store, settings.store.secret, settings.spec.job)
+        while True:
+            found = await stored_run(store, settings.store.secret, settings.spec.job)
+            if found or clock.now_s() >= deadline_s:
+                return found
+            await asyncio.sleep(STORE_RETRY_S)
     finally:
         await store.close()
 
