@@ -114,6 +114,7 @@ def parse_endpoints(text: str) -> tuple[str, ...]:
 
 def encrypted(endpoint: str, protocol: str) -> str:
     """``--rdzv-endpoint`` after torchrun's ``protocol`` of ``--rdzv-conf``; a scheme of the endpoint overrides it."""
+    endpoint = endpoint.strip()
     https = protocol.lower() == "https" and endpoint and "://" not in endpoint
     return f"etcds://{endpoint}" if https else endpoint
 

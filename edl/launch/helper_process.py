@@ -21,6 +21,7 @@ from typing import Any
 import edl.adapters.with_parent
 from edl.config import CREDENTIALS, changed, environment
 from edl.errors import WorkerStartError
+from edl.subprocesses import start_program
 from edl.tasks import end
 
 START_S = 60.0
@@ -67,7 +68,7 @@ class HelperProcess:
         wrapper = [sys.executable, "-I", "-S", edl.adapters.with_parent.__file__, str(os.getpid())]
         try:
             with _appending(log_file) as stderr:
-                process = await asyncio.create_subprocess_exec(
+                process = await start_program(
                     *wrapper,
                     *(sys.executable, "-m", *module),
                     stdin=asyncio.subprocess.PIPE,

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -328,6 +329,10 @@ class HelperProcesses:
             await self._helpers.run()
         except WorkerStartError as error:
             self._log(f"continuing without {self._what}s on this node: {error}")
+        except Exception as error:  # noqa: BLE001 -- otherwise nobody would learn of it until the node leaves
+            text = "".join(traceback.format_exception(error))
+            self._log(f"continuing without {self._what}s on this node. This is a bug in edl, please report it: {text}")
+            await self._helpers.leave()
 
     def drain(self) -> None:
         """See ``edl.launch.launcher.Sidecar``."""

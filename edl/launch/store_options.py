@@ -57,7 +57,7 @@ def store_from(options: Mapping[str, Any], job: JobId) -> StoreSettings:
 
 def _backend(options: Mapping[str, Any], endpoints: tuple[str, ...]) -> Backend:
     """The kind of store: ``--rdzv-backend``, or else inferred from the endpoint. Raises ``SettingError``."""
-    external = str(options["rdzv_endpoint"]).startswith(("etcd://", "etcds://"))
+    external = _endpoint(options).startswith(("etcd://", "etcds://"))
     name = options["rdzv_backend"] or ("etcd" if external else "etcd-embedded")
     if name not in BACKENDS:
         why = f"not one of {', '.join(BACKENDS)}; torchrun's rendezvous plug-ins are not supported"
@@ -71,7 +71,7 @@ def _backend(options: Mapping[str, Any], endpoints: tuple[str, ...]) -> Backend:
 
 def _store(options: Mapping[str, Any], backend: Backend, endpoints: tuple[str, ...], job: JobId) -> StoreSettings:
     conf = _conf(options["rdzv_conf"])
-    files = tls_files(options["rdzv_endpoint"], conf)
+    files = tls_files(_endpoint(options), conf)
     for key, path in files.items():
         if path and not Path(path).is_file():
             raise SettingError(f"--rdzv-conf {key}", path, "no such file")
@@ -90,9 +90,14 @@ def _store(options: Mapping[str, Any], backend: Backend, endpoints: tuple[str, .
     )
 
 
+def _endpoint(options: Mapping[str, Any]) -> str:
+    """``--rdzv-endpoint``, which may come from a file with a newline at its end."""
+    return str(options["rdzv_endpoint"]).strip()
+
+
 def endpoints_from(options: Mapping[str, Any]) -> tuple[str, ...]:
     """The addresses of the store's members; empty: a private store. Raises ``SettingError``."""
-    text = options["rdzv_endpoint"].strip()
+    text = _endpoint(options)
     if re.fullmatch(r"(localhost|127\.0\.0\.1|\[?::1\]?):0", text):
         return ()  # torchrun's way to ask for a private store on a free port
     return parse_endpoints(text)

@@ -12,6 +12,7 @@ from typing import IO
 from edl.anonymous_file import anonymous_file
 from edl.errors import SchedulerError
 from edl.programs import LACKING, LOOK_S, TOO_MUCH, ending, is_too_much
+from edl.subprocesses import start_program
 
 MOST_SHOWN = 400
 """Limit on the characters of a program's output in an error message; the end is kept."""
@@ -45,7 +46,7 @@ async def call(
 
 async def _called(command: Sequence[str], timeout_s: float, environment: Mapping[str, str] | None, written: str) -> str:
     with anonymous_file(written.encode()) as stdin, anonymous_file() as out, anonymous_file() as err:
-        process = await asyncio.create_subprocess_exec(
+        process = await start_program(
             *command,
             stdin=stdin,
             stdout=out,

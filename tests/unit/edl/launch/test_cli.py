@@ -385,6 +385,8 @@ class TestEndpoints:
         [
             (["--rdzv-endpoint=h:1"], Backend.EMBEDDED),
             (["--rdzv-endpoint=etcd://h:1"], Backend.ETCD),
+            (["--rdzv-endpoint= etcd://h:1"], Backend.ETCD),
+            (["--rdzv-endpoint=\netcd://h:1\n"], Backend.ETCD),
             (["--rdzv-endpoint=h:1", "--rdzv-backend=etcd"], Backend.ETCD),
             (["--rdzv-endpoint=h:1", "--rdzv-backend=etcd-v2"], Backend.ETCD),
             (["--rdzv-endpoint=h:1", "--rdzv-backend=c10d"], Backend.EMBEDDED),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -138,6 +139,25 @@ def test_a_process_that_cannot_be_started_for_a_while_is_started_later() -> None
     play(scenario())
 
 
+def test_a_group_that_fails_says_so_and_ends_its_processes() -> None:
+    """Nobody looks at the result of its task before the node leaves."""
+
+    async def scenario() -> None:
+        store, kind, said = FaultyStore(), Kind(), list[str]()
+        kind.count = 2
+        group = HelperProcesses(HelperDeps(store, KEYS, 0.03, "a", "host-a", said.append), kind)
+        await until(lambda: len(kind.started) == 2)
+        kind.trouble = [RuntimeError("a mistake")]
+        kind.started[0].kill()
+        await until(lambda: kind.started[1].over.is_set())
+        assert not store.read_now(KEYS.helper("ps", "servers/")).entries
+        (line,) = (line for line in said if "continuing without pservers on this node" in line)
+        assert "a bug in edl" in line and "a mistake" in line
+        await group.leave()
+
+    play(scenario())
+
+
 class LeavingPserver(Pserver):
     """A process that passes on its data until it is killed."""
 
@@ -178,10 +198,10 @@ def test_processes_of_a_launcher_whose_name_goes_on_can_take_over() -> None:
 
 
 def test_a_host_without_room_for_a_process_is_an_error_that_names_the_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def full(*command: str, **options: object) -> object:
+    def full(*command: str, **options: object) -> object:
         raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
-    monkeypatch.setattr(asyncio, "create_subprocess_exec", full)
+    monkeypatch.setattr(subprocess, "Popen", full)
     with pytest.raises(WorkerStartError, match=r"cannot start a reader process: Resource temporarily.*ulimit"):
         play(cast(Any, HelperProcess.start("reader", ("data_service", "reader"), {})))
 

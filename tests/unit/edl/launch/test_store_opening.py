@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
 from edl.errors import SettingError
+from edl.launch import store_opening
 from edl.launch.settings import Backend, StoreSettings
 from edl.launch.store_opening import data_folder, even_members
 from edl.types import JobId
+from tests.support.script_folder import folder
+from tests.unit.edl.launch.test_cli import read
+
+__all__ = ["folder"]
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 5, 7])
@@ -35,3 +41,23 @@ def test_a_data_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     wanted = StoreSettings(Backend.EMBEDDED, ("h:1",), data_dir=str(tmp_path / "file" / "data"))
     with pytest.raises(SettingError, match=r"--rdzv-conf data_dir=.*cannot create it: Not a directory"):
         data_folder(wanted, JobId("job"))
+
+
+def test_a_run_that_is_just_being_founded_is_waited_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = ["", "", "run", "", "another"]
+
+    class Store:
+        async def close(self) -> None:
+            pass
+
+    async def stored(*_: object) -> str:
+        return answers.pop(0)
+
+    monkeypatch.setattr(store_opening, "STORE_RETRY_S", 0.0)
+    monkeypatch.setattr(store_opening, "FOUNDING_S", 1000.0)
+    monkeypatch.setattr(store_opening, "etcd_store", lambda wanted, endpoints: Store())
+    monkeypatch.setattr(store_opening, "stored_run", stored)
+    settings = read("--rdzv-endpoint=h:1", "train.py")
+    assert asyncio.run(store_opening._run_at(settings, ["h:1"])) == "run"
+    monkeypatch.setattr(store_opening, "FOUNDING_S", 0.0)
+    assert asyncio.run(store_opening._run_at(settings, ["h:1"])) == "", "not for ever"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import subprocess
 import tempfile
 from typing import Any, NoReturn
 
@@ -29,7 +30,7 @@ def refusing(number: int) -> Any:
 
 @pytest.mark.parametrize("number", [errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE])
 def test_what_the_host_lacks_now_it_may_have_later(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asyncio, "create_subprocess_exec", refusing(number))
+    monkeypatch.setattr(subprocess, "Popen", refusing(number))
     found = failure("squeue", "--me")
     assert found.retry
     assert str(found) == f"squeue cannot be started: {os.strerror(number)}"
