@@ -63,6 +63,8 @@ ANSWER_S = 10.0
 """Seconds that a fork server may leave a request unanswered before it is killed."""
 _REAP_S = 2.0
 """Seconds to wait for a killed fork server. A process that is blocked on I/O to a broken disk never ends."""
+_STDIN = 0
+"""Workers share this process's standard input, as under torchrun and Paddle's launcher."""
 WorkerEvent = WorkerExited | WorkerSuspended | WorkerResumed
 _PACKAGES = {"paddle": "paddlepaddle", "sklearn": "scikit-learn", "PIL": "pillow", "yaml": "pyyaml"}
 
@@ -147,7 +149,7 @@ class ForkServerProcesses:
                 # Blocks for the millisecond that exec takes; asyncio's version would reap the child itself.
                 self._process = subprocess.Popen(  # noqa: ASYNC220
                     helper_command(self._python, _MODULE, *self._arguments(theirs.fileno())),
-                    stdin=subprocess.DEVNULL,
+                    stdin=subprocess.DEVNULL,  # modules that it imports must not take the workers' input
                     env=self._environment,
                     pass_fds=(theirs.fileno(),),
                     start_new_session=True,
@@ -199,7 +201,7 @@ class ForkServerProcesses:
         try:
             self._spawning[number] = answer
             self._expect_answer()
-            await self._send(Spawn(number), [memory, stdout, stderr])
+            await self._send(Spawn(number), [memory, _STDIN, stdout, stderr])
         except BaseException as error:
             del self._spawning[number]
             if isinstance(error, OSError):

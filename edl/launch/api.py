@@ -189,8 +189,9 @@ def _run(folder: Path, source: str, words: Sequence[str]) -> int:
     call.write_private(folder / WORDS, json.dumps(list(words)).encode())
     launcher = helper_command(sys.executable, "edl.launch.function_launch", str(folder), source)
     command = [sys.executable, "-I", "-S", with_parent.__file__, str(os.getpid()), *launcher]
+    stdin = None if source == "-" else subprocess.DEVNULL  # as the children of multiprocessing have it
     # In its own session: a signal from the keyboard reaches it once, from here.
-    process = subprocess.Popen(command, env=environment(), stdin=subprocess.DEVNULL, start_new_session=True)
+    process = subprocess.Popen(command, env=environment(), stdin=stdin, start_new_session=True)
     try:
         return process.wait()
     except BaseException as error:

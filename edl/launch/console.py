@@ -15,6 +15,8 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
+from edl.agent.workers.console_lines import CONSOLES, place_of
+
 WAITING_BYTES = 8 << 20
 """Limit in bytes on output that is queued while the console does not accept it."""
 LAST_WORDS_S = 1.0
@@ -26,8 +28,8 @@ FORMED = re.compile(r"round \d+: ")
 def console(node: str) -> Callable[[str], None]:
     """A log function that prints lines on stderr with time and node, so that the output of several nodes can be merged.
 
-    A line is suppressed if it equals the previous line or the last line about a new world: the Master's own launcher
-    logs each decision twice, once as the Master and once as an agent.
+    A worker's unfinished line is ended first. A message is suppressed if it equals the previous line or the last line
+    about a new world: the Master's own launcher logs each decision twice, once as the Master and once as an agent.
     """
     last = last_round = ""
 
@@ -40,7 +42,8 @@ def console(node: str) -> Callable[[str], None]:
             last_round = text
         stamp = time.strftime("%H:%M:%S")
         with contextlib.suppress(OSError, ValueError):
-            print(f"[edl {stamp} {node}] {text}", file=sys.stderr, flush=True)
+            before = CONSOLES.interrupt(place_of(sys.stderr)).decode()
+            print(f"{before}[edl {stamp} {node}] {text}", file=sys.stderr, flush=True)
 
     return log
 

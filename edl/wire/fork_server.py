@@ -23,7 +23,7 @@ __all__ = ["LARGEST_BYTES", "PROBE", "WorkerOrder", "decode", "encode", "helper_
 
 @dataclass(frozen=True, slots=True)
 class Spawn:
-    """Start a worker. Comes with three descriptors: its order (a memory file), its stdout, its stderr."""
+    """Start a worker. Comes with four descriptors: its order (a memory file), stdin, stdout, stderr."""
 
     id: int
 

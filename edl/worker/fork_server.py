@@ -240,7 +240,7 @@ class _ForkServer:
 
     def _hear_agent(self) -> ForkedWorker | None:
         """Handle one message. Closes the socket when the agent is gone and everything has been killed."""
-        data, descriptors = receive(self.agent, 3)
+        data, descriptors = receive(self.agent, 4)
         if not data:
             self.child_processes.destroy()
             self.agent.close()
@@ -265,8 +265,9 @@ class _ForkServer:
 
     def _spawn(self, request: Spawn, descriptors: list[int]) -> ForkedWorker | None:
         try:
-            memory, stdout, stderr = descriptors
+            memory, stdin, stdout, stderr = descriptors
             order = read_order(memory)
+            streams = (0 if order.kind == PROBE else stdin, stdout, stderr)  # 0 is the null device here
             not_gone = self.child_processes.not_gone()
             if not_gone:
                 order = replace(order, after=not_gone)
@@ -279,12 +280,11 @@ class _ForkServer:
                 if pid == 0:
                     # Detached, so that no object closes a descriptor number that has been reused.
                     self.agent.detach()
-                    return ForkedWorker(order, (stdout, stderr), record)
+                    return ForkedWorker(order, streams, record)
                 if learning is not None:
                     learning.watch(pid, order, number)
             else:
                 pid = self._hand_over(descriptors) if order.kind not in ("program", PROBE) else 0
-                streams = (stdout, stderr)
                 pid = pid or start(
                     *(command_line(order), order.environment, order.directory, streams),
                     cores=order.cores,

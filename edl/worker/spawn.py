@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import random
 import signal
@@ -15,6 +16,8 @@ from edl.worker import exiting, linux
 
 CANNOT_EXECUTE = 127
 """Exit status of a process whose program cannot be executed, as in a shell."""
+Streams = tuple[int, int, int]
+"""Descriptors of a process's stdin, stdout and stderr."""
 _GONE_S = 30.0
 """Seconds that a new worker waits until those before it have given back their memory."""
 
@@ -38,7 +41,7 @@ def start(
     command: list[str],
     environment: Mapping[str, str],
     directory: str = "",
-    streams: tuple[int, int] = (1, 2),
+    streams: Streams = (0, 1, 2),
     keep: Collection[int] = (),
     cores: Collection[int] = (),
     after: Collection[int] = (),
@@ -73,7 +76,7 @@ def _exec(
     command: list[str],
     environment: Mapping[str, str],
     directory: str,
-    streams: tuple[int, int],
+    streams: Streams,
     keep: Collection[int],
     cores: Collection[int],
     after: Collection[int],
@@ -109,18 +112,32 @@ def _wait_until_gone(after: Collection[int]) -> None:
         os.write(2, f"{late}: starting without waiting\n".encode())
 
 
-def take_streams(stdout: int, stderr: int) -> None:
-    """Make the two descriptors stdout and stderr."""
+def take_streams(stdin: int, stdout: int, stderr: int) -> None:
+    """Make these descriptors stdin, stdout and stderr."""
+    os.dup2(stdin, 0)
     os.dup2(stdout, 1)
     os.dup2(stderr, 2)
 
 
-def become(order: WorkerOrder, streams: tuple[int, int], keep: Collection[int] = ()) -> None:
+def _renew_stdin() -> None:
+    """Replace the stdin object, which remembers that its file, the null device until now, can seek."""
+    old = sys.stdin
+    if not isinstance(old, io.TextIOWrapper) or old is not sys.__stdin__:
+        return  # an imported module has replaced it
+    raw = open(0, "rb", 0, closefd=False)  # noqa: SIM115 - stays open as long as the process
+    raw.name = old.name
+    new = io.TextIOWrapper(io.BufferedReader(raw), old.encoding, old.errors, newline="\n")
+    for holder, name, value in ((new, "mode", old.mode), (sys, "stdin", new), (sys, "__stdin__", new)):
+        setattr(holder, name, value)
+
+
+def become(order: WorkerOrder, streams: Streams, keep: Collection[int] = ()) -> None:
     """Give this warm process the streams, environment and directory of its order, as if by exec.
 
     ``keep``: descriptors that imported libraries have opened. Returns when the processes ``order.after`` are gone.
     """
     take_streams(*streams)
+    _renew_stdin()
     linux.close_all_but(keep)
     linux.bind_to(order.cores)
     linux.set_title(shown_command(order))

@@ -26,14 +26,14 @@ def main() -> None:
         _tell(fork_server, failed(failure))
         sys.exit(1)
     _tell(fork_server, LogLine(image.text))
-    _, descriptors = receive(fork_server, 3)
-    if len(descriptors) != 3:
+    _, descriptors = receive(fork_server, 4)
+    if len(descriptors) != 4:
         # The fork server is gone or no longer needs this process.
         sys.exit(0)
-    memory, stdout, stderr = descriptors
+    memory, stdin, stdout, stderr = descriptors
     order = read_order(memory)
     fork_server.close()
-    become(order, (stdout, stderr), image.descriptors)
+    become(order, (stdin, stdout, stderr), image.descriptors)
     bootstrap.run(order, image.environment)
 
 

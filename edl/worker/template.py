@@ -19,7 +19,7 @@ from edl.worker import linux
 from edl.worker.import_record import ImportRecord
 from edl.worker.learnt import same_values
 from edl.worker.replay import ALL_NAMES, Replayed, Rules, as_in, replay
-from edl.worker.spawn import take_streams
+from edl.worker.spawn import Streams, take_streams
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +58,8 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class ForkOrder:
-    """Fork a worker. Comes with four descriptors: its order, stdout, stderr, and a pipe from which it reads one byte
-    before it goes on; it exits if the pipe is closed instead."""
+    """Fork a worker. Comes with five descriptors: its order, stdin, stdout, stderr, and a pipe from which it reads one
+    byte before it goes on; it exits if the pipe is closed instead."""
 
     record: int
     """Number of its import record; -1 for none."""
@@ -87,10 +87,10 @@ encode, decode = _UNION.encode, _UNION.decode
 
 @dataclass(frozen=True, slots=True)
 class ForkedWorker:
-    """Returned in a forked worker: its order, the descriptors for stdout and stderr, and where to record imports."""
+    """Returned in a forked worker: its order, its streams, and where to record imports."""
 
     order: WorkerOrder
-    streams: tuple[int, int]
+    streams: Streams
     record: ImportRecord | None
 
 
@@ -122,7 +122,8 @@ def run_template(
     """
     parent = os.getppid()
     nothing = os.open(os.devnull, os.O_RDWR)
-    take_streams(nothing, nothing)  # what a module prints at its import belongs to the worker, which has shown it
+    # What a module prints at its import belongs to the worker, which has shown it.
+    take_streams(nothing, nothing, nothing)
     linux.close_all_but({channel.fileno(), *keep})
 
     def send(message: FromTemplate) -> None:
@@ -138,11 +139,11 @@ def run_template(
     if replayed.left_out or rules.rehearsal:
         os._exit(0)
     while True:
-        data, descriptors = receive(channel, 4)
+        data, descriptors = receive(channel, 5)
         message = decode(data) if data else None
-        if not isinstance(message, ForkOrder) or len(descriptors) != 4:
+        if not isinstance(message, ForkOrder) or len(descriptors) != 5:
             os._exit(0)
-        take_streams(1, descriptors[2])  # what goes wrong on the way to a worker is shown in its output
+        take_streams(0, 1, descriptors[3])  # what goes wrong on the way to a worker is shown in its output
         try:
             answer = ForkAnswer(linux.fork_for(parent))
         except OSError as error:
@@ -150,7 +151,7 @@ def run_template(
         if not answer.pid and not answer.error:
             record = records[message.record] if message.record >= 0 else None
             return _forked(descriptors, place.environment, replayed, record)
-        take_streams(1, 1)
+        take_streams(0, 1, 1)
         send(answer)
         for descriptor in descriptors:
             os.close(descriptor)
@@ -163,14 +164,14 @@ def _forked(
     record: ImportRecord | None,
 ) -> ForkedWorker:
     """In a new worker, once the fork server knows it."""
-    memory, stdout, stderr, go = descriptors
+    memory, stdin, stdout, stderr, go = descriptors
     if not os.read(go, 1):
         os._exit(0)
     order = read_order(memory)
     for generator in replayed.generators:
         generator.seed()
     environment = with_writes(order.environment, imported_under, replayed.writes)
-    return ForkedWorker(replace(order, environment=environment), (stdout, stderr), record)
+    return ForkedWorker(replace(order, environment=environment), (stdin, stdout, stderr), record)
 
 
 def with_writes(

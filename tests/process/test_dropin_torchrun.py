@@ -93,6 +93,18 @@ def test_workers_find_what_torchrun_would_tell_them(tmp_path: Path) -> None:
         assert ours["arguments"] == [f"--rank={rank}", "--nnodes", "$", "${other}"]
 
 
+def test_a_worker_reads_the_launchers_input(tmp_path: Path) -> None:
+    """A worker that is restarted reads on where the first one stopped."""
+    script = tmp_path / "train.py"
+    script.write_text("import os\nline = os.read(0, 4)\nprint(line)\nassert line == b'two\\n'\n")
+    words = [sys.executable, "-m", OURS, "--nproc_per_node=1", "--max-restarts=1", str(script)]
+    ended = subprocess.run(
+        words, env=base(), cwd=tmp_path, input=b"one\ntwo\n", capture_output=True, timeout=DEADLINE_S, check=False
+    )
+    assert ended.returncode == 0, ended.stderr.decode()
+    assert ended.stdout.splitlines() == [b"b'one\\n'", b"b'two\\n'"]
+
+
 @pytest.mark.slow
 def test_signals_for_workers_are_passed_on_and_those_to_handle_end_the_node(tmp_path: Path) -> None:
     """SIGUSR1 to the worker that handles it, and not to the one that would die; then SIGUSR2 to both."""

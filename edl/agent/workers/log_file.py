@@ -128,6 +128,8 @@ class LogFile:
         self._warn_from_scribe = said_by_loop(warn)
         self._bounds = bounds
         self._lost = 0
+        self._unfinished = False
+        """What was written last ends within a line."""
         self._size = 0
         """Bytes since the file was begun."""
         self._file: RawIOBase | None = None
@@ -136,27 +138,27 @@ class LogFile:
         self._why = NO_SPACE
         """Why that was so last."""
         self._failed = self._torn = False
-        """The last write has failed; it has left a part of a line."""
+        """The last write has failed; the file ends within a line."""
         self._looked_s = 0.0
         """When the file was last looked after. These attributes are for the writer thread only."""
         if path is not None:
             scribe.do(self._open)
 
-    def write(self, lines: list[bytes]) -> None:
-        """Write lines. If the writer thread's queue is full they are dropped, and their number is later written in
-        their place."""
-        if self._path is None or not lines:
+    def write(self, output: bytes, lines: int) -> None:
+        """Write output of so many lines. If the writer thread's queue is full they are dropped, and their number is
+        later written in their place."""
+        if self._path is None or not output:
             return
-        text = self._missing() + b"".join(line + b"\n" for line in lines)
+        text = self._missing() + output
         if self._bounds.part_bytes and self._size and self._size + len(text) > self._bounds.part_bytes:
             self._part(self._path)
-        if self._scribe.do(lambda: self._write(text, len(lines)), len(text)):
-            self._lost = 0
+        if self._scribe.do(lambda: self._write(text, lines), len(text)):
+            self._lost, self._unfinished = 0, not text.endswith(b"\n")
             self._count(len(text))
             return
         if not self._lost:
             self._warn(f"the disk of {self._path} is too slow: training continues, lines are dropped from that file")
-        self._lost += len(lines)
+        self._lost += lines
 
     def _count(self, size: int) -> None:
         if not self._bounds.room.shut:
@@ -169,7 +171,9 @@ class LogFile:
         self._scribe.do(lambda: self._rotate(path, target))
 
     def _missing(self) -> bytes:
-        return b"[edl: %d lines are missing here, the disk was too slow]\n" % self._lost if self._lost else b""
+        if not self._lost:
+            return b""
+        return b"\n" * self._unfinished + b"[edl: %d lines are missing here, the disk was too slow]\n" % self._lost
 
     def close(self) -> None:
         """Close the file once everything before is written."""
@@ -239,7 +243,7 @@ class LogFile:
             if not is_full(error):
                 self._close()
             return
-        self._left_out, self._failed, self._torn = 0, False, False
+        self._left_out, self._failed, self._torn = 0, False, not text.endswith(b"\n")
 
     def _leave_out(self, lines: int, why: str) -> None:
         self._left_out += lines

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from edl.agent.workers.console_lines import CONSOLES, ConsoleLines, place_of
+from edl.agent.workers.line_splitter import LineSplitter, OutputPiece
 from edl.agent.workers.log_file import UNBOUNDED, Bounds, LogFile
 from edl.agent.workers.log_paths import selected
 from edl.agent.workers.writer_thread import Scribe
@@ -22,6 +24,8 @@ from edl.agent.workers.writer_thread import Scribe
 TAIL_LINES = 60
 TAIL_BYTES = 8192
 """The last lines are sent to the Master and stored in its record, so they must be small."""
+HOLD_S = 0.2
+"""Seconds after which the beginning of a line is passed on without its end."""
 CHUNK_BYTES = 65536
 DRAIN_CHUNKS = 17
 """Maximum number of chunks that ``close`` and ``tail`` read: the content of the largest pipe. A grandchild may write
@@ -34,7 +38,7 @@ class StreamPlan:
 
     console: BinaryIO | None
     prefix: bytes
-    """Prefix of each console line."""
+    """Prefix of each console line, also where it is redrawn."""
     file: Path | None
     filtered: Path | None = None
     """File for the lines that contain one of ``filters``, with the prefix; several streams may write to it."""
@@ -45,15 +49,29 @@ class StreamPlan:
 
 
 class OutputStream:
-    """One pipe from a worker. The worker gets ``write_fd``; close it here once the worker has started."""
+    """One pipe from a worker. The worker gets ``write_fd``; close it here once the worker has started.
 
-    def __init__(self, plan: StreamPlan, scribe: Scribe, warn: Callable[[str], None]) -> None:
+    Console and file get exactly what the worker writes; only on the console are lines of several streams kept apart.
+    """
+
+    def __init__(
+        self,
+        plan: StreamPlan,
+        scribe: Scribe,
+        warn: Callable[[str], None],
+        consoles: ConsoleLines = CONSOLES,
+        hold_s: float = HOLD_S,
+    ) -> None:
         self._plan = plan
+        self._place = place_of(plan.console)
+        self._consoles = consoles
+        self._splitter = LineSplitter(hold_s, CHUNK_BYTES)
+        self._timer: asyncio.TimerHandle | None = None
+        """Runs while part of a line is held back."""
         self._scribe = scribe
         self._warn = warn
         self._read_fd, self.write_fd = os.pipe()
         os.set_blocking(self._read_fd, False)
-        self._partial = b""
         self.received = 0
         """Bytes read from the worker so far."""
         self._tail: collections.deque[bytes] = collections.deque(maxlen=TAIL_LINES)
@@ -76,14 +94,14 @@ class OutputStream:
             return
         self._read(DRAIN_CHUNKS)
         self._close_files()
-        self._plan = plan
+        self._plan, self._place = plan, place_of(plan.console)
         self._file = LogFile(plan.file, self._scribe, self._warn, plan.bounds)
         self._filtered = LogFile(plan.filtered, self._scribe, self._warn, plan.bounds)
 
     def tail(self) -> str:
         """The last lines written so far, including what is still in the pipe."""
         self._read(DRAIN_CHUNKS)
-        lines = [*self._tail, self._partial] if self._partial else list(self._tail)
+        lines = [*self._tail, self._splitter.line] if self._splitter.line else list(self._tail)
         return b"\n".join(lines)[-TAIL_BYTES:].decode(errors="replace")
 
     def close(self) -> None:
@@ -98,10 +116,10 @@ class OutputStream:
         self._loop.remove_reader(self._read_fd)
         os.close(self._read_fd)
         self.close_write_end()
-        if self._partial:
-            self._tail.append(self._partial)
-            self._emit([self._partial])
-            self._partial = b""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._emit(self._splitter.end())
+        self._consoles.forget(self)
         self._close_files()
 
     def _close_files(self) -> None:
@@ -124,24 +142,37 @@ class OutputStream:
 
     def _take(self, data: bytes) -> None:
         self.received += len(data)
-        *lines, self._partial = (self._partial + data).split(b"\n")
-        if len(self._partial) > CHUNK_BYTES:  # an endless line, such as a progress bar drawn with \r
-            lines.append(self._partial)
-            self._partial = b""
-        if lines:
-            self._tail.extend(lines)
-            self._emit(lines)
+        self._emit(self._splitter.feed(data, self._loop.time()))
+        self._wait_for_rest()
 
-    def _emit(self, lines: list[bytes]) -> None:
-        self._plan.keep(lines)
-        if self._plan.console is not None:
-            text = b"".join(self._plan.prefix + line + b"\n" for line in lines)
-            try:
-                self._plan.console.write(text)
-                self._plan.console.flush()
-            except (BlockingIOError, OSError, ValueError) as error:
-                self._plan = dataclasses.replace(self._plan, console=None)
-                self._warn(f"stopped writing worker output to the console ({error})")
-        self._file.write(lines)
-        if self._plan.filters:
-            self._filtered.write([self._plan.prefix + line for line in selected(lines, self._plan.filters)])
+    def _wait_for_rest(self) -> None:
+        # A timer that runs already is left alone: to set it anew for each read would cost more than the read.
+        if self._splitter.due_s is not None and self._timer is None:
+            self._timer = self._loop.call_at(self._splitter.due_s, self._show_rest)
+
+    def _show_rest(self) -> None:
+        self._timer = None
+        self._emit(self._splitter.flush(self._loop.time()))
+        self._wait_for_rest()
+
+    def _emit(self, piece: OutputPiece) -> None:
+        if piece.text:
+            self._show(piece.text)
+            self._file.write(piece.text, max(1, len(piece.lines)))
+        if piece.lines:
+            self._tail.extend(piece.lines)
+            self._plan.keep(piece.lines)
+            if self._plan.filters:
+                found = selected(piece.lines, self._plan.filters)
+                self._filtered.write(b"".join(self._plan.prefix + line + b"\n" for line in found), len(found))
+
+    def _show(self, text: bytes) -> None:
+        console = self._plan.console
+        if console is None:
+            return
+        try:
+            console.write(self._consoles.shown(self._place, self, self._plan.prefix, text))
+            console.flush()
+        except (BlockingIOError, OSError, ValueError) as error:
+            self._plan = dataclasses.replace(self._plan, console=None)
+            self._warn(f"stopped writing worker output to the console ({error})")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import subprocess
 from collections.abc import Awaitable, Callable
@@ -37,7 +38,7 @@ class Scripted:
             self.theirs.send(encode(message))
 
     def asked(self) -> Message:
-        return decode(socket.recv_fds(self.theirs, LARGEST_BYTES, 3)[0])
+        return decode(socket.recv_fds(self.theirs, LARGEST_BYTES, 4)[0])
 
     async def spawn(self) -> int:
         return await self.processes.spawn({}, 0, 0)
@@ -128,5 +129,19 @@ def test_a_fork_server_that_dies_with_a_new_worker() -> None:
         events = scripted.processes.events()
         lost = {await anext(events), await anext(events)}
         assert lost == {WorkerExited(NO_PID, -9), ForkServerLost("killed by signal 9")}
+
+    run(test)
+
+
+def test_workers_share_the_standard_input_of_this_process() -> None:
+    async def test(scripted: Scripted) -> None:
+        spawned = asyncio.ensure_future(scripted.processes.spawn({}, 1, 2))
+        await asyncio.sleep(0)
+        _, descriptors, _, _ = socket.recv_fds(scripted.theirs, LARGEST_BYTES, 4)
+        assert [os.fstat(one) for one in descriptors[1:]] == [os.fstat(number) for number in range(3)]
+        for one in descriptors:
+            os.close(one)
+        scripted.say(Spawned(1, 11))
+        await spawned
 
     run(test)

@@ -7,6 +7,7 @@ import inspect
 import json
 import os
 import pickle
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -311,6 +312,22 @@ def test_what_the_config_says_is_not_shown_to_everybody_on_the_host(
     assert api._run(tmp_path, "-", words) == 7
     assert json.loads(call.read_private(tmp_path / function_launch.WORDS)) == words
     assert "sesame" in str(words) and "sesame" not in str(shown)
+
+
+@pytest.mark.parametrize(("source", "stdin"), [("-", None), ("/job.py", subprocess.DEVNULL)])
+def test_a_program_may_read_the_callers_input_and_a_function_may_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, stdin: int | None
+) -> None:
+    """As with the children of multiprocessing."""
+    given: list[int | None] = []
+
+    def start(_: list[str], **options: Any) -> Any:
+        given.append(options["stdin"])
+        return types.SimpleNamespace(wait=lambda: 0)
+
+    monkeypatch.setattr("edl.launch.api.subprocess.Popen", start)
+    api._run(tmp_path, source, [])
+    assert given == [stdin]
 
 
 def test_how_the_launcher_has_ended_is_raised(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from edl.agent.workers.console_lines import CONSOLES, place_of
 from edl.launch import console
 from edl.launch.console import unblocked_console
 
@@ -157,6 +158,14 @@ def test_a_decision_that_comes_twice_is_said_once(capsys: pytest.CaptureFixture[
         log(text)
     lines = [line.partition("n] ")[2] for line in capsys.readouterr().err.splitlines()]
     assert lines == [first, "round 1 is underway: a", "no contact", "contact", "no contact", second, "as wanted"]
+
+
+def test_a_message_does_not_continue_a_workers_unfinished_line(capsys: pytest.CaptureFixture[str]) -> None:
+    CONSOLES.shown(place_of(sys.stderr), "worker", b"", b"10%")
+    log = console.console("n")
+    log("one")
+    log("two")
+    assert [line[-3:] for line in capsys.readouterr().err.split("\n")] == ["", "one", "two", ""]
 
 
 def test_what_has_no_descriptor_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:

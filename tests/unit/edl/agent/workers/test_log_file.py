@@ -112,13 +112,28 @@ class TestFile:
             for lines in ([b"1"], [b"2", b"3"], [b"4"], [b"5"]):
                 wait(scribe)
                 disk.shut = lines in ([b"2", b"3"], [b"4"])
-                file.write(lines)
+                file.write(b"".join(line + b"\n" for line in lines), len(lines))
             file.close()
 
         play(scenario)
         missing = "[edl: 3 lines are missing here, the disk had no space for them]"
         assert (tmp_path / "stdout.log").read_text().splitlines() == ["1", missing, "5"]
         assert took == [2, 2], "what is not written does not count"
+
+    def test_a_remark_about_missing_lines_is_a_line_of_its_own(self, tmp_path: Path) -> None:
+        disk = Room()
+
+        def scenario(scribe: Scribe) -> None:
+            file = LogFile(tmp_path / "stderr.log", scribe, print, Bounds(disk))
+            for text in (b"\r10%", b"\r20%", b"\r30%\n"):
+                wait(scribe)
+                disk.shut = text == b"\r20%"
+                file.write(text, 1)
+            file.close()
+
+        play(scenario)
+        missing = b"[edl: 1 lines are missing here, the disk had no space for them]"
+        assert (tmp_path / "stderr.log").read_bytes() == b"\r10%\n" + missing + b"\n\r30%\n"
 
     def test_a_long_file_is_parted_and_says_where_it_goes_on(self, tmp_path: Path) -> None:
         names: list[str] = []
@@ -131,7 +146,7 @@ class TestFile:
         def scenario(scribe: Scribe) -> None:
             file = LogFile(tmp_path / "stdout.log", scribe, print, Bounds(Room(), 20, parted=parted))
             for number in range(10):
-                file.write([b"line %04d" % number])
+                file.write(b"line %04d\n" % number, 1)
             file.close()
 
         play(scenario)
@@ -146,18 +161,18 @@ class TestFile:
 
         def scenario(scribe: Scribe) -> None:
             file = LogFile(path, scribe, print, Bounds(Room(), wall_clock_s=now))
-            file.write([b"1"])
+            file.write(b"1\n", 1)
             wait(scribe)
             path.rename(tmp_path / "rotated")
-            file.write([b"2"])
+            file.write(b"2\n", 1)
             wait(scribe)
             now.s += LOOK_S
-            file.write([b"3"])
+            file.write(b"3\n", 1)
             wait(scribe)
             path.unlink()
             path.parent.rmdir()
             now.s += LOOK_S
-            file.write([b"4"])
+            file.write(b"4\n", 1)
             file.close()
 
         play(scenario)
@@ -171,11 +186,11 @@ class TestFile:
             (tmp_path / "logs").write_text("in the way of the folder")
             file = LogFile(path, scribe, said.append, Bounds(Room(), wall_clock_s=now))
             for number in range(3):
-                file.write([b"line %d" % number])
+                file.write(b"line %d\n" % number, 1)
                 wait(scribe)
                 now.s += LOOK_S
             (tmp_path / "logs").unlink()
-            file.write([b"line 3"])
+            file.write(b"line 3\n", 1)
             file.close()
 
         play(scenario)
@@ -188,16 +203,16 @@ class TestFile:
 
         def scenario(scribe: Scribe) -> None:
             file = LogFile(path, scribe, said.append, Bounds(Room(), wall_clock_s=now))
-            file.write([b"1"])
+            file.write(b"1\n", 1)
             wait(scribe)
             with monkeypatch.context() as broken:
                 broken.setattr(LogFile, "_put", failing)
-                file.write([b"2", b"3"])
+                file.write(b"2\n3\n", 2)
                 wait(scribe)
-            file.write([b"4"])
+            file.write(b"4\n", 1)
             wait(scribe)
             now.s += LOOK_S
-            file.write([b"5"])
+            file.write(b"5\n", 1)
             file.close()
 
         play(scenario)

@@ -14,22 +14,27 @@ from typing import Any, BinaryIO
 import pytest
 
 from edl.agent.workers import log_file
+from edl.agent.workers.console_lines import ConsoleLines
 from edl.agent.workers.logs import CHUNK_BYTES, DRAIN_CHUNKS, TAIL_BYTES, TAIL_LINES, OutputStream, StreamPlan
 from edl.agent.workers.writer_thread import Scribe
 
 LOOKS = 1000
 """Turns of the event loop that a test gives a stream; one is usually enough."""
+NEVER_S = 1e6
 
 
 class Worker:
     """The far end of a stream, and everything that came out at this end."""
 
-    def __init__(self, file: Path | None = None, prefix: bytes = b"", console: BinaryIO | None = None) -> None:
+    def __init__(
+        self, file: Path | None = None, prefix: bytes = b"", console: BinaryIO | None = None, hold_s: float = NEVER_S
+    ) -> None:
         self.console = io.BytesIO()
         self.warnings: list[str] = []
         shown = self.console if console is None else console
         self.scribe = Scribe()
-        self.stream = OutputStream(StreamPlan(shown, prefix, file), self.scribe, self.warnings.append)
+        plan = StreamPlan(shown, prefix, file)
+        self.stream = OutputStream(plan, self.scribe, self.warnings.append, ConsoleLines(), hold_s)
         self.write_fd = os.dup(self.stream.write_fd)
         self.stream.close_write_end()
 
@@ -48,9 +53,9 @@ class Worker:
 
 @contextlib.asynccontextmanager
 async def worker(
-    file: Path | None = None, prefix: bytes = b"", console: BinaryIO | None = None
+    file: Path | None = None, prefix: bytes = b"", console: BinaryIO | None = None, hold_s: float = NEVER_S
 ) -> AsyncIterator[Worker]:
-    made = Worker(file, prefix, console)
+    made = Worker(file, prefix, console, hold_s)
     try:
         yield made
     finally:
@@ -114,12 +119,48 @@ class TestConsole:
 
         play(scenario)
 
+    def test_half_a_line_that_stays_unfinished_is_shown_and_kept(self, tmp_path: Path) -> None:
+        """A prompt, or a progress bar."""
+
+        async def scenario() -> None:
+            file = tmp_path / "stderr.log"
+            async with worker(file, prefix=b">", hold_s=0) as it:
+                it.write(b"\r10%")
+                await it.shows(b"\r>10%")
+                await written(it.scribe)
+                assert file.read_bytes() == b"\r10%"
+                it.write(b"\r20%")
+                await it.shows(b"\r>10%\r>20%")
+                it.write(b" done\nnext\n")
+                await it.shows(b"\r>10%\r>20% done\n>next\n")
+                assert it.stream.tail() == "\r10%\r20% done\nnext"
+            assert file.read_bytes() == b"\r10%\r20% done\nnext\n"
+
+        play(scenario)
+
+    def test_two_streams_on_one_console_do_not_end_each_others_lines(self) -> None:
+        async def scenario() -> None:
+            console, lines = io.BytesIO(), ConsoleLines()
+            one, two = (
+                OutputStream(StreamPlan(console, prefix, None), Scribe(), print, lines, 0) for prefix in (b"1:", b"2:")
+            )
+            os.write(one.write_fd, b"10%")
+            await until(lambda: console.getvalue() == b"1:10%")
+            os.write(two.write_fd, b"hello\n")
+            await until(lambda: console.getvalue() == b"1:10%\n2:hello\n")
+            os.write(one.write_fd, b"\nnext\n")
+            one.close()
+            two.close()
+            assert console.getvalue() == b"1:10%\n2:hello\n1:next\n"
+
+        play(scenario)
+
     def test_half_a_line_is_shown_at_the_end(self) -> None:
         async def scenario() -> None:
             async with worker() as it:
                 it.write(b"one\nlast words")
                 it.stream.close()
-                assert it.console.getvalue() == b"one\nlast words\n"
+                assert it.console.getvalue() == b"one\nlast words"
 
         play(scenario)
 
@@ -141,7 +182,7 @@ class TestConsole:
                     it.stream.tail()
                 assert len(it.console.getvalue()) > CHUNK_BYTES
                 it.stream.close()
-                assert it.console.getvalue().replace(b"\n", b"") == b"\r 10%" * 24000
+                assert it.console.getvalue() == b"\r 10%" * 24000
 
         play(scenario)
 
@@ -175,7 +216,7 @@ class TestFile:
                 assert file.read_bytes() == b"one\n"
                 it.write(b"o")
                 it.stream.close()
-            assert file.read_bytes() == b"one\ntwo\n"
+            assert file.read_bytes() == b"one\ntwo"
 
         play(scenario)
 
@@ -397,7 +438,7 @@ class TestTail:
             async with worker() as it:
                 it.write(b"one\nlast words")
                 it.end()
-                await it.shows(b"one\nlast words\n")
+                await it.shows(b"one\nlast words")
                 assert it.stream.tail() == "one\nlast words"
 
         play(scenario)
