@@ -10,10 +10,11 @@ import asyncio
 import contextlib
 import enum
 import ipaddress
+import itertools
 import json
 import os
 import socket
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,21 @@ READY_S = 60.0
 
 _now_s = SystemClock().now_s
 
+RunAt = Callable[[Sequence[str]], Awaitable[str]]
+"""Reads the fingerprint of the job's run from the store at some endpoints; empty: the store has no run of the job.
+Raises ``StoreError``, also when these members have no majority."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """The member that a launcher is to run, besides its address."""
+
+    folder: Path
+    token: str
+    timeout_s: float
+    run_at: RunAt | None
+    log: Callable[[str], None]
+
 
 async def start_private_member(
     folder: Path,
@@ -70,21 +86,24 @@ async def start_local_member(
     token: str = "edl",  # noqa: S107 -- a name, not a secret
     timeout_s: float = READY_S,
     identity: Identity | None = None,
+    run_at: RunAt | None = None,
+    log: Callable[[str], None] = lambda text: None,
 ) -> EtcdMember | None:
     """Start this launcher's member; None if no endpoint is for this host, so that the launcher only connects.
+    ``run_at``: by which data of an earlier run are recognised and deleted; None: all data are kept.
 
     Returns as soon as the member listens; it answers once more than half of the members are up (``wait_ready``). Raises
     ``PortInUse`` when a program other than etcd uses the port, ``StoreError`` when etcd does not start,
     ``StoreUnavailable`` when the member lost its data and cannot be replaced because too few others are up, and
     ``SettingError`` for invalid endpoints or when a member's secret is not that of ``identity``.
     """
-    plans = plan_members(endpoints, identity)
+    plans, wanted = plan_members(endpoints, identity), _Wanted(folder, token, timeout_s, run_at, log)
     for plan in plans:
-        listen = await _listen_addresses(plan, plans)
-        if not listen:
+        found = await _addresses_of(plan, plans)
+        if not found.own:
             continue
         async with _claim(plan) as claimed:
-            member = await _start_unless_taken(plan, plans, listen, folder, token, timeout_s) if claimed else None
+            member = await _start_unless_taken(plan, plans, found, wanted) if claimed else None
         if member is not None:
             return member
     return None
@@ -107,9 +126,9 @@ async def hosts_without_address(endpoints: Sequence[str]) -> tuple[str, ...]:
 
 
 async def _start_unless_taken(
-    plan: MemberPlan, plans: Sequence[MemberPlan], listen: Sequence[str], folder: Path, token: str, timeout_s: float
+    plan: MemberPlan, plans: Sequence[MemberPlan], found: _Addresses, wanted: _Wanted
 ) -> EtcdMember | None:
-    taken = [port for port in (plan.client_port, plan.peer_port) if any(not can_bind(ip, port) for ip in listen)]
+    taken = [port for port in (plan.client_port, plan.peer_port) if any(not can_bind(ip, port) for ip in found.own)]
     if taken:
         program = await _program_at(plan)
         if program is _Program.ETCD:
@@ -124,15 +143,21 @@ async def _start_unless_taken(
             f"port {taken[0]} on {plan.host} is needed for the embedded etcd member of {plan.endpoint}, but "
             f"{uses[program]} that program or choose other ports with --rdzv-endpoint"
         )
-    member = EtcdMember(plan, folder, listen=listen, token=token)
+    await _refuse_name_of_several_hosts(plan, found.elsewhere, wanted.log)
+    member = EtcdMember(plan, wanted.folder, listen=found.own, token=wanted.token)
+    if wanted.run_at is not None and await _is_outdated(member, plan, plans, wanted.run_at):
+        wanted.log(
+            f"deleting {member.data_dir}: it is the store of an earlier run, and the other members have a new one"
+        )
+        member.discard()
     if member.has_data():
         _refuse_lost_majority(member, plans)
     try:
         if member.has_data() or plan.size == 1:
             member.start()
         else:
-            await _join(member, plan, plans, timeout_s)
-        await member.wait_listening(timeout_s)
+            await _join(member, plan, plans, wanted.timeout_s)
+        await member.wait_listening(wanted.timeout_s)
     except asyncio.CancelledError:
         await member.stop(0)
         raise
@@ -184,22 +209,52 @@ def can_bind(address: str, port: int) -> bool:
     return True
 
 
-async def _listen_addresses(plan: MemberPlan, plans: Sequence[MemberPlan]) -> tuple[str, ...]:
-    """This host's addresses that the plan's host name resolves to; empty for another host."""
+@dataclass(frozen=True, slots=True)
+class _Addresses:
+    """The addresses that the host name of an endpoint resolves to."""
+
+    own: tuple[str, ...] = ()
+    """Those of this host, to listen on; empty: the name is another host's."""
+    elsewhere: tuple[str, ...] = ()
+    """The others, if this host has any of the same kind: those of other hosts, or of this one behind a NAT."""
+
+
+async def _addresses_of(plan: MemberPlan, plans: Sequence[MemberPlan]) -> _Addresses:
     loop = asyncio.get_running_loop()
     try:
         found = await loop.getaddrinfo(plan.host, None, type=socket.SOCK_STREAM)
     except OSError:
-        return ()
-    own = list(dict.fromkeys(str(info[4][0]) for info in found if can_bind(str(info[4][0]), 0)))
+        return _Addresses()
+    resolved = list(dict.fromkeys(str(info[4][0]) for info in found))
+    own = [address for address in resolved if can_bind(address, 0)]
+    kinds = {_version(address) for address in own if not _is_loopback(address)}
+    elsewhere = [one for one in resolved if one not in own and not _is_loopback(one) and _version(one) in kinds]
     if own and plan.host != "localhost" and plan.host not in own and all(map(_is_loopback, own)):
         # Many an /etc/hosts maps the host's own name to 127.0.1.1, which is unreachable for others. Listen where they
         # see us.
-        for other in plans:
-            outward = _outward_address(other.host)
-            if outward is not None and not _is_loopback(outward):
-                return (*own, outward)
-    return tuple(own)
+        outward = filter(None, (_outward_address(other.host) for other in plans))
+        own += itertools.islice((address for address in outward if not _is_loopback(address)), 1)
+    return _Addresses(tuple(own), tuple(elsewhere))
+
+
+async def _refuse_name_of_several_hosts(plan: MemberPlan, elsewhere: Sequence[str], log: Callable[[str], None]) -> None:
+    """Raise ``SettingError`` if an etcd serves at another address of this endpoint's name, while the port is free here:
+    there would be a store on each host of that name. Without one, the addresses may still be this host's."""
+    versions = await asyncio.gather(*(_get_json(one, plan.peer_port, "/version", plan.identity) for one in elsewhere))
+    serving = [one for one, found in zip(elsewhere, versions, strict=True) if isinstance(found, dict)]
+    advice = "Name one host per store member, such as one pod of a headless service"
+    if serving:
+        what = f"{plan.host} is the name of several hosts, and {', '.join(serving)} serves a store already"
+        raise SettingError("--rdzv-endpoint", plan.endpoint, what, advice)
+    if elsewhere:
+        log(
+            f"--rdzv-endpoint={plan.endpoint}: {plan.host} also stands for {', '.join(elsewhere)}. If these are other "
+            f"hosts, each of them would have a store of its own. {advice}"
+        )
+
+
+def _version(address: str) -> int:
+    return ipaddress.ip_address(address.partition("%")[0]).version
 
 
 def _is_loopback(address: str) -> bool:
@@ -303,8 +358,8 @@ class _Known:
     """Whether it was ever up together with a majority; only then are its client URLs known."""
 
 
-async def _known_members(plan: MemberPlan, plans: Sequence[MemberPlan]) -> list[_Known]:
-    """The members as listed by the other members; empty when none answers.
+async def _seen_by_others(plan: MemberPlan, plans: Sequence[MemberPlan]) -> dict[str, list[_Known]]:
+    """The endpoints of the other members that answer, each with the members that it knows.
 
     The peer port is asked, since it answers at once, while a client call hangs until there is a majority.
     """
@@ -312,9 +367,20 @@ async def _known_members(plan: MemberPlan, plans: Sequence[MemberPlan]) -> list[
     answers = await asyncio.gather(
         *(_get_json(other.host, other.peer_port, "/members", plan.identity) for other in others)
     )
-    lists = [_parse_members(answer) for answer in answers if isinstance(answer, list)]
-    # A member that lags behind knows of fewer members.
-    return max(lists, key=lambda members: sum(member.has_run for member in members), default=[])
+    return {
+        other.endpoint: _parse_members(answer)
+        for other, answer in zip(others, answers, strict=True)
+        if isinstance(answer, list)
+    }
+
+
+def _newest(seen: Mapping[str, list[_Known]]) -> list[_Known]:
+    """The longest of the lists: a member that lags behind knows of fewer members. Empty if there is none."""
+    return max(seen.values(), key=_count_that_ran, default=[])
+
+
+def _count_that_ran(members: Sequence[_Known]) -> int:
+    return sum(member.has_run for member in members)
 
 
 def _parse_members(answer: Sequence[Mapping[str, Any]]) -> list[_Known]:
@@ -327,6 +393,22 @@ def _parse_members(answer: Sequence[Mapping[str, Any]]) -> list[_Known]:
         )
         for item in answer
     ]
+
+
+async def _is_outdated(member: EtcdMember, plan: MemberPlan, plans: Sequence[MemberPlan], run_at: RunAt) -> bool:
+    """Whether this member's data are of another run than the store that the other members serve. They are left when a
+    node has left a job that went on without it: the members that remained deleted theirs when the job ended.
+
+    Such data must not be used: all runs of a job have the same cluster id, so the members would take the old log for
+    one of their own. Deleting them loses nothing: the others are a majority, with which this member begins anew.
+    """
+    run = member.run_before() if member.has_data() else ""
+    if not run or 2 * len(await _seen_by_others(plan, plans)) <= plan.size:
+        return False
+    try:
+        return await run_at([other.endpoint for other in plans if other.endpoint != plan.endpoint]) != run
+    except StoreError:
+        return False  # they have no majority without this member, whose data may be the newest
 
 
 def _refuse_lost_majority(member: EtcdMember, plans: Sequence[MemberPlan]) -> None:
@@ -354,7 +436,8 @@ async def _join(member: EtcdMember, plan: MemberPlan, plans: Sequence[MemberPlan
     others = [other.endpoint for other in plans if other.endpoint != plan.endpoint]
     deadline_s = _now_s() + timeout_s
     while True:
-        known = await _known_members(plan, plans)
+        seen = await _seen_by_others(plan, plans)
+        known = _newest(seen)
         if not any(item.has_run for item in known):
             member.start()  # no member has ever been up: this is the first start
             return
@@ -371,11 +454,22 @@ async def _join(member: EtcdMember, plan: MemberPlan, plans: Sequence[MemberPlan
             # is derived from its address and the current second, so one removed in this second cannot be added again
             # yet.
             if _now_s() >= deadline_s:
-                raise StoreUnavailable(
-                    f"the etcd member {plan.endpoint} has lost its data ({member.data_dir}) and can only be replaced "
-                    f"while more than half of the members are up: {error}"
-                ) from error
+                before = [other for other in plans if _count_that_ran(seen.get(other.endpoint, ()))]
+                raise StoreUnavailable(_no_majority(member, before, error)) from error
         await asyncio.sleep(5 * POLL_S)
+
+
+def _no_majority(member: EtcdMember, before: Sequence[MemberPlan], error: StoreError) -> str:
+    """Why a member without data cannot join ``before``, members that have data: either its own are lost, or theirs are
+    of an earlier run."""
+    theirs = ", ".join(f"{other.endpoint} ({member.data_dir.parent / other.name})" for other in before)
+    return (
+        f"the etcd member {member.endpoint} has no data ({member.data_dir}), but these members have data of a store "
+        f"that it took part in, each in the folder named here unless its data_dir differs: {theirs}. "
+        "If the job goes on, this member can only be replaced while more than half of the members are up: start the "
+        "other launchers first. If this is a new run, those data are of an earlier one: stop those launchers, delete "
+        f"these folders on their hosts, and start all launchers again. {error}"
+    )
 
 
 async def _add(plan: MemberPlan, others: Sequence[str]) -> None:

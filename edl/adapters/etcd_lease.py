@@ -20,7 +20,11 @@ from edl.adapters.etcd_rpc import (
     rpc_pb2_grpc,
 )
 from edl.adapters.identity import Identity
+from edl.adapters.system_threads import room_for_threads
 from edl.errors import StoreRefused
+
+CALL_THREADS = 2
+"""Threads that gRPC starts for a call: one for its requests, and one for the events of its channel."""
 
 
 class EtcdLeases:
@@ -40,10 +44,14 @@ class EtcdLeases:
         self._user = user
         self._password = password
         self._channels: dict[str, grpc.Channel] = {}
+        self._broken: list[grpc.Channel | None] = []
+        """Channels without the thread that they need for their calls. To close one, or to drop the last reference to
+        it, would wait for ever."""
 
     def renew(self, lease: int) -> bool:
-        """Renew the lease; False when no endpoint did so within the time limit, or the lease has ended."""
-        return any(self._renew_at(address, lease) for address in self._addresses)
+        """Renew the lease; False when no endpoint did so within the time limit, the lease has ended, or the system
+        allows no further thread."""
+        return room_for_threads(CALL_THREADS) and any(self._renew_at(address, lease) for address in self._addresses)
 
     def close(self) -> None:
         """Close the connections; the next renewal opens new ones."""
@@ -62,6 +70,9 @@ class EtcdLeases:
             return any(answer.TTL > 0 for answer in answers)
         except (grpc.RpcError, StoreRefused):
             return False  # the event loop finds out why and logs it
+        except RuntimeError:  # there is no thread after all
+            self._broken.append(self._channels.pop(address, None))
+            return False
 
     def _open(self, address: str) -> grpc.Channel:
         credentials, more = credentials_of(self._tls)

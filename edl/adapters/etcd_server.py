@@ -30,6 +30,7 @@ from edl.adapters.etcd_plan import MemberPlan, SocketPlan
 from edl.adapters.etcd_rpc import Connections, Endpoint, Metadata, rpc_pb2
 from edl.adapters.knocking import knock, knock_socket
 from edl.adapters.leftovers import OWNER
+from edl.config import CREDENTIALS, changed, environment
 from edl.errors import StoreError, StoreUnavailable
 from edl.programs import LACKING
 from edl.tasks import end
@@ -72,6 +73,12 @@ NOT_FOR_BROWSERS = {
     # By default, pages of all sites can read answers. etcd accepts no empty list; this name can never exist.
     "cors": "https://nobody.invalid:1",
 }
+
+EXPERIMENTAL_SAN = "experimental-peer-skip-client-san-verification"
+EXPERIMENTAL_CHECK = "experimental-initial-corrupt-check"
+
+KEPT_VARIABLE = "ETCD_UNSUPPORTED_ARCH"
+"""Without it, etcd does not start on some processors."""
 
 _now_s = SystemClock().now_s
 
@@ -117,6 +124,13 @@ def version_of(binary: str) -> tuple[int, ...]:
     return (0, 0, 0)
 
 
+def _member_environment() -> dict[str, str]:
+    """The environment of a member, without ``ETCD_*``: etcd takes each of them for a flag, and
+    they may be those of another etcd of this user."""
+    env = changed(environment(), dict.fromkeys(CREDENTIALS))
+    return {name: value for name, value in env.items() if name == KEPT_VARIABLE or not name.startswith("ETCD_")}
+
+
 def _is_script(path: Path) -> bool:
     try:
         with path.open("rb") as file:
@@ -150,6 +164,7 @@ class EtcdMember:
         self.log_file = folder / f"{plan.name}.log"
         self._tls_dir = folder / f"{plan.name}.tls"
         self._peers_file = folder / f"{plan.name}.peers"
+        self._run_file = folder / f"{plan.name}.run"
         self.identity = plan.identity if isinstance(plan, MemberPlan) else None
         self._listen = tuple(listen or (() if isinstance(plan, SocketPlan) else (plan.host,)))
         self._token = token
@@ -196,6 +211,18 @@ class EtcdMember:
             with contextlib.suppress(OSError):  # a full disk must not keep the member from its data
                 self._peers_file.write_text("\n".join(dict.fromkeys((*before, *listed))))
 
+    def run_before(self) -> str:
+        """The text that ``note_run`` last wrote beside this member's data; empty if that is not known."""
+        try:
+            return self._run_file.read_text().strip()
+        except (OSError, ValueError):
+            return ""
+
+    def note_run(self, run: str) -> None:
+        """Write beside the data which run of the job they belong to."""
+        with contextlib.suppress(OSError):  # without it, the data are kept at the next start
+            self._run_file.write_text(run)
+
     def start(self, *, initial_cluster: str | None = None, existing: bool = False) -> None:
         """Start the process without waiting for it. ``existing``: join a cluster that is already running.
 
@@ -233,6 +260,7 @@ class EtcdMember:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                env=_member_environment(),
                 start_new_session=True,  # Ctrl-C in the terminal is for the launcher, which still needs its store
             )
 
@@ -240,7 +268,7 @@ class EtcdMember:
     def files(self) -> tuple[Path, ...]:
         """Files and folders that it needs while it runs."""
         private = (self.plan.folder, self.data_dir.parent / OWNER) if isinstance(self.plan, SocketPlan) else ()
-        return (self.data_dir, self._tls_dir, self._peers_file, self.log_file, *private)
+        return (self.data_dir, self._tls_dir, self._peers_file, self._run_file, self.log_file, *private)
 
     @property
     def flaw(self) -> str:
@@ -277,11 +305,8 @@ class EtcdMember:
             "auto-compaction-retention": str(HISTORY),
             "quota-backend-bytes": str(self.quota_bytes),
             "max-request-bytes": str(LARGEST_REQUEST),
-            # Write-ahead log files have 64 MB each; by default etcd keeps five, and snapshots after ten times as many
-            # writes.
-            "snapshot-count": "10000",
+            # Files of the write-ahead log have 64 MB each; by default etcd keeps five.
             "max-wals": "2",
-            "max-snapshots": "2",
             # A member that lost its disk is replaced by its own launcher, a moment after the others came up or much
             # later. The check would refuse that for 5 s; it protects against removing living members, which edl never
             # does.
@@ -294,15 +319,7 @@ class EtcdMember:
         }
         if self.identity is not None:
             flags |= self._tls_flags()
-        if plan.size > 1:
-            # Before it serves, a member compares its data with the others', and exits if they differ.
-            newer = version_of(self._program()) >= (3, 6, 0)
-            check = (
-                ("feature-gates", "InitialCorruptCheck=true")
-                if newer
-                else ("experimental-initial-corrupt-check", "true")
-            )
-            flags[check[0]] = check[1]
+        flags |= self._flags_of_version(version_of(self._program()))
         if plan.size == 1:
             # Data must survive this process, not a power failure, which would end a job on one member anyway.
             flags["unsafe-no-fsync"] = "true"
@@ -317,9 +334,22 @@ class EtcdMember:
             **{f"peer-{name}": path for name, path in found.items()},
             "client-cert-auth": "true",
             "peer-client-cert-auth": "true",
-            # A member may connect from another address than the one at which it is reached.
-            "experimental-peer-skip-client-san-verification": "true",
         }
+
+    def _flags_of_version(self, version: tuple[int, ...]) -> dict[str, str]:
+        """Flags whose names differ between versions of etcd. One that does not report its version is taken for 3.5."""
+        flags, stable = {}, version >= (3, 6, 0)
+        if self.identity is not None:
+            # A member may connect from another address than the one at which it is reached.
+            flags["peer-skip-client-san-verification" if stable else EXPERIMENTAL_SAN] = "true"
+        if self.plan.size > 1:
+            # Before it serves, a member compares its data with the others', and exits if they differ.
+            check = ("feature-gates", "InitialCorruptCheck=true") if stable else (EXPERIMENTAL_CHECK, "true")
+            flags[check[0]] = check[1]
+        if version < (3, 7, 0):
+            # In 3.5, snapshots are made after ten times as many writes by default, and the log grows until then.
+            flags |= {"snapshot-count": "10000", "max-snapshots": "2"}
+        return flags
 
     def _listen_urls(self) -> tuple[str, str]:
         """Listen URLs for clients and for other members."""
@@ -450,7 +480,7 @@ class EtcdMember:
             raise RuntimeError(f"etcd member {self.plan.name} is still running; stop it first")
         for folder in (self.data_dir, self._tls_dir):
             shutil.rmtree(folder, ignore_errors=True)
-        for file in (self.log_file, self._peers_file):
+        for file in (self.log_file, self._peers_file, self._run_file):
             file.unlink(missing_ok=True)
 
 

@@ -53,6 +53,23 @@ class SystemThreads:
         return queue.SimpleQueue()
 
 
+def room_for_threads(number: int) -> bool:
+    """Whether the system allows this many further threads now. For libraries that do not bear to be refused one."""
+    over, started = threading.Event(), list[threading.Thread]()
+    try:
+        for _ in range(number):
+            thread = threading.Thread(target=over.wait, daemon=True)
+            thread.start()
+            started.append(thread)
+    except RuntimeError:
+        return False
+    finally:
+        over.set()
+        for thread in started:
+            thread.join()
+    return True
+
+
 class PatientPool(ThreadPoolExecutor):
     """The threads of an event loop. Where the system allows no further one, as at a container's limit on processes, a
     call waits for the thread of another call; ``ThreadPoolExecutor`` would refuse it."""

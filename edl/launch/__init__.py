@@ -1,8 +1,8 @@
 """The launcher: from its command line to a running node.
 
 The main path: ``__main__`` (entry point), ``resolved_options`` and ``cli`` (options to ``settings``), ``compose``
-(builds the parts), ``store_opening``, ``registration``, ``node_checkpoints``, ``wiring`` (connects candidate, agent and
-launcher) and ``launcher`` (runs them).
+(builds the parts), ``store_opening``, ``registration`` (both use ``stored_runs``), ``node_checkpoints``, ``wiring``
+(connects candidate, agent and launcher) and ``launcher`` (runs them).
 
 - Options: the table ``options``; ``effective_options`` (for ``edl config``); the subjects ``data_option``,
   ``denylist_options``, ``history_options``, ``http_options``, ``leave_options``, ``log_options``, ``notify_options``,

@@ -28,7 +28,7 @@ from edl.exit_codes import ExitCode
 from edl.launch import cluster_env, paddle_options, torchrun_options
 from edl.launch.cli import settings_of, with_both_spellings
 from edl.launch.console import close_console, exit_at_once, open_console, unblocked_console
-from edl.launch.leave_signals import SIGNALS
+from edl.launch.leave_signals import SIGNALS, outlive_loop
 from edl.launch.options import SectionedCommand, launcher_options
 from edl.launch.resolved_options import OF_WORKER, ResolvedOptions, forget_exports, inside_worker
 from edl.launch.settings import Invocation, LaunchSettings, PserverSettings, ReaderSettings
@@ -121,19 +121,10 @@ async def _with_exit_timeout(work: Coroutine[Any, Any, int]) -> tuple[int, threa
     asyncio.get_running_loop().set_default_executor(PatientPool(thread_name_prefix="edl-pool"))
     await asyncio.to_thread(int)  # its first thread, before workers may use up what the system allows
     status = await work
-    _outlive_the_loop()
+    outlive_loop()
     timer = _exit_timer(status)
     timer.start()
     return status, timer
-
-
-def _outlive_the_loop() -> None:
-    """Replace the event loop's handlers of signals to leave, which end with it, by handlers that do nothing: otherwise
-    a signal just after the loop's end would kill this process."""
-    loop = asyncio.get_running_loop()
-    for number in SIGNALS:
-        loop.remove_signal_handler(number)
-        signal.signal(number, lambda *_: None)
 
 
 def _exit_timer(status: int) -> threading.Timer:

@@ -72,6 +72,7 @@ from edl.launch.registration import JobEnded, Registration
 from edl.launch.reporting import Reporter
 from edl.launch.settings import LaunchSettings
 from edl.launch.store_opening import OpenedStore, open_store, retried
+from edl.launch.stored_runs import fingerprint
 from edl.launch.temporary_files import temporary_files
 from edl.launch.watchdog import LoopWatch
 from edl.launch.wiring import Wired, wire
@@ -103,7 +104,7 @@ async def launch(settings: LaunchSettings) -> int:
     """Take part in the job that ``settings`` describe; returns the exit status. Raises ``EdlError``."""
     collect_rarely()
     log = console(settings.node.name)
-    return await cancelled_by_signals(_launch(settings, log), log)
+    return await cancelled_by_signals(_launch(settings, log), log, settings.leave)
 
 
 async def _launch(settings: LaunchSettings, log: Callable[[str], None]) -> int:
@@ -223,6 +224,8 @@ async def _join(
     previous launcher belonged to a job that has just ended."""
     registration = deps.registration
     await retried(registration.agree, settings)
+    if deps.opened.member is not None:
+        deps.opened.member.note_run(fingerprint(registration.run))
     deps.synced = await _synced_dirs(settings, deps, cleanup, log)
     source = deps.synced.sync if deps.synced is not None else None
     memory, deps.checkpoint_manager = await open_checkpoints(

@@ -9,7 +9,6 @@ because its threads are frozen as well.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -96,17 +95,22 @@ class LeaseGuard:
         self._over.set()
 
     def _run(self) -> None:
-        with contextlib.suppress(RuntimeError):  # the event loop is closed
-            while not self._over.wait(self._ttl_s * LOOK_SHARE):
-                self._look()
+        while not self._over.wait(self._ttl_s * LOOK_SHARE):
+            self._look()
         self._leases.close()
+
+    def _on_loop(self, callback: Callable[[], None]) -> None:
+        try:
+            self._loop.call_soon_threadsafe(callback)
+        except RuntimeError:  # the event loop is closed
+            self._over.set()
 
     def _look(self) -> None:
         now_s, lease = self._clock.now_s(), self._lease
         if self._asked_s is None:
             self._leases.close()
             self._asked_s = now_s
-            self._loop.call_soon_threadsafe(self._answered)
+            self._on_loop(self._answered)
         elif (
             lease
             and is_due(LeaseCheck(now_s, self._renewed_s, self._asked_s), self._ttl_s)
@@ -114,7 +118,7 @@ class LeaseGuard:
         ):
             self._renewed_s = now_s
             self._entitle(now_s + LEASE_SHARE * self._ttl_s)
-            self._loop.call_soon_threadsafe(self._report)
+            self._on_loop(self._report)
             self._log("this launcher's event loop does not respond: renewed its lease from a thread")
 
     def _answered(self) -> None:

@@ -13,6 +13,7 @@ from edl.errors import ForeignJob, JobConflict, LeaseLost, ProtocolError, StoreE
 from edl.exit_codes import ExitCode
 from edl.launch.lease_length import WINDOW_S, LeaseLength
 from edl.launch.options.agreement import differences
+from edl.launch.stored_runs import run_of
 from edl.master.stored import left_by_masters
 from edl.ports import Condition, CreatedAt, Delete, KeyValue, ModifiedAt, Operation, Put, Store
 from edl.rendezvous.phrases import listed
@@ -128,7 +129,7 @@ class Registration:
             conflict = self._conflict(entries)
             if token is not None and not over and self._keys.spec in entries and conflict is None:
                 self.token = token_of(token.value, self._secret, self._spec.job) or ""
-                self.run = self._run_of(token, entries.get(self._keys.run))
+                self.run = run_of(token, entries.get(self._keys.run), self._secret, self._spec.job)
                 self._token_revision = token.mod_revision
                 return
             if conflict is not None and self._in_use(entries):
@@ -275,7 +276,7 @@ class Registration:
         ended, even if another job of the same id has begun."""
         token = await self._stored(self._keys.token)
         run = await self._stored(self._keys.run) if self._secret is not None else None
-        if token is None or self._run_of(token, run) != self.run:
+        if token is None or run_of(token, run, self._secret, self._spec.job) != self.run:
             await self._raise_if_ended()
             what = "has ended while this node was isolated, or its store has lost its data"
             raise JobConflict(f"job {self._spec.job} {what}. Start this launcher again")
@@ -284,12 +285,6 @@ class Registration:
 
     async def _stored(self, key: str) -> KeyValue | None:
         return next((entry for entry in (await self._store.read(key)).entries if entry.key == key), None)
-
-    def _run_of(self, token: KeyValue, run: KeyValue | None) -> str:
-        """See ``run``. Without a secret, the token itself is random; a founder of an earlier version of edl stored
-        nothing else with one either."""
-        found = token_of(token.value, self._secret, self._spec.job) or ""
-        return found if self._secret is None or run is None else f"{found} {run.value.decode()}"
 
     async def _raise_if_gone(self) -> None:
         """Raise ``JobEnded`` or ``JobConflict`` if the job that was agreed on has ended, even if another has begun."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import shutil
 import tempfile
@@ -25,6 +26,7 @@ from edl.adapters.runtime_folder import runtime_folder, socket_folder
 from edl.errors import SettingError, StoreRefused, StoreUnavailable
 from edl.launch.addresses import etcd_store, store_identity
 from edl.launch.settings import Backend, LaunchSettings, StoreSettings
+from edl.launch.stored_runs import stored_run
 from edl.ports import Store
 from edl.types import JobId
 from edl.wire.keys import JobKeys
@@ -33,6 +35,8 @@ T = TypeVar("T")
 
 STORE_RETRY_S = 0.1
 """Pause in seconds before the store is tried again."""
+RUN_S = 5.0
+"""Time limit in seconds for asking the other members of the store for the job's run: they may be electing a leader."""
 NAMES_RETRY_S = 1.0
 """Least time in seconds between two lookups of store hosts whose names do not resolve yet."""
 
@@ -83,7 +87,11 @@ async def _serve(
     wanted = settings.store
     if wanted.endpoints:
         member = await start_local_member(
-            wanted.endpoints, folder, token=settings.spec.job, identity=store_identity(wanted)
+            *(wanted.endpoints, folder),
+            token=settings.spec.job,
+            identity=store_identity(wanted),
+            run_at=functools.partial(_run_at, settings),
+            log=log,
         )
     else:
         for parent in {runtime_folder(), folder.parent}:
@@ -110,6 +118,15 @@ async def _serve(
         for text in filter(None, (even_members(len(wanted.endpoints)), member.flaw)):
             log(text)
     return member
+
+
+async def _run_at(settings: LaunchSettings, endpoints: Sequence[str]) -> str:
+    """The fingerprint of the job's run in the store at these endpoints; empty: it has none. Raises ``StoreError``."""
+    store = etcd_store(dataclasses.replace(settings.store, request_timeout_s=RUN_S), endpoints)
+    try:
+        return await stored_run(store, settings.store.secret, settings.spec.job)
+    finally:
+        await store.close()
 
 
 def even_members(count: int) -> str:

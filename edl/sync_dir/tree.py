@@ -12,6 +12,7 @@ import stat
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 from edl.errors import CheckpointError
+from edl.programs import LACKING
 from edl.sync_dir.index import FileRecord, folders_above
 from edl.sync_dir.settling import FileStamp, TreeScan
 from edl.types import NodeId
@@ -52,6 +53,8 @@ class SyncedTree:
         self._unreadable: set[str] = set()
         """Folders that this user may not read, since before the first scan."""
         self._leases = True
+        self._devices: dict[str, int] = {}
+        """The file system of each directory when it was opened."""
 
     def open(self) -> None:
         """Prepare the private folders. Raises ``CheckpointError`` if a directory cannot be written."""
@@ -62,6 +65,7 @@ class SyncedTree:
                     os.unlink(os.path.join(self._staging(root), name))
                 with open(self._sign(root, self._node), "w") as file:
                     file.write(self._life)
+                self._devices[root] = device_of(root)
             except OSError as error:
                 raise CheckpointError(
                     f"--sync-dir={root}: cannot write there: {error.strerror}. Give this user a folder to write to"
@@ -112,6 +116,14 @@ class SyncedTree:
     def _staging(self, root: str) -> str:
         return os.path.join(root, PRIVATE, f"arriving-{self._node}")
 
+    def _refuse_lost_mount(self, root: str) -> None:
+        """Raise ``OSError`` if the directory is gone, or is the mount point of a file system that is not mounted any
+        more: its files would count as removed, and others would be put on the disk below. A file system that has been
+        mounted again may have another number, but has the file of this node."""
+        found = device_of(root)
+        if found != self._devices.get(root, found) and self._signed(root, self._node) != self._life:
+            raise OSError(errno.ESTALE, "another file system is there now. Mount the one of the start again", root)
+
     # --- looking -----------------------------------------------------------------------------------------------------
 
     def scan(self, *, first: bool = False) -> TreeScan:
@@ -130,6 +142,7 @@ class SyncedTree:
                     raise CheckpointError(
                         f"--sync-dir={root}: more than {MOST_FILES} files. Name the folder of the checkpoints only"
                     )
+            self._refuse_lost_mount(root)  # only now: it may be lost during the scan
         return TreeScan(files, begun_ns, self.now_ns())
 
     def _walk(self, folder: str, name: str, *, first: bool) -> Iterator[tuple[str, os.DirEntry[str]]]:
@@ -184,8 +197,8 @@ class SyncedTree:
             return self.now_ns() - stamp.ctime_ns < QUIET_S * 1e9
         try:
             descriptor = os.open(self.locate(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError:
-            return False
+        except OSError as error:
+            return error.errno in LACKING  # it may well be open; the next look shows it
         try:
             fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
             fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
@@ -198,6 +211,9 @@ class SyncedTree:
         finally:
             os.close(descriptor)
         return False
+
+    def _root_of(self, path: str) -> str:
+        return self._roots[int(path.partition("/")[0])]
 
     def locate(self, path: str) -> str:
         """The path on this host. Raises ``CheckpointError`` for one that leads out of the directories."""
@@ -223,12 +239,15 @@ class SyncedTree:
                 f"--sync-dir: the job has files in {self.locate(above)}, which this user may not read. Let it read "
                 "that folder, or move the folder away"
             )
-        folder = self._staging(self._roots[int(path.partition("/")[0])])
+        root = self._root_of(path)
+        self._refuse_lost_mount(root)
+        folder = self._staging(root)
         os.makedirs(folder, exist_ok=True)
         return os.path.join(folder, secrets.token_hex(8))
 
     def check(self, path: str, known: FileStamp | None) -> None:
-        """Raise ``LocalChange`` if the file here is not the known one."""
+        """Raise ``LocalChange`` if the file here is not the known one, ``OSError`` if its directory is not there."""
+        self._refuse_lost_mount(self._root_of(path))
         found = self.stamp(path)
         same = found is None if known is None else known.same_file(found)
         if not same or (found is not None and self.in_use(path, found)):
@@ -256,7 +275,7 @@ class SyncedTree:
         target = self.locate(path)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(target)
-        root, folder = self._roots[int(path.partition("/")[0])], os.path.dirname(target)
+        root, folder = self._root_of(path), os.path.dirname(target)
         while folder != root:
             try:
                 os.rmdir(folder)
@@ -275,6 +294,11 @@ class SyncedTree:
                     os.rename(target, aside)
                     self._log(f"--sync-dir: {target} {why}: moved to {aside}")
                 return
+
+
+def device_of(root: str) -> int:
+    """The number of the file system that a directory is on. Raises ``OSError``."""
+    return os.stat(root).st_dev
 
 
 def stamp_of(found: os.stat_result) -> FileStamp:

@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -23,7 +24,7 @@ from edl.adapters.claims import claim
 from edl.adapters.etcd import EtcdStore
 from edl.adapters.etcd_cluster import IDENTIFY_S, start_local_member, start_private_member
 from edl.adapters.etcd_plan import plan_members
-from edl.adapters.etcd_server import EtcdMember, find_binary, version_of
+from edl.adapters.etcd_server import EtcdMember, find_binary
 from edl.adapters.runtime_folder import runtime_folder, socket_folder
 from edl.errors import PortInUse, SettingError, StoreError, StoreUnavailable
 from edl.master.guarded import GuardedStore
@@ -201,8 +202,49 @@ def test_a_member_that_lost_its_disk_waits_for_a_majority(tmp_path: Path) -> Non
                 kill(member)
                 await member.wait_exit()
             members[0].discard()
-            with pytest.raises(StoreUnavailable, match="lost its data"):
+            with pytest.raises(StoreUnavailable, match="has no data") as refused:
                 await start_local_member(endpoints, tmp_path, timeout_s=0.5)
+            assert str(members[2].data_dir) in str(refused.value)
+
+    run(body())
+
+
+def test_data_of_an_earlier_run_are_not_used_in_a_later_one(tmp_path: Path) -> None:
+    """The first node has left a job that went on, so its data are still there when a new run begins."""
+
+    async def the_second(endpoints: Sequence[str]) -> str:
+        store = patient_store(*endpoints)
+        try:
+            return (await store.read("/j/run")).entries[0].value.decode()
+        finally:
+            await store.close()
+
+    async def body() -> None:
+        async with three_members(tmp_path) as (endpoints, members):
+            store = EtcdStore(endpoints, request_timeout_s=1.0)
+            await persistently(lambda: store.write([Put("/j/run", b"1")]))
+            await store.close()
+            for member in members:
+                member.note_run("1")
+                kill(member)
+                await member.wait_exit()
+            for index in (1, 2):
+                members[index].discard()
+            log: list[str] = []
+            for index in (1, 2):
+                members[index] = EtcdMember(members[index].plan, tmp_path)
+                members[index].start()
+            store = EtcdStore(endpoints, request_timeout_s=1.0)
+            await persistently(lambda: store.write([Put("/j/run", b"2")]))
+            first = await start_local_member(endpoints, tmp_path, run_at=the_second, log=log.append)
+            assert first is not None and first.endpoint == endpoints[0]
+            members[0] = first
+            await first.wait_ready(60)
+            assert "earlier run" in log[0]
+            alone = patient_store(first.endpoint)
+            assert [entry.value for entry in (await alone.read("/j/run")).entries] == [b"2"]
+            await alone.close()
+            await store.close()
 
     run(body())
 
@@ -550,26 +592,3 @@ def test_a_folder_of_the_path_that_may_not_be_searched_is_passed_over(
 
     monkeypatch.setattr(Path, "stat", stat)
     assert find_binary([str(tmp_path / "closed")]).endswith("etcdbin/etcd")
-
-
-def test_members_compare_their_data_before_they_serve_and_an_etcd_with_a_known_flaw_is_named(tmp_path: Path) -> None:
-    alone, *_ = plan_members(free_endpoints(1))
-    one_of_three, *_ = plan_members(free_endpoints(3))
-
-    def of_version(text: str) -> str:
-        program = tmp_path / f"etcd-{text}"
-        program.write_text(f"#!/bin/sh\necho 'etcd Version: {text}'\n")
-        program.chmod(0o755)
-        return str(program)
-
-    flaws = {"3.4.23": 0, "3.5.0": 2, "3.5.2": 2, "3.5.3": 1, "3.5.12": 1, "3.5.13": 0, "3.6.1": 0}
-    for text, number in flaws.items():
-        member = EtcdMember(one_of_three, tmp_path, binary=of_version(text))
-        assert member.flaw.count("(etcd#") == number, text
-        assert not number or (f"etcd {text} may" in member.flaw and "etcd 3.5.13 or newer" in member.flaw)
-        assert EtcdMember(alone, tmp_path, binary=of_version(text)).flaw == ""
-    assert version_of(str(tmp_path / "missing")) == (0, 0, 0)
-    flags = EtcdMember(one_of_three, tmp_path, binary=of_version("3.5.2"))._flags("", existing=False)
-    assert "--experimental-initial-corrupt-check=true" in flags
-    flags = EtcdMember(one_of_three, tmp_path, binary=of_version("3.6.1"))._flags("", existing=False)
-    assert "--feature-gates=InitialCorruptCheck=true" in flags

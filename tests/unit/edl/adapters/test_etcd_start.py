@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import signal
+import subprocess
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -64,3 +65,17 @@ def test_a_member_that_its_disk_blocks_does_not_keep_its_launcher(
     assert process.sent == [signal.SIGTERM, signal.SIGKILL]
     member.discard()
     assert member.log_file.exists()
+
+
+def test_a_member_gets_neither_settings_of_another_etcd_nor_credentials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("ETCD_NAME", "ETCD_UNSUPPORTED_ARCH", "ETCDCTL_API", "EDL_SECRET", "EDL_RDZV_CONF"):
+        monkeypatch.setenv(name, "x")
+    passed: list[dict[str, str]] = []
+    monkeypatch.setattr(subprocess, "Popen", lambda command, env=None, **_: passed.append(env))
+    (plan,) = plan_members(["127.0.0.1:2379"])
+    EtcdMember(plan, tmp_path, binary="/bin/true").start()
+    (found,) = passed
+    assert {"ETCD_UNSUPPORTED_ARCH", "ETCDCTL_API", "PATH"} <= found.keys()
+    assert not {"ETCD_NAME", "EDL_SECRET", "EDL_RDZV_CONF"} & found.keys()

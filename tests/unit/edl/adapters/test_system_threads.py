@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from edl.adapters.system_threads import PatientPool
+from edl.adapters.system_threads import PatientPool, room_for_threads
 
 
 def test_a_call_waits_for_the_thread_of_another_where_there_can_be_no_further_one(
@@ -45,3 +45,18 @@ def test_without_any_thread_it_is_an_error(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(threading.Thread, "start", refused)
     with pytest.raises(RuntimeError, match="start new thread"):
         PatientPool().submit(int)
+
+
+@pytest.mark.parametrize(("allowed", "room"), [(0, False), (1, False), (2, True)])
+def test_room_for_threads_is_that_for_all_of_them(allowed: int, room: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    start, started = threading.Thread.start, list[threading.Thread]()
+
+    def limited(thread: threading.Thread) -> None:
+        if len(started) >= allowed:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    assert room_for_threads(2) is room
+    assert not any(thread.is_alive() for thread in started)

@@ -105,3 +105,18 @@ def test_without_a_lease_there_is_nothing_to_renew() -> None:
     kept = Kept()
     busy(kept, 0)
     assert kept.asked == []
+
+
+def test_its_thread_ends_with_the_event_loop() -> None:
+    """Of whose end nobody may have told it."""
+    kept = Kept()
+
+    async def scenario() -> None:
+        LeaseGuard(0.1, kept, kept.entitle, kept.renewed.append, lambda text: None)
+
+    asyncio.run(scenario())
+    for thread in threading.enumerate():
+        if thread.name == "edl-lease":
+            thread.join(60)
+            assert not thread.is_alive()
+    assert kept.closed

@@ -120,3 +120,15 @@ def test_the_others_say_why_they_do_not_get_a_file_that_may_not_be_read(make: Ma
     meet(a, b)
     error = complaint("out/secret: node a cannot read it: Permission denied", a, b)
     assert "Let the user of its launcher read the file" in error
+
+
+@pytest.mark.parametrize(("number", "writes"), [(errno.EMFILE, True), (errno.ENFILE, True), (errno.EACCES, False)])
+def test_a_file_counts_as_written_to_while_there_is_no_descriptor_to_find_out(
+    make: Make, refusals: Refusals, number: int, writes: bool
+) -> None:
+    a = make("a")
+    a.write("x", "x")
+    a.open()
+    (stamp,) = a.tree.scan().files.values()
+    refusals.add(a.out / "x", number)
+    assert a.tree.in_use("0/x", stamp) is writes
