@@ -80,7 +80,7 @@ from edl.master.candidate import Candidate
 from edl.master.election import MasterInfo
 from edl.master.service import Service
 from edl.master.shell import MasterDeps, MasterShell
-from edl.ports import Files, HelperConnections, HelperListener
+from edl.ports import CommandKind, Files, HelperConnections, HelperListener
 from edl.tasks import end
 from edl.types import FencingToken, Incarnation, NodeId
 from edl.watch import disks
@@ -173,12 +173,16 @@ def _registration(settings: LaunchSettings, opened: OpenedStore, log: Callable[[
     )
 
 
+def _shares_cores(settings: LaunchSettings) -> bool:
+    return settings.workers.command.kind is not CommandKind.CALL
+
+
 def _fork_server(
     settings: LaunchSettings, base: Mapping[str, str], files: tuple[int, int], log: Callable[[str], None]
 ) -> ForkServerProcesses:
     """The fork server. ``base``: the workers' environment. ``files``: their limits (soft, hard) on open files."""
     workers = settings.workers
-    variables = fork_server_environment(base, settings.slots)
+    variables = fork_server_environment(base, settings.slots, share_cores=_shares_cores(settings))
     return ForkServerProcesses(
         *(workers.command, workers.standby, settings.slots, variables, workers.preload, log),
         python=workers.python or sys.executable,
@@ -518,6 +522,7 @@ def _agent(
         signals=settings.leave.handled,
         cores=settings.workers.cores,
         scripts=settings.workers.scripts,
+        share_cores=_shares_cores(settings),
     )
     base = {**deps.base, **pservers.environment_of(settings.servers)}
     workers = WorkerGroup(processes, spec, node, base, deps.logs, workers_deps, log, wall_clock_s)

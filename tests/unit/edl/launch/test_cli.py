@@ -344,7 +344,8 @@ class TestSlots:
     )
     def test_are_counted_when_asked(self, text: str, gpus: int, slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(slot_options, "count_accelerators", lambda: gpus)
-        monkeypatch.setattr(os, "cpu_count", lambda: 16)
+        monkeypatch.setattr(os, "cpu_count", lambda: 64)  # of the host
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)))
         assert read(f"--nproc-per-node={text}", "train.py").slots == slots
 
     @pytest.mark.parametrize(
