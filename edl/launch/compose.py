@@ -500,6 +500,22 @@ def _health_probe(
     )
 
 
+def _group_deps(settings: LaunchSettings) -> WorkerGroupDeps:
+    kind, count = paddle_devices()
+    return WorkerGroupDeps(
+        gpus=count,
+        checkpoint_dir=settings.state.checkpoint_dir,
+        slots=settings.slots + settings.spare_slots,
+        devices=visible_devices(),
+        paddle=kind,
+        virtual=settings.workers.virtual_local_rank,
+        signals=settings.leave.handled,
+        cores=settings.workers.cores,
+        scripts=settings.workers.scripts,
+        share_cores=_shares_cores(settings),
+    )
+
+
 def _agent(
     settings: LaunchSettings,
     deps: _NodeDeps,
@@ -510,22 +526,8 @@ def _agent(
     log: Callable[[str], None],
 ) -> AgentShell:
     spec, clock, node, registration = settings.spec, SystemClock(), deps.info.node, deps.registration
-    slots, devices = settings.slots + settings.spare_slots, visible_devices()
-    kind, count = paddle_devices()
-    workers_deps = WorkerGroupDeps(
-        gpus=count,
-        checkpoint_dir=settings.state.checkpoint_dir,
-        slots=slots,
-        devices=devices,
-        paddle=kind,
-        virtual=settings.workers.virtual_local_rank,
-        signals=settings.leave.handled,
-        cores=settings.workers.cores,
-        scripts=settings.workers.scripts,
-        share_cores=_shares_cores(settings),
-    )
     base = {**deps.base, **pservers.environment_of(settings.servers)}
-    workers = WorkerGroup(processes, spec, node, base, deps.logs, workers_deps, log, wall_clock_s)
+    workers = WorkerGroup(processes, spec, node, base, deps.logs, _group_deps(settings), log, wall_clock_s)
     deps.server.serve_node(NodeAnswers(workers, settings.options))
     return AgentShell(
         AgentDeps(
@@ -558,6 +560,6 @@ def _agent(
             contact_s=clock.now_s(),
             independent=spec.independent,
             drained_exit_code=settings.leave.exit_code,
-            by_device=bool(devices) and not settings.workers.virtual_local_rank,
+            by_device=bool(visible_devices()) and not settings.workers.virtual_local_rank,
         ),
     )
