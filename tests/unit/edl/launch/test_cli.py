@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -319,6 +320,17 @@ class TestRefusals:
         shown = capsys.readouterr().err
         assert shown.startswith("edl: error: --nnodes=3:2")
         assert shown.count("\n") == 1
+
+    def test_are_written_where_an_outer_launcher_looks(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        path = tmp_path / "error.json"
+        monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
+        monkeypatch.setattr(sys, "argv", ["edl-run", "--nnodes=3:2", "train.py"])
+        with pytest.raises(SystemExit):
+            program.main()
+        message = json.loads(path.read_text())["message"]
+        assert message["message"].startswith("SettingError: --nnodes=3:2")
+        assert message["errorCode"] == ExitCode.USAGE
+        assert "Traceback" in message["extraInfo"]["py_callstack"]
 
     def test_a_bug_has_its_own_status_and_is_shown(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
