@@ -427,9 +427,9 @@ class TestScript:
         assert "-m" in message
         assert "--no-python" in message
 
-    def test_must_be_a_file(self, folder: Path) -> None:
+    def test_must_be_something_that_python_runs(self, folder: Path) -> None:
         (folder / "package").mkdir()
-        assert refused("package").startswith("package: Is a directory")
+        assert refused("package").startswith("package: this folder has no __main__.py")
 
     @pytest.mark.parametrize(
         ("source", "line", "words"),
