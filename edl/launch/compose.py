@@ -54,7 +54,7 @@ from edl.config import JobSpec, LogPlan, changed, environment
 from edl.errors import EdlError
 from edl.launch import denylist_companion, log_options, pservers, readers, scaling, watching
 from edl.launch.accelerators import paddle_devices, slot_identities, visible_devices
-from edl.launch.addresses import address_towards, etcd_leases, identity_for, only_here
+from edl.launch.addresses import etcd_leases, identity_for, only_here, reachable_address
 from edl.launch.console import console, listen_to_modules
 from edl.launch.descriptors import for_peers, take_all
 from edl.launch.disk_watch import DiskWatch, directories_of
@@ -238,7 +238,7 @@ async def _join(
     cleanup.push_async_callback(memory.close)
     lease_ttl_s, identity = settings.spec.timeouts.lease_ttl_s, identity_for(settings.store)
     deps.server = MasterServer(lambda: registration.token, lease_ttl_s, identity, for_peers(settings))
-    host = settings.node.local_addr or address_towards(deps.opened.endpoints)
+    host = reachable_address(settings.node.local_addr, deps.opened.endpoints, settings.spec.nodes.maximum, log)
     port = await deps.server.start(host)
     if trouble := only_here(host, deps.opened.endpoints):
         log(trouble)

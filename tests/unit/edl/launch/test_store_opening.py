@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from edl.errors import SettingError
+from edl.launch import addresses, store_opening
 from edl.launch.settings import Backend, StoreSettings
 from edl.launch.store_opening import data_folder, even_members
 from edl.types import JobId
+from tests.support.launching import read
+from tests.support.script_folder import folder
+
+__all__ = ["folder"]
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 5, 7])
@@ -35,3 +43,24 @@ def test_a_data_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     wanted = StoreSettings(Backend.EMBEDDED, ("h:1",), data_dir=str(tmp_path / "file" / "data"))
     with pytest.raises(SettingError, match=r"--rdzv-conf data_dir=.*cannot create it: Not a directory"):
         data_folder(wanted, JobId("job"))
+
+
+@pytest.mark.parametrize(("nodes", "seen_at"), [("1:2", "10.0.0.9"), ("1", "")])
+def test_a_member_learns_where_other_nodes_see_this_host(
+    nodes: str, seen_at: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: dict[str, Any] = {}
+
+    async def start(*_: object, **named: Any) -> None:
+        found.update(named)
+
+    monkeypatch.setattr(store_opening, "start_local_member", start)
+    monkeypatch.setattr(addresses, "default_route_address", lambda: "10.0.0.9")
+    settings = read(f"--nnodes={nodes}", "--rdzv-endpoint=node0:2379", "--rdzv-id=job")
+
+    async def serve() -> None:
+        async with contextlib.AsyncExitStack() as cleanup:
+            await store_opening._serve(settings, folder, cleanup, list[str]().append)
+
+    asyncio.run(serve())
+    assert found["seen_at"] == seen_at
