@@ -25,7 +25,7 @@ from edl.adapters.etcd_plan import MemberPlan, SocketPlan, is_socket, plan_membe
 from edl.adapters.etcd_rpc import Connections, Endpoint, Metadata, rpc_pb2
 from edl.adapters.etcd_server import POLL_S, PROBE_S, EtcdMember
 from edl.adapters.identity import Identity, secret_at
-from edl.adapters.knocking import own_address_towards
+from edl.adapters.knocking import means_loopback, own_address_towards
 from edl.adapters.leftovers import boot_id
 from edl.adapters.runtime_folder import runtime_folder
 from edl.errors import PortInUse, SettingError, StoreError, StoreUnavailable
@@ -87,10 +87,13 @@ async def start_local_member(
     timeout_s: float = READY_S,
     identity: Identity | None = None,
     run_at: RunAt | None = None,
+    seen_at: str = "",
     log: Callable[[str], None] = lambda text: None,
 ) -> EtcdMember | None:
     """Start this launcher's member; None if no endpoint is for this host, so that the launcher only connects.
-    ``run_at``: by which data of an earlier run are recognised and deleted; None: all data are kept.
+    ``run_at``: by which data of an earlier run are recognised and deleted; None: all data are kept. ``seen_at``: the
+    address at which other hosts see this one, in case its name is a loopback address here and no other member tells;
+    empty: there are no others.
 
     Returns as soon as the member listens; it answers once more than half of the members are up (``wait_ready``). Raises
     ``PortInUse`` when a program other than etcd uses the port, ``StoreError`` when etcd does not start,
@@ -99,7 +102,7 @@ async def start_local_member(
     """
     plans, wanted = plan_members(endpoints, identity), _Wanted(folder, token, timeout_s, run_at, log)
     for plan in plans:
-        found = await _addresses_of(plan, plans)
+        found = await _addresses_of(plan, plans, seen_at)
         if not found.own:
             continue
         async with _claim(plan) as claimed:
@@ -219,7 +222,7 @@ class _Addresses:
     """The others, if this host has any of the same kind: those of other hosts, or of this one behind a NAT."""
 
 
-async def _addresses_of(plan: MemberPlan, plans: Sequence[MemberPlan]) -> _Addresses:
+async def _addresses_of(plan: MemberPlan, plans: Sequence[MemberPlan], seen_at: str = "") -> _Addresses:
     loop = asyncio.get_running_loop()
     try:
         found = await loop.getaddrinfo(plan.host, None, type=socket.SOCK_STREAM)
@@ -229,10 +232,10 @@ async def _addresses_of(plan: MemberPlan, plans: Sequence[MemberPlan]) -> _Addre
     own = [address for address in resolved if can_bind(address, 0)]
     kinds = {_version(address) for address in own if not _is_loopback(address)}
     elsewhere = [one for one in resolved if one not in own and not _is_loopback(one) and _version(one) in kinds]
-    if own and plan.host != "localhost" and plan.host not in own and all(map(_is_loopback, own)):
+    if own and not means_loopback(plan.host) and all(map(_is_loopback, own)):
         # Many an /etc/hosts maps the host's own name to 127.0.1.1, which is unreachable for others. Listen where they
         # see us.
-        outward = filter(None, (_outward_address(other.host) for other in plans))
+        outward = filter(None, (*(_outward_address(other.host) for other in plans), seen_at))
         own += itertools.islice((address for address in outward if not _is_loopback(address)), 1)
     return _Addresses(tuple(own), tuple(elsewhere))
 

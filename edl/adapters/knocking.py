@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import socket
 from collections.abc import Sequence
 from typing import Any
@@ -12,6 +13,9 @@ from typing import Any
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 """The start of an HTTP/2 client connection (RFC 9113, 3.4) with default settings. The server answers with its own
 settings."""
+
+_LOCAL_NAMES = ("localhost", "localhost4", "localhost6", "ip6-localhost", "ip6-loopback")
+"""Names that ``/etc/hosts`` of the usual distributions have for loopback addresses."""
 
 
 async def knock(host: str, port: int, timeout_s: float) -> None:
@@ -49,6 +53,28 @@ def own_address_towards(host: str, port: int) -> str | None:
             probe.connect(target)
             return str(probe.getsockname()[0])
     return None
+
+
+def default_route_address() -> str | None:
+    """This host's address on the way to hosts of no network of its own; no packet is sent. None without a route there.
+    A loopback address is none."""
+    for nobody in ("192.0.2.1", "2001:db8::1"):  # addresses for documentation, RFC 5737 and RFC 3849
+        found = own_address_towards(nobody, 9)
+        if found is not None and not ipaddress.ip_address(found.partition("%")[0]).is_loopback:
+            return found
+    return None
+
+
+def means_loopback(host: str) -> bool:
+    """Whether the host of an endpoint is this one on purpose: ``localhost`` or a loopback address. The host's own name
+    may have a loopback address as well, in ``/etc/hosts``."""
+    name = host.lower().rstrip(".")
+    if name.startswith("localhost.") or name.endswith(".localhost") or name in _LOCAL_NAMES:
+        return True
+    try:
+        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        return False
 
 
 async def knock_socket(path: str, timeout_s: float) -> None:

@@ -108,6 +108,13 @@ def json_report(
     }
 
 
+def own_error_file(reason: str, exit_code: int, moment_s: float, trace: str = "") -> str:
+    """The same file for a launcher that ends without success although no worker has failed, for instance because too
+    few nodes are left. ``trace``: a traceback, if there is one."""
+    details = {"py_callstack": trace, "timestamp": str(int(moment_s))}
+    return json.dumps({"message": {"message": reason, "extraInfo": details, "errorCode": exit_code}})
+
+
 def error_file(cause: Failure, written: str = "") -> str:
     """The root cause in the format of torch's ``error.json``, for the file that the launcher's caller has named.
 

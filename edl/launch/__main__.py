@@ -30,6 +30,7 @@ from edl.launch.cli import settings_of, with_both_spellings
 from edl.launch.console import close_console, exit_at_once, open_console, unblocked_console
 from edl.launch.leave_signals import SIGNALS, outlive_loop
 from edl.launch.options import SectionedCommand, launcher_options
+from edl.launch.reporting import report_error
 from edl.launch.resolved_options import OF_WORKER, ResolvedOptions, forget_exports, inside_worker
 from edl.launch.settings import Invocation, LaunchSettings, PserverSettings, ReaderSettings
 
@@ -176,13 +177,20 @@ def main(dialect: str = "") -> None:
         sys.exit(int(ExitCode.INTERRUPTED))
     except EdlError as error:
         click.echo(f"edl: error: {error}", err=True)
+        _report_error(error, int(error.exit_code))
         sys.exit(int(error.exit_code))
-    except Exception:  # noqa: BLE001 - top of the program: 1, Python's own status, means that a worker failed
+    except Exception as error:  # noqa: BLE001 - top of the program: 1, Python's own status, means that a worker failed
         traceback.print_exc()
         click.echo("edl: error: this is a bug in edl. Please report it, with the lines above", err=True)
+        _report_error(error, int(ExitCode.INTERNAL))
         sys.exit(int(ExitCode.INTERNAL))
     finally:
         close_console()
+
+
+def _report_error(error: Exception, status: int) -> None:
+    path = environment().get("TORCHELASTIC_ERROR_FILE", "")
+    report_error(path, error, status, lambda text: click.echo(f"edl: {text}", err=True))
 
 
 if __name__ == "__main__":

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import ipaddress
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from edl.adapters.etcd import EtcdStore
+from edl.adapters.etcd_cluster import can_bind
 from edl.adapters.etcd_lease import EtcdLeases
 from edl.adapters.etcd_plan import SOCKET, is_socket, split_endpoint
 from edl.adapters.etcd_rpc import EtcdTls
 from edl.adapters.identity import Identity, identity_of
-from edl.adapters.knocking import own_address_towards
+from edl.adapters.knocking import default_route_address, means_loopback, own_address_towards
 from edl.errors import SettingError
 from edl.launch.settings import Backend, StoreSettings
 from edl.wire.secret import Secret
@@ -93,6 +95,43 @@ def only_here(host: str, endpoints: Sequence[str]) -> str:
         f"--local-addr={host} is {here} on this host, where other nodes cannot reach it. They see it at {outward}: "
         "give that address, or correct /etc/hosts"
     )
+
+
+def reachable_address(
+    local_addr: str, endpoints: Sequence[str], nodes: int, log: Callable[[str], None] = lambda text: None
+) -> str:
+    """The address at which other nodes reach this host. ``local_addr``: the one that the user has named; may be empty.
+    ``nodes``: the most nodes that the job may have. Raises ``SettingError`` if there is no route to the store.
+
+    The host of the store's only member reaches it over a loopback address if ``/etc/hosts`` has one for the host's own
+    name, as Debian's does. No other node could use that, so the address of the default route is taken.
+    """
+    if local_addr:
+        return local_addr
+    found = address_towards(endpoints)
+    if not _is_loopback(found) or any(map(is_socket, endpoints)):
+        return found
+    hosts = [split_endpoint(endpoint)[0] for endpoint in endpoints]
+    outward = "" if any(map(means_loopback, hosts)) else seen_at("", nodes)
+    if not outward:
+        return found
+    log(
+        f"{', '.join(hosts)} has a loopback address on this host, as /etc/hosts has it. Other nodes are given "
+        f"{outward}, the address of the default route: if they cannot reach it, correct /etc/hosts or use --local-addr"
+    )
+    return outward
+
+
+def seen_at(local_addr: str, nodes: int) -> str:
+    """The address at which other hosts see this one, as far as it can be known without them; empty: the job has only
+    one node, or there is no route. Arguments as for ``reachable_address``."""
+    if nodes == 1:
+        return ""
+    with contextlib.suppress(ValueError):
+        ipaddress.ip_address(local_addr)
+        if can_bind(local_addr, 0):  # else it is the address of a router before this host
+            return local_addr
+    return default_route_address() or ""
 
 
 def address_towards(endpoints: Sequence[str]) -> str:

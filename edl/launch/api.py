@@ -27,7 +27,7 @@ from edl import errors
 from edl.adapters import with_parent
 from edl.config import environment
 from edl.errors import EdlError, JobFailed, UsageError, WorkerFailure
-from edl.launch.api_options import words_of
+from edl.launch.api_options import TORCH_ROLE, words_of
 from edl.launch.function_launch import REFUSAL, REPORT, WORDS
 from edl.wire.fork_server import helper_command
 from edl.worker import call
@@ -37,35 +37,53 @@ __all__ = ["JobFailed", "LaunchConfig", "WorkerFailure", "elastic_launch", "laun
 
 @dataclass
 class LaunchConfig:
-    """The configuration of a job. Names and meanings are those of torch's ``LaunchConfig``, where it has them.
+    """The configuration of a job: the fields of torch's ``LaunchConfig`` in the same order, then edl's own.
 
     Nothing is validated here: the launcher does that, and its errors name the options of its command line
-    (``--nnodes=0:1: …``). ``EDL_*`` and ``PET_*`` in the environment replace defaults.
+    (``--nnodes=0:1: …``). A field with its default value counts as not given, so ``EDL_*`` and ``PET_*`` in the
+    environment replace it.
     """
 
     min_nodes: int
     max_nodes: int
     nproc_per_node: int | str
     """Workers on this node: a number, or ``auto``, ``gpu``, ``cpu``."""
+    logs_specs: Any = None
+    """torch's ``DefaultLogsSpecs``, in place of ``log_dir``, ``redirects`` and ``tee``. Other kinds are refused."""
     run_id: str = ""
     """Name of the job, the same on every node; empty: a new name for each call, for a job on one node only."""
-    role: str = ""
-    rdzv_backend: str = ""
+    role: str = TORCH_ROLE
     rdzv_endpoint: str = ""
     """Members of the store, ``HOST:PORT[,…]``; empty: a private store of this launcher, for one node."""
+    rdzv_backend: str = ""
+    """Empty, unlike torch's ``etcd``: the launchers serve the store themselves, unless an etcd runs at the endpoint."""
     rdzv_configs: Mapping[str, Any] = field(default_factory=dict)
-    max_restarts: int | None = None
-    """Worker failures that the job survives; None: the launcher's default, 3."""
-    monitor_interval: float | None = None
+    rdzv_timeout: int = -1
+    """``timeout`` of ``rdzv_configs``, and takes precedence over it; -1: not given."""
+    max_restarts: int | None = 3
+    """Worker failures that the job survives."""
+    monitor_interval: float | None = 0.1
     """Accepted for compatibility with torch and not used: the end of a worker is noticed at once."""
-    start_method: str = ""
+    start_method: str = "spawn"
     """``spawn``, ``fork`` or ``forkserver``, accepted for compatibility with torch. A function runs under the same
     conditions with each: a new interpreter with the caller's ``sys.path`` and ``sys.argv``, and nothing of its
     memory."""
+    log_line_prefix_template: str | None = None
+    metrics_cfg: Mapping[str, str] = field(default_factory=dict)
+    """Refused unless empty: edl has other metrics."""
+    local_addr: str | None = None
+    event_log_handler: str = "null"
+    """``console`` and ``dynamic_rendezvous`` are accepted and not used; handlers of a program are refused."""
+    numa_options: Any = None
+    """torch's ``NumaOptions``."""
+    signals_to_handle: str = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+    duplicate_stdout_filters: Sequence[str] | None = None
+    duplicate_stderr_filters: Sequence[str] | None = None
+    virtual_local_rank: bool = False
+    shutdown_timeout: float | None = None
     log_dir: str = ""
     redirects: int | Mapping[int, int] | str = 0
     tee: int | Mapping[int, int] | str = 0
-    local_addr: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     """Other options of the launcher by name: ``{"standby": "none", "checkpoint_dir": "/ckpt"}``. True stands for a
     flag, a list for an option that is given several times."""
@@ -86,9 +104,14 @@ class elastic_launch:
     return values of the function, for the workers that this node had in the last world; for a program it is ``{}``.
     Calls may be made in any thread. Raises ``JobFailed`` if the job fails, and other errors of ``edl.errors`` where the
     command would end with them.
+
+    ``health_check_server``: accepted for compatibility with torch, and neither started nor stopped. The launcher serves
+    ``/healthz`` at ``--http-port``.
     """
 
-    def __init__(self, config: Any, entrypoint: Callable[..., Any] | str | None) -> None:
+    def __init__(
+        self, config: Any, entrypoint: Callable[..., Any] | str | None, health_check_server: Any = None
+    ) -> None:
         self._config = config
         self._entrypoint = entrypoint
 
@@ -97,8 +120,10 @@ class elastic_launch:
         return launch_agent(self._config, self._entrypoint, list(args))
 
 
-def launch_agent(config: Any, entrypoint: Callable[..., Any] | str | None, args: Sequence[Any]) -> dict[int, Any]:
-    """Equivalent to ``elastic_launch(config, entrypoint)(*args)``, under torch's name for it."""
+def launch_agent(
+    config: Any, entrypoint: Callable[..., Any] | str | None, args: Sequence[Any], health_check_server: Any = None
+) -> dict[int, Any]:
+    """Equivalent to ``elastic_launch(config, entrypoint, health_check_server)(*args)``, under torch's name for it."""
     if call.importing_main:
         raise UsageError(
             "elastic_launch was called while a worker imports the caller's main module, which would start a job within "

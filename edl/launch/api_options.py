@@ -11,10 +11,11 @@ from edl.errors import UsageError
 
 _TORCH_TIMEOUT_S = 900
 """torch's default of ``timeout`` in ``rdzv_configs``."""
+TORCH_ROLE = "default_role"
+"""torch's default role of workers that are started from Python; torchrun's is ``default``."""
 
 _PLAIN: dict[str, str] = {
     "run_id": "rdzv_id",
-    "role": "role",
     "rdzv_backend": "rdzv_backend",
     "rdzv_endpoint": "rdzv_endpoint",
     "max_restarts": "max_restarts",
@@ -30,12 +31,13 @@ _PLAIN: dict[str, str] = {
 """Fields of the configuration, and the options that they become."""
 
 _DEFAULTS: dict[str, Any] = {
+    "max_restarts": 3,
     "monitor_interval": 0.1,
     "start_method": "spawn",
     "event_log_handler": "null",
     "signals_to_handle": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
 }
-"""torch's default values that stand for the launcher's own defaults."""
+"""torch's default values that stand for the launcher's own defaults, also those that the environment replaces."""
 
 
 def words_of(config: Any) -> list[str]:
@@ -51,6 +53,7 @@ def words_of(config: Any) -> list[str]:
         value = getattr(config, name, None)
         if value != "" and value != _DEFAULTS.get(name):
             words += option_words(option, value)
+    words += _role_words(config)
     words += _name_words(config)
     words += _store_words(config)
     words += _log_words(config)
@@ -72,6 +75,14 @@ def option_words(name: str, value: Any) -> list[str]:
     return [f"{option}={value}"]
 
 
+def _role_words(config: Any) -> list[str]:
+    """The role, which workers see as ``ROLE_NAME``. The launcher has another default than torch's API."""
+    role = getattr(config, "role", "")
+    if role == TORCH_ROLE and {"EDL_ROLE", "PET_ROLE"} & environment().keys():
+        return []
+    return option_words("role", role or None)
+
+
 def _name_words(config: Any) -> list[str]:
     """A new job name for a call that has none and uses a store that others may use as well. On the command line such
     jobs are all called ``default``, so successive calls would join the same job. Raises ``UsageError``."""
@@ -84,17 +95,23 @@ def _name_words(config: Any) -> list[str]:
 
 
 def _store_words(config: Any) -> list[str]:
-    configs = {
-        key: value
-        for key, value in (getattr(config, "rdzv_configs", None) or {}).items()
-        if not (key == "timeout" and value == _TORCH_TIMEOUT_S)
-    }
+    configs = dict(getattr(config, "rdzv_configs", None) or {})
+    if configs.get("timeout") == _TORCH_TIMEOUT_S:
+        del configs["timeout"]
+    timeout_s = getattr(config, "rdzv_timeout", -1)
+    if timeout_s != -1:
+        configs["timeout"] = timeout_s
     return [f"--rdzv-conf={_joined(configs, '=')}"] if configs else []
 
 
 def _log_words(config: Any) -> list[str]:
     """The options about output, from edl's fields or from torch's ``logs_specs``. Raises ``UsageError``."""
     specs = getattr(config, "logs_specs", None)
+    both = [name for name in ("log_dir", "redirects", "tee") if specs is not None and getattr(config, name, None)]
+    if both:
+        raise UsageError(
+            f"{both[0]}={getattr(config, both[0])!r}: logs_specs is given as well, and says the same. Drop one of them"
+        )
     if specs is None:
         found = {"redirects": getattr(config, "redirects", 0), "tee": getattr(config, "tee", 0)}
     else:
@@ -115,7 +132,7 @@ def _log_words(config: Any) -> list[str]:
 
 
 def _torchs_words(config: Any) -> list[str]:
-    """The options for fields that only torch's configuration has. Raises ``UsageError``."""
+    """The options for fields whose values have another form in torch's configuration. Raises ``UsageError``."""
     if getattr(config, "metrics_cfg", None):
         raise UsageError(
             f"metrics_cfg={config.metrics_cfg!r}: edl has no such metrics. Drop it; see edl status and --http-port"

@@ -54,7 +54,7 @@ from edl.config import JobSpec, LogPlan, changed, environment
 from edl.errors import EdlError
 from edl.launch import denylist_companion, log_options, pservers, readers, scaling, watching
 from edl.launch.accelerators import paddle_devices, slot_identities, visible_devices
-from edl.launch.addresses import address_towards, etcd_leases, identity_for, only_here
+from edl.launch.addresses import etcd_leases, identity_for, only_here, reachable_address
 from edl.launch.console import console, listen_to_modules
 from edl.launch.descriptors import for_peers, take_all
 from edl.launch.disk_watch import DiskWatch, directories_of
@@ -80,7 +80,7 @@ from edl.master.candidate import Candidate
 from edl.master.election import MasterInfo
 from edl.master.service import Service
 from edl.master.shell import MasterDeps, MasterShell
-from edl.ports import Files, HelperConnections, HelperListener
+from edl.ports import CommandKind, Files, HelperConnections, HelperListener
 from edl.tasks import end
 from edl.types import FencingToken, Incarnation, NodeId
 from edl.watch import disks
@@ -173,12 +173,16 @@ def _registration(settings: LaunchSettings, opened: OpenedStore, log: Callable[[
     )
 
 
+def _shares_cores(settings: LaunchSettings) -> bool:
+    return settings.workers.command.kind is not CommandKind.CALL
+
+
 def _fork_server(
     settings: LaunchSettings, base: Mapping[str, str], files: tuple[int, int], log: Callable[[str], None]
 ) -> ForkServerProcesses:
     """The fork server. ``base``: the workers' environment. ``files``: their limits (soft, hard) on open files."""
     workers = settings.workers
-    variables = fork_server_environment(base, settings.slots)
+    variables = fork_server_environment(base, settings.slots, share_cores=_shares_cores(settings))
     return ForkServerProcesses(
         *(workers.command, workers.standby, settings.slots, variables, workers.preload, log),
         python=workers.python or sys.executable,
@@ -234,7 +238,7 @@ async def _join(
     cleanup.push_async_callback(memory.close)
     lease_ttl_s, identity = settings.spec.timeouts.lease_ttl_s, identity_for(settings.store)
     deps.server = MasterServer(lambda: registration.token, lease_ttl_s, identity, for_peers(settings))
-    host = settings.node.local_addr or address_towards(deps.opened.endpoints)
+    host = reachable_address(settings.node.local_addr, deps.opened.endpoints, settings.spec.nodes.maximum, log)
     port = await deps.server.start(host)
     if trouble := only_here(host, deps.opened.endpoints):
         log(trouble)
@@ -496,6 +500,22 @@ def _health_probe(
     )
 
 
+def _group_deps(settings: LaunchSettings) -> WorkerGroupDeps:
+    kind, count = paddle_devices()
+    return WorkerGroupDeps(
+        gpus=count,
+        checkpoint_dir=settings.state.checkpoint_dir,
+        slots=settings.slots + settings.spare_slots,
+        devices=visible_devices(),
+        paddle=kind,
+        virtual=settings.workers.virtual_local_rank,
+        signals=settings.leave.handled,
+        cores=settings.workers.cores,
+        scripts=settings.workers.scripts,
+        share_cores=_shares_cores(settings),
+    )
+
+
 def _agent(
     settings: LaunchSettings,
     deps: _NodeDeps,
@@ -506,21 +526,8 @@ def _agent(
     log: Callable[[str], None],
 ) -> AgentShell:
     spec, clock, node, registration = settings.spec, SystemClock(), deps.info.node, deps.registration
-    slots, devices = settings.slots + settings.spare_slots, visible_devices()
-    kind, count = paddle_devices()
-    workers_deps = WorkerGroupDeps(
-        gpus=count,
-        checkpoint_dir=settings.state.checkpoint_dir,
-        slots=slots,
-        devices=devices,
-        paddle=kind,
-        virtual=settings.workers.virtual_local_rank,
-        signals=settings.leave.handled,
-        cores=settings.workers.cores,
-        scripts=settings.workers.scripts,
-    )
     base = {**deps.base, **pservers.environment_of(settings.servers)}
-    workers = WorkerGroup(processes, spec, node, base, deps.logs, workers_deps, log, wall_clock_s)
+    workers = WorkerGroup(processes, spec, node, base, deps.logs, _group_deps(settings), log, wall_clock_s)
     deps.server.serve_node(NodeAnswers(workers, settings.options))
     return AgentShell(
         AgentDeps(
@@ -553,6 +560,6 @@ def _agent(
             contact_s=clock.now_s(),
             independent=spec.independent,
             drained_exit_code=settings.leave.exit_code,
-            by_device=bool(devices) and not settings.workers.virtual_local_rank,
+            by_device=bool(visible_devices()) and not settings.workers.virtual_local_rank,
         ),
     )

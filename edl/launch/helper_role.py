@@ -14,7 +14,7 @@ from edl.adapters.clock import SystemClock
 from edl.config import JobSpec
 from edl.errors import ForeignJob, SettingError, StoreError, StoreUnavailable, UsageError
 from edl.exit_codes import ExitCode
-from edl.launch.addresses import address_towards, etcd_store
+from edl.launch.addresses import etcd_store, reachable_address
 from edl.launch.console import console
 from edl.launch.helpers import HelperDeps, HelperKind, Helpers
 from edl.launch.leave_signals import handled_signals
@@ -98,7 +98,7 @@ async def _take_part(
         if job is None:
             log(poll.reason)
             return int(ExitCode.OK)
-        host = settings.local_addr or address_towards(settings.store.endpoints)
+        host = reachable_address(settings.local_addr, settings.store.endpoints, job.spec.nodes.maximum, log)
         deps = HelperDeps(store, keys, job.spec.timeouts.lease_ttl_s, settings.node, host, log)
         helpers = Helpers(deps, make(job.spec, job.token))
         groups.append(helpers)

@@ -8,12 +8,14 @@ import os
 import pwd
 import socket
 import sys
+import zipfile
 from pathlib import Path
 
 from edl import __version__
 from edl.config import environment
 from edl.ports import CommandKind, WorkerCommand
 from edl.wire.origin import Origin
+from edl.worker.script_kind import ScriptKind, kind_of
 
 FRAMEWORKS = ("torch", "paddlepaddle", "paddlepaddle-gpu")
 
@@ -58,7 +60,8 @@ def _source(command: WorkerCommand) -> Path | None:
     if command.kind is CommandKind.CALL:
         return None
     if command.kind is not CommandKind.MODULE:
-        return Path(command.target)
+        path = Path(command.target)
+        return path / "__main__.py" if command.kind is CommandKind.SCRIPT and path.is_dir() else path
     folders = [".", *filter(None, environment().get("PYTHONPATH", "").split(os.pathsep)), *filter(None, sys.path)]
     name = command.target.replace(".", "/")
     candidates = (Path(folder, name + tail) for folder in folders for tail in ("/__main__.py", ".py"))
@@ -66,7 +69,14 @@ def _source(command: WorkerCommand) -> Path | None:
 
 
 def _digest(path: Path, kind: CommandKind) -> str:
-    """SHA-256 of a file as hex; empty if it cannot be read, and for binaries, which may differ between hosts."""
+    """SHA-256 of a file as hex; empty if it cannot be read, and for binaries, which may differ between hosts, as a
+    compiled file does by the time of its source."""
+    if kind is CommandKind.SCRIPT:
+        match kind_of(str(path)):
+            case ScriptKind.ARCHIVE:
+                return _digest_of_contents(path)
+            case ScriptKind.COMPILED:
+                return ""
     try:
         text = path.read_bytes()
     except OSError:
@@ -74,3 +84,13 @@ def _digest(path: Path, kind: CommandKind) -> str:
     if kind is CommandKind.PROGRAM and not text.startswith(b"#!"):
         return ""
     return hashlib.sha256(text).hexdigest()
+
+
+def _digest_of_contents(path: Path) -> str:
+    """That of an archive's members, without their times: hosts may have built it each for itself."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = sorted((one.filename, one.CRC) for one in archive.infolist())
+    except (OSError, zipfile.BadZipFile):
+        return ""
+    return hashlib.sha256(repr(members).encode()).hexdigest()

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import itertools
 import json
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from edl.agent.failure_report import NOT_AVAILABLE, error_file, json_report, text_report
+from edl.adapters.clock import wall_clock_s
+from edl.agent.failure_report import NOT_AVAILABLE, error_file, json_report, own_error_file, text_report
 from edl.agent.workers.log_paths import HISTORY, REPORT, Attempt, WorkerFiles
 from edl.config import LogPlan
 from edl.wire.json_messages import to_plain
@@ -52,6 +54,8 @@ class Reporter:
             self._write(Path(self.report_file), json.dumps(ended))
         if not failures:
             self.log(reason)
+            if exit_code and self.outer_error_file:
+                self._write(Path(self.outer_error_file), own_error_file(reason, exit_code, wall_clock_s()))
             return
         if self.folder:
             report = json_report(self.job, exit_code, reason, failures, self.folder)
@@ -81,11 +85,24 @@ class Reporter:
         return newest or f"{NOT_AVAILABLE} (--redirects=3 or --tee=3 keeps the workers' output in files)"
 
     def _write(self, path: Path, text: str) -> None:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
-        except OSError as error:
-            self.log(f"cannot write {path}: {error.strerror}")
+        _write(path, text, self.log)
+
+
+def report_error(path: str, error: Exception, exit_code: int, log: Callable[[str], None]) -> None:
+    """Write the error that ends a launcher where the program that started it looks for one. ``path``: that file
+    (``TORCHELASTIC_ERROR_FILE``); empty: nobody looks."""
+    if path:
+        trace = "".join(traceback.format_exception(error))
+        text = own_error_file(f"{type(error).__name__}: {error}", exit_code, wall_clock_s(), trace)
+        _write(Path(path), text, log)
+
+
+def _write(path: Path, text: str, log: Callable[[str], None]) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    except OSError as error:
+        log(f"cannot write {path}: {error.strerror}")
 
 
 def _read(path: str) -> str:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import shutil
 import sys
 import warnings
+from importlib.machinery import SourcelessFileLoader
 from pathlib import Path
 
 from edl.config import environment
 from edl.errors import ScriptError, UsageError
 from edl.launch.torchrun_options import python_from
 from edl.ports import CommandKind, WorkerCommand
+from edl.worker.script_kind import ScriptKind, archive_at, kind_of
 
 
 def worker_command(module: bool, no_python: bool, script: str, arguments: tuple[str, ...]) -> WorkerCommand:
@@ -53,23 +56,62 @@ def _check_module(name: str) -> None:
 
 
 def _check_script(script: str) -> None:
-    path = Path(script)
+    """Check that Python can run the script: a source file, or a compiled one, an archive or a folder. Raises
+    ``ScriptError``."""
+    kind, shown = kind_of(script), script
+    match kind:
+        case ScriptKind.FOLDER | ScriptKind.ARCHIVE:
+            source, shown = _main_of(script), f"{script}/__main__.py"
+        case ScriptKind.COMPILED:
+            source = None
+        case _:
+            source = _text_of(script)
+    if python_from(environment()):
+        return  # another Python version may have another syntax
+    if kind is ScriptKind.COMPILED:
+        _check_compiled(script)
+    if source is not None:
+        _check_syntax(source, shown)
+
+
+def _text_of(script: str) -> bytes:
     try:
-        source = path.read_bytes()
+        return Path(script).read_bytes()
     except OSError as error:
         raise ScriptError(
             f"{script}: {error.strerror} (working directory {os.getcwd()}). Give the path of the training script; "
             "for a module use -m, for a program --no-python"
         ) from error
-    if python_from(environment()):
-        return  # another Python version may have another syntax
+
+
+def _main_of(script: str) -> bytes | None:
+    """The source of ``__main__`` in a folder or an archive; None if there is only its compiled form."""
+    archive = archive_at(script)
+    for name in ("__main__.py", "__main__.pyc"):
+        with contextlib.suppress(OSError, ImportError):
+            found = Path(script, name).read_bytes() if archive is None else archive.get_data(name)
+            return found if name == "__main__.py" else None
+    what = "folder" if archive is None else "archive"
+    raise ScriptError(f"{script}: this {what} has no __main__.py, which Python would run. Name the script in it")
+
+
+def _check_compiled(script: str) -> None:
+    try:
+        SourcelessFileLoader("__main__", script).get_code("__main__")
+    except (ImportError, EOFError, ValueError) as error:
+        raise ScriptError(
+            f"{script}: {error}. Compile it again with {sys.executable}, or give the source. Nothing was started"
+        ) from error
+
+
+def _check_syntax(source: bytes, shown: str) -> None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the workers print them
-            compile(source, script, "exec", dont_inherit=True)
+            compile(source, shown, "exec", dont_inherit=True)
     except SyntaxError as error:
         if error.lineno is None:  # the file contains null bytes
-            raise ScriptError(f"{script}: not Python source ({error.msg}). For a program use --no-python") from error
-        raise ScriptError(f"{script}, line {error.lineno}: {error.msg}. Nothing was started") from error
+            raise ScriptError(f"{shown}: not Python source ({error.msg}). For a program use --no-python") from error
+        raise ScriptError(f"{shown}, line {error.lineno}: {error.msg}. Nothing was started") from error
     except ValueError as error:  # null bytes, before Python 3.12
-        raise ScriptError(f"{script}: not Python source ({error}). For a program use --no-python") from error
+        raise ScriptError(f"{shown}: not Python source ({error}). For a program use --no-python") from error

@@ -24,19 +24,24 @@ class NodeSlots:
 
 
 def slots_from(text: str) -> int:
-    """Parse ``--nproc-per-node``: a number, ``gpu`` (one worker per accelerator), ``cpu`` (one per processor core), or
-    ``auto`` (``gpu`` if there are accelerators, otherwise ``cpu``). Raises ``SettingError``."""
+    """Parse ``--nproc-per-node``: a number, ``gpu`` (one worker per accelerator), ``cpu`` (one per core that it may
+    use), or ``auto`` (``gpu`` if there are accelerators, otherwise ``cpu``). Raises ``SettingError``."""
     if text in ("auto", "gpu"):
         devices = count_accelerators()
         if devices == 0 and text == "gpu":
             raise SettingError("--nproc-per-node", text, "no GPU found on this node", "Give a number, or cpu")
-        return devices or os.cpu_count() or 1
+        return devices or _cores()
     if text == "cpu":
-        return os.cpu_count() or 1
+        return _cores()
     if not text.isdecimal() or not 1 <= int(text) <= MOST_SLOTS:
         allowed = f"must be a number from 1 to {MOST_SLOTS}, or auto, gpu or cpu"
         raise SettingError("--nproc-per-node", text, allowed)
     return int(text)
+
+
+def _cores() -> int:
+    """Cores that this process may use. A batch system or taskset may leave it fewer than the host has."""
+    return len(os.sched_getaffinity(0))
 
 
 def with_spares(options: Mapping[str, Any], slots: int) -> NodeSlots:

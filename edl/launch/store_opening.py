@@ -24,7 +24,7 @@ from edl.adapters.etcd_server import EtcdMember
 from edl.adapters.leftovers import disown, own, sweep
 from edl.adapters.runtime_folder import runtime_folder, socket_folder
 from edl.errors import SettingError, StoreRefused, StoreUnavailable
-from edl.launch.addresses import etcd_store, store_identity
+from edl.launch.addresses import etcd_store, seen_at, store_identity
 from edl.launch.settings import Backend, LaunchSettings, StoreSettings
 from edl.launch.stored_runs import stored_run
 from edl.ports import Store
@@ -93,6 +93,7 @@ async def _serve(
             token=settings.spec.job,
             identity=store_identity(wanted),
             run_at=functools.partial(_run_at, settings),
+            seen_at=seen_at(settings.node.local_addr, settings.spec.nodes.maximum),
             log=log,
         )
     else:

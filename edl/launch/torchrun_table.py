@@ -228,7 +228,10 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", HONOURED, "--shutdown-timeout"),
     Variable("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", HONOURED, "--log-prefix"),
     Variable(
-        "TORCHELASTIC_ERROR_FILE", HONOURED, "", "the report of a failed job is written there, for an outer launcher"
+        "TORCHELASTIC_ERROR_FILE",
+        HONOURED,
+        "",
+        "the report of a failed job, or why the launcher has failed, is written there, for an outer launcher",
     ),
     Variable("OMP_NUM_THREADS", HONOURED, "", "1 in the workers of a node that has several, unless it is set"),
     Variable(

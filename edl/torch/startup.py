@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from edl.torch import pending_collectives
-from edl.worker.wait_until_open import wait_until_open
+from edl.worker.wait_until_open import LONGEST_WAIT_S, wait_until_open
 
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -41,9 +41,11 @@ def before_script(imported_under: Mapping[str, str], environment: Mapping[str, s
 
     def waiting_store(*arguments: Any, **named: Any) -> Any:
         pending_collectives.begin()
-        call = dict(zip(("host_name", "port", "world_size", "is_master"), arguments, strict=False)) | named
+        call = dict(zip(("host_name", "port", "world_size", "is_master", "timeout"), arguments, strict=False)) | named
         if not call.get("is_master", False) and call.get("port"):
-            wait_until_open((call["host_name"], call["port"]))
+            given = call.get("timeout")  # init_process_group's
+            longest_s = LONGEST_WAIT_S if given is None else min(LONGEST_WAIT_S, given.total_seconds())
+            wait_until_open((call["host_name"], call["port"]), longest_s)
         return original(*arguments, **named)
 
     waiting_store._edl_waits = True  # type: ignore[attr-defined]

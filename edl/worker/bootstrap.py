@@ -18,12 +18,13 @@ import time
 import traceback
 import types
 from collections.abc import Callable
-from importlib.machinery import PathFinder, SourceFileLoader
-from typing import NoReturn
+from importlib.machinery import PathFinder, SourceFileLoader, SourcelessFileLoader
+from typing import NoReturn, cast
 
 from edl.wire.fork_server import PROBE, WorkerOrder
 from edl.worker.frameworks import before_script
 from edl.worker.import_record import ImportRecord
+from edl.worker.script_kind import IMPORTED_FROM, ScriptKind, kind_of
 from edl.worker.spawn import shown_command
 
 _CANNOT_OPEN = 2
@@ -83,12 +84,15 @@ def run(order: WorkerOrder, imported_under: dict[str, str], record: ImportRecord
         return
     sys.argv[:] = [order.target, *order.arguments]
     path = os.path.abspath(order.target)
-    if os.path.isdir(path) or path.endswith((".zip", ".pyz")):
-        sys.path.insert(0, order.target)
+    kind = kind_of(path)
+    if kind in IMPORTED_FROM:
+        sys.path.insert(0, path)
+        importlib.invalidate_caches()  # of the fork server: the archive may have been replaced
+        _unload_namesakes(path)
         _run_module("__main__", alter_argv=False)
         return
     _search_first(os.path.dirname(os.path.realpath(path)))
-    _run_script(path, namespace)
+    (_run_compiled if kind is ScriptKind.COMPILED else _run_script)(path, namespace)
 
 
 def _search_first(folder: str) -> None:
@@ -96,16 +100,22 @@ def _search_first(folder: str) -> None:
     if getattr(sys.flags, "safe_path", False):
         return
     sys.path.insert(0, folder)
+    _unload_namesakes(folder)
+
+
+def _unload_namesakes(folder: str) -> None:
     for name in _namesakes(folder):
         for loaded in [other for other in sys.modules if other == name or other.startswith(name + ".")]:
             del sys.modules[loaded]
 
 
 def _namesakes(folder: str) -> list[str]:
-    """Loaded top-level modules that the folder has its own version of; except edl's and the interpreter's core
-    modules."""
+    """Loaded top-level modules that the folder, or archive, has its own version of; except edl's and the interpreter's
+    core modules."""
     try:
         present = {entry.partition(".")[0] for entry in os.listdir(folder)}
+    except NotADirectoryError:
+        present = {name for name in sys.modules if "." not in name}
     except OSError:
         return []
     found = []
@@ -137,6 +147,17 @@ def _run_script(path: str, namespace: types.ModuleType) -> None:
     scope = vars(namespace)
     scope.update(__file__=path, __cached__=None, __loader__=SourceFileLoader("__main__", path), __spec__=None)
     _guarded(lambda: exec(compile(source, path, "exec", dont_inherit=True), scope))  # noqa: S102 - it is the purpose
+
+
+def _run_compiled(path: str, namespace: types.ModuleType) -> None:
+    loader, scope = SourcelessFileLoader("__main__", path), vars(namespace)
+    scope.update(__file__=path, __cached__=None, __loader__=loader, __spec__=None)
+    try:
+        code = loader.get_code("__main__")
+    except (ImportError, EOFError, OSError) as error:
+        sys.stderr.write(f"{sys.executable}: can't run {path!r}: {error}\n")
+        sys.exit(1)
+    _guarded(lambda: exec(cast(types.CodeType, code), scope))  # noqa: S102 - it is the purpose
 
 
 def _run_module(name: str, *, alter_argv: bool) -> None:

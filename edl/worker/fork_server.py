@@ -47,6 +47,7 @@ from edl.worker.child_processes import ChildProcesses
 from edl.worker.frameworks import why_unsafe
 from edl.worker.learning import Learning, LearntScript, standard_folders
 from edl.worker.learnt_file import LearntFile
+from edl.worker.script_kind import script_folder
 from edl.worker.spawn import become, command_line, start
 from edl.worker.standby import failed
 from edl.worker.template import ForkedWorker
@@ -201,7 +202,7 @@ class _ForkServer:
             # The command line may decide which variables the script sets.
             changes = (*image.changes, *settings.arguments) if image.changes else ()
             file = LearntFile.of(settings.kind, settings.target, image.found, changes, sys.modules, image.environment)
-            folder = os.getcwd() if settings.kind == "module" else os.path.dirname(os.path.realpath(settings.target))
+            folder = os.getcwd() if settings.kind == "module" else script_folder(settings.target)
             self.learning = Learning(
                 LearntScript(settings.kind, settings.target, settings.arguments, folder, frozenset(standard_folders())),
                 *(file, settings.slots, settings.learn_bytes, image.environment, self.child_processes, self.poller),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import importlib
+import importlib.util
 import os
 import sys
 import time
@@ -13,9 +15,11 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from importlib.machinery import PathFinder
+from zipimport import zipimporter
 
 from edl.worker import linux
 from edl.worker.preload import FRAMEWORKS, ImportPlan, ModuleSource, imported, is_library, plan
+from edl.worker.script_kind import IMPORTED_FROM, ScriptKind, archive_at, kind_of, script_folder
 from edl.worker.search_path import added_folders
 
 
@@ -75,15 +79,14 @@ class _Found:
 
 
 def _find_script(target: str) -> _Found:
-    path = os.path.abspath(target)
-    if os.path.isdir(path):
-        entry_path, folder = os.path.join(path, "__main__.py"), path
-    else:
-        entry_path, folder = path, os.path.dirname(os.path.realpath(path))
-    entry = _read(entry_path, "")
+    path, folder = os.path.abspath(target), script_folder(target)
+    kind, archive = kind_of(path), archive_at(path)
+    entry_path = os.path.join(path, "__main__.py") if kind in IMPORTED_FROM else path
+    read = _read if archive is None else functools.partial(_read_zipped, archive)
+    entry = None if kind is ScriptKind.COMPILED else read(entry_path, "")
     if entry is None and not os.path.exists(path):
         raise ImportFailed(target, f"there is no file {path}", "")
-    return _found(entry or ModuleSource("", ""), entry_path, _Folder(folder), folder)
+    return _found(entry or ModuleSource("", ""), entry_path, _Folder(folder, read=read), folder)
 
 
 def _find_module(target: str) -> _Found:
@@ -139,18 +142,22 @@ def _without_namesakes(found: ImportPlan, folders: list[str], extra: tuple[str, 
 
 
 class _Folder:
-    """The user's modules below one folder, as text."""
+    """The user's modules below one folder, or in one archive, as text."""
 
-    def __init__(self, folder: str, only: str = "") -> None:
+    def __init__(
+        self, folder: str, only: str = "", read: Callable[[str, str], ModuleSource | None] | None = None
+    ) -> None:
         self._folder = folder
         self._only = only
+        self._read = read or _read
 
     def __call__(self, name: str) -> ModuleSource | None:
         parts = name.split(".")
         if parts[0] == "edl" or (self._only and parts[0] != self._only):
             return None
         base = os.path.join(self._folder, *parts)
-        return _read(os.path.join(base, "__init__.py"), name) or _read(base + ".py", ".".join(parts[:-1]))
+        package = self._read(os.path.join(base, "__init__.py"), name)
+        return package or self._read(base + ".py", ".".join(parts[:-1]))
 
 
 def _read(path: str, package: str) -> ModuleSource | None:
@@ -158,6 +165,14 @@ def _read(path: str, package: str) -> ModuleSource | None:
         with tokenize.open(path) as file:
             return ModuleSource(file.read(), package)
     except (OSError, SyntaxError, ValueError):
+        return None
+
+
+def _read_zipped(archive: zipimporter, path: str, package: str) -> ModuleSource | None:
+    """Like ``_read``, for a path below that of the archive."""
+    try:
+        return ModuleSource(importlib.util.decode_source(archive.get_data(path)), package)
+    except (OSError, ImportError, SyntaxError, ValueError):
         return None
 
 
@@ -172,7 +187,7 @@ def warm(kind: str, target: str, extra: tuple[str, ...]) -> Image:
         for name in found.optional:
             _import_optional(name)
         if extra:
-            own = os.getcwd() if kind == "module" else os.path.dirname(os.path.realpath(target))
+            own = os.getcwd() if kind == "module" else script_folder(target)
             sys.path.insert(0, own)
             for name in extra:
                 _import_required(name)

@@ -52,13 +52,19 @@ class WorkerGroupDeps:
     """CPU cores to which the worker of each slot is bound; empty: no binding."""
     scripts: ScriptPlaces = NOWHERE
     """Pservers and trainers here that run the script."""
+    share_cores: bool = True
+    """See ``fork_server_environment``."""
 
 
-def fork_server_environment(base: Mapping[str, str], slots: int) -> dict[str, str]:
-    """The environment in which the framework is imported: as workers will see it, for values read at import."""
+def fork_server_environment(base: Mapping[str, str], slots: int, *, share_cores: bool = True) -> dict[str, str]:
+    """The environment in which the framework is imported: as workers will see it, for values read at import.
+
+    ``share_cores``: whether several workers use one thread each, unless the user says otherwise, as torchrun has it.
+    torch's API does not do so for functions.
+    """
     environment = dict(base)
-    if slots > 1:
-        # As torchrun does: otherwise each of several workers on a host would start as many threads as there are cores.
+    if slots > 1 and share_cores:
+        # Otherwise each of several workers on a host would start as many threads as there are cores.
         environment.setdefault("OMP_NUM_THREADS", "1")
     return environment
 
@@ -75,7 +81,7 @@ def worker_environment(
     """The complete environment of one worker: the launcher's, plus the variables for its place in the world."""
     position = world.position(node)
     member = world.members[position]
-    environment = fork_server_environment(base, member.slots)
+    environment = fork_server_environment(base, member.slots, share_cores=deps.share_cores)
     environment.update(torch_environment.place(spec, world, member, position, local_rank))
     environment.update(_paddle(base, spec, world, node, member, local_rank, deps))
     environment.update(_everywhere(base, spec, node, paths, deps))
@@ -125,7 +131,7 @@ def ahead_environment(
 ) -> dict[str, str]:
     """The environment of a worker that is started before its world is known: no rank, no size, no addresses. ``uses``:
     all slots of this node that the next world is likely to use."""
-    environment = fork_server_environment(base, len(uses))
+    environment = fork_server_environment(base, len(uses), share_cores=deps.share_cores)
     environment["LOCAL_RANK"] = environment["PADDLE_LOCAL_RANK"] = str(uses.index(slot))
     environment["LOCAL_WORLD_SIZE"] = environment["PADDLE_LOCAL_SIZE"] = str(len(uses))
     environment.update(_everywhere(base, spec, node, paths, deps))

@@ -39,8 +39,8 @@ SIZE_OF_THE_JOB = (
         metavar="N|auto|gpu|cpu",
         help=(
             "Workers (slots) on this node: a number, `gpu` (one per GPU; an error without any), `cpu` (one per "
-            "core), `auto` (`gpu` if there is one, else `cpu`). Nodes may differ. `gpu` also counts AMD, Ascend "
-            "and Kunlun devices, and Intel devices named in `ZE_AFFINITY_MASK`."
+            "core it may use), `auto` (`gpu` if there is one, else `cpu`). Nodes may differ. `gpu` also counts AMD, "
+            "Ascend and Kunlun devices, and Intel devices named in `ZE_AFFINITY_MASK`."
         ),
     ),
     Option(

@@ -121,3 +121,28 @@ def test_a_host_with_several_addresses_is_one_host(shared: SharedName, addresses
     shared.addresses = addresses
     shared.begin()
     assert len(shared.listening) == 1 and not shared.log
+
+
+@pytest.mark.parametrize(
+    ("host", "resolved", "seen_at", "listens"),
+    [
+        ("train", ("127.0.1.1",), HERE, ("127.0.1.1", HERE)),
+        ("train", ("127.0.1.1",), "", ("127.0.1.1",)),  # a job of one node
+        ("train", ("127.0.1.1",), "127.0.0.1", ("127.0.1.1",)),
+        ("localhost", ("127.0.0.1",), HERE, ("127.0.0.1",)),
+        ("localhost.localdomain", ("127.0.0.1",), HERE, ("127.0.0.1",)),
+        ("127.0.1.1", ("127.0.1.1",), HERE, ("127.0.1.1",)),
+        ("train", (HERE,), "10.9.9.9", (HERE,)),
+    ],
+)
+def test_the_only_member_also_listens_where_others_see_it(
+    host: str, resolved: tuple[str, ...], seen_at: str, listens: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def look(_: str, *__: Any, **___: Any) -> list[Any]:
+        return [(socket.AF_UNSPEC, socket.SOCK_STREAM, 6, "", (address, 0)) for address in resolved]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look)
+    monkeypatch.setattr(etcd_cluster, "can_bind", lambda address, port: True)
+    monkeypatch.setattr(etcd_cluster, "_outward_address", lambda host: resolved[0])
+    plan, *_ = plans = plan_members([f"{host}:2379"])
+    assert asyncio.run(etcd_cluster._addresses_of(plan, plans, seen_at)).own == listens

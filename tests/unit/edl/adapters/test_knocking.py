@@ -8,6 +8,7 @@ import socket
 import grpc
 import pytest
 
+from edl.adapters import knocking
 from edl.adapters.knocking import answers
 from edl.adapters.transport import MasterClient, MasterServer, refuses
 from tests.support.relay import start_relay
@@ -72,3 +73,24 @@ def test_a_master_that_is_slow_to_answer_is_not_given_up() -> None:
             await server.stop()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("routes", "expected"),
+    [
+        ({"192.0.2.1": "10.0.0.5"}, "10.0.0.5"),
+        ({"192.0.2.1": None, "2001:db8::1": "fd00::5"}, "fd00::5"),
+        ({"192.0.2.1": "127.0.0.1", "2001:db8::1": None}, None),
+    ],
+)
+def test_the_address_of_the_default_route(
+    routes: dict[str, str | None], expected: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(knocking, "own_address_towards", lambda host, port: routes[host])
+    assert knocking.default_route_address() == expected
+
+
+def test_hosts_that_are_this_one_on_purpose() -> None:
+    meant = ("localhost", "LocalHost.", "a.localhost", "localhost.localdomain", "ip6-localhost", "127.0.1.1", "::1")
+    assert all(map(knocking.means_loopback, meant))
+    assert not any(map(knocking.means_loopback, ("node0", "localhosts", "10.0.0.5", "fe80::1%eth0")))

@@ -9,7 +9,7 @@ import pytest
 
 from edl.errors import SettingError
 from edl.launch import addresses
-from edl.launch.addresses import address_towards, only_here
+from edl.launch.addresses import address_towards, only_here, reachable_address, seen_at
 
 
 @pytest.mark.parametrize(
@@ -75,3 +75,56 @@ def test_any_host_of_the_store_tells_this_ones_address(hosts: list[str], expecte
 def test_without_a_route_to_any_of_them_the_address_has_to_be_named() -> None:
     with pytest.raises(SettingError, match=r"no route from here to alpha:2379, beta:2379\. Name this node's address"):
         address_towards(["alpha:2379", "beta:2379"])
+
+
+@pytest.fixture
+def routed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(addresses, "default_route_address", lambda: "10.0.0.9")
+    monkeypatch.setattr(addresses, "can_bind", lambda address, port: address == "10.0.0.7")
+    for host in ("localhost", "127.0.0.1", "127.0.1.1"):
+        monkeypatch.setitem(ROUTES, host, "127.0.0.1")
+
+
+@pytest.mark.usefixtures("network", "routed")
+@pytest.mark.parametrize(
+    ("local_addr", "hosts", "nodes", "expected", "lines"),
+    [
+        ("", ["self"], 2, "10.0.0.9", 1),  # only /etc/hosts of this host says loopback
+        ("", ["self"], 1, "127.0.0.1", 0),
+        ("", ["localhost"], 2, "127.0.0.1", 0),
+        ("", ["127.0.0.1"], 2, "127.0.0.1", 0),
+        ("", ["127.0.1.1"], 2, "127.0.0.1", 0),
+        ("", ["self", "gamma"], 2, "10.0.0.5", 0),
+        ("", ["gamma"], 2, "10.0.0.5", 0),
+        ("mine", ["self"], 2, "mine", 0),
+    ],
+)
+def test_others_do_not_get_a_loopback_address_from_etc_hosts(
+    local_addr: str, hosts: list[str], nodes: int, expected: str, lines: int
+) -> None:
+    said: list[str] = []
+    assert reachable_address(local_addr, [f"{host}:2379" for host in hosts], nodes, said.append) == expected
+    assert len(said) == lines
+    assert all("self has a loopback address" in line and "/etc/hosts" in line for line in said)
+
+
+@pytest.mark.usefixtures("network")
+def test_without_a_default_route_the_loopback_address_is_all_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(addresses, "default_route_address", lambda: None)
+    assert reachable_address("", ["self:2379"], 2) == "127.0.0.1"
+
+
+@pytest.mark.usefixtures("routed")
+@pytest.mark.parametrize(
+    ("local_addr", "nodes", "expected"),
+    [
+        ("", 1, ""),
+        ("10.0.0.7", 1, ""),
+        ("", 2, "10.0.0.9"),
+        ("10.0.0.7", 2, "10.0.0.7"),
+        ("mine", 2, "10.0.0.9"),
+        ("192.0.2.7", 2, "10.0.0.9"),  # of a router
+    ],
+)
+def test_where_a_store_member_is_seen(local_addr: str, nodes: int, expected: str) -> None:
+    assert seen_at(local_addr, nodes) == expected

@@ -68,8 +68,49 @@ def test_a_config_says_what_the_command_line_would(tmp_path: Path) -> None:
 
 
 def test_what_is_left_out_is_the_launchers_own_default() -> None:
-    assert LaunchConfig(1, 1, "auto").words() == ["--nnodes=1:1", "--nproc-per-node=auto"]
+    assert LaunchConfig(1, 1, "auto").words() == ["--nnodes=1:1", "--nproc-per-node=auto", "--role=default_role"]
     assert read(LaunchConfig(1, 1, 2)).spec.max_restarts == 3
+
+
+@pytest.mark.parametrize("variable", ["EDL_ROLE", "PET_ROLE"])
+def test_the_environment_replaces_the_default_role_only(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(variable, "mine")
+    assert not [word for word in LaunchConfig(1, 1, 1).words() if word.startswith("--role")]
+    assert "--role=other" in LaunchConfig(1, 1, 1, role="other").words()
+
+
+def test_the_fields_are_torchs_in_their_order_and_then_our_own() -> None:
+    """So that a program changes one import, whether it names the arguments or not."""
+    torchs = dataclasses.fields(pytest.importorskip("torch.distributed.launcher.api").LaunchConfig)
+    ours = dataclasses.fields(LaunchConfig)
+    assert [one.name for one in ours[: len(torchs)]] == [one.name for one in torchs]
+    assert {one.name for one in ours[len(torchs) :]} == {"log_dir", "redirects", "tee", "options"}
+    differ = {
+        mine.name: mine.default
+        for mine, theirs in zip(ours, torchs, strict=False)
+        if (mine.default, mine.default_factory) != (theirs.default, theirs.default_factory)
+    }
+    assert differ == {"rdzv_backend": ""}, "empty: the launchers serve the store themselves"
+
+
+def test_the_signatures_are_torchs() -> None:
+    torch_api = pytest.importorskip("torch.distributed.launcher.api")
+    for ours, theirs in ((elastic_launch, torch_api.elastic_launch), (api.launch_agent, torch_api.launch_agent)):
+        expected = {one.name: one.default for one in inspect.signature(theirs).parameters.values()}
+        assert {one.name: one.default for one in inspect.signature(ours).parameters.values()} == expected
+
+
+def test_every_field_of_torchs_config_becomes_the_same_options_in_ours() -> None:
+    theirs = vars(torchs_config(rdzv_timeout=7, log_line_prefix_template="[${rank}]", signals_to_handle="SIGUSR1"))
+    assert LaunchConfig(**theirs).words() == words_of(types.SimpleNamespace(**theirs))
+    assert {"--rdzv-conf=timeout=7", "--log-prefix=[${rank}]", "--signals-to-handle=SIGUSR1"} < set(
+        words_of(LaunchConfig(**theirs))
+    )
+
+
+def test_a_timeout_of_its_own_takes_precedence() -> None:
+    assert LaunchConfig(1, 1, 1, rdzv_configs={"timeout": 5}, rdzv_timeout=9).words()[-1] == "--rdzv-conf=timeout=9"
+    assert LaunchConfig(1, 1, 1, rdzv_configs={"timeout": 5}).words()[-1] == "--rdzv-conf=timeout=5"
 
 
 @pytest.mark.parametrize(
@@ -95,7 +136,7 @@ def test_an_unknown_option_is_named() -> None:
 
 def test_an_option_may_be_given_more_than_once() -> None:
     words = LaunchConfig(1, 1, 1, options={"data": ["a=x", "b=y"], "standalone": True, "module": False}).words()
-    assert words[2:] == ["--data=a=x", "--data=b=y", "--standalone"]
+    assert words[3:] == ["--data=a=x", "--data=b=y", "--standalone"]
 
 
 def torchs_config(**changed: Any) -> Any:
@@ -137,12 +178,12 @@ def test_torchs_own_config_is_understood() -> None:
         "--nnodes=1:2",
         "--nproc-per-node=4",
         "--rdzv-id=mine",
-        "--role=default_role",
         "--rdzv-backend=c10d",
         "--rdzv-endpoint=h:29400",
         "--max-restarts=0",
         "--shutdown-timeout=0",
         "--virtual-local-rank",
+        "--role=default_role",
         "--redirects=0:1,1:2",
         "--tee=3",
         "--log-dir=/tmp/l",
@@ -177,6 +218,7 @@ def test_every_field_of_torchs_config_is_known(monkeypatch: pytest.MonkeyPatch) 
     [
         (torchs_config(metrics_cfg={"a": "b"}), "metrics_cfg"),
         (torchs_config(logs_specs=object()), "only DefaultLogsSpecs"),
+        (LaunchConfig(1, 1, 1, logs_specs=torchs_config().logs_specs, tee=3), "tee=3: logs_specs is given as well"),
         (torchs_config(run_id=""), "Give the same run_id on every node"),
         ({"min_nodes": 1}, "it has no min_nodes"),
     ],

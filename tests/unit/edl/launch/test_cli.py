@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -320,6 +321,17 @@ class TestRefusals:
         assert shown.startswith("edl: error: --nnodes=3:2")
         assert shown.count("\n") == 1
 
+    def test_are_written_where_an_outer_launcher_looks(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        path = tmp_path / "error.json"
+        monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
+        monkeypatch.setattr(sys, "argv", ["edl-run", "--nnodes=3:2", "train.py"])
+        with pytest.raises(SystemExit):
+            program.main()
+        message = json.loads(path.read_text())["message"]
+        assert message["message"].startswith("SettingError: --nnodes=3:2")
+        assert message["errorCode"] == ExitCode.USAGE
+        assert "Traceback" in message["extraInfo"]["py_callstack"]
+
     def test_a_bug_has_its_own_status_and_is_shown(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -344,7 +356,8 @@ class TestSlots:
     )
     def test_are_counted_when_asked(self, text: str, gpus: int, slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(slot_options, "count_accelerators", lambda: gpus)
-        monkeypatch.setattr(os, "cpu_count", lambda: 16)
+        monkeypatch.setattr(os, "cpu_count", lambda: 64)  # of the host
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)))
         assert read(f"--nproc-per-node={text}", "train.py").slots == slots
 
     @pytest.mark.parametrize(
@@ -416,9 +429,9 @@ class TestScript:
         assert "-m" in message
         assert "--no-python" in message
 
-    def test_must_be_a_file(self, folder: Path) -> None:
+    def test_must_be_something_that_python_runs(self, folder: Path) -> None:
         (folder / "package").mkdir()
-        assert refused("package").startswith("package: Is a directory")
+        assert refused("package").startswith("package: this folder has no __main__.py")
 
     @pytest.mark.parametrize(
         ("source", "line", "words"),

@@ -16,6 +16,7 @@ from edl.config import JobSpec, NodeRange, Timeouts
 from edl.job_records import Training
 from edl.launch import compose
 from edl.launch.settings import LaunchSettings
+from edl.ports import CommandKind, WorkerCommand
 from edl.types import Incarnation, JobId, NodeId
 from edl.wire.records import NodeInfo
 from ps.coordinator.machine import PlacementMachine
@@ -57,6 +58,22 @@ def test_the_fork_server_is_built_from_the_settings(monkeypatch: pytest.MonkeyPa
     workers = settings.workers
     assert built.arguments == (workers.command, workers.standby, 2, environment, ("json",), log)
     assert built.named == {"python": sys.executable, "answer_s": 17.0, "files": (100, 200), "learn_bytes": 5 << 20}
+
+
+@pytest.mark.parametrize(("kind", "threads"), [(CommandKind.CALL, {}), (CommandKind.SCRIPT, {"OMP_NUM_THREADS": "1"})])
+def test_functions_get_no_number_of_threads(
+    kind: CommandKind, threads: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = Recorded()
+    monkeypatch.setattr(compose, "ForkServerProcesses", built)
+    settings = read("--nproc-per-node=2")
+    workers = dataclasses.replace(settings.workers, command=WorkerCommand(kind, "x.py", ("folder",)))
+    settings = dataclasses.replace(settings, workers=workers)
+    compose._fork_server(settings, {}, (100, 200), list[str]().append)
+    assert built.arguments[3] == threads
+    monkeypatch.setattr(compose, "WorkerGroupDeps", group := Recorded())
+    agent_of(settings, monkeypatch, checkpoint_manager=None, switches=None, synced=None)
+    assert group.named["share_cores"] is bool(threads)
 
 
 def agent_of(settings: LaunchSettings, monkeypatch: pytest.MonkeyPatch, **given: Any) -> tuple[AgentDeps, AgentState]:

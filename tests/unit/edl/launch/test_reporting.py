@@ -51,6 +51,16 @@ def test_a_job_without_failures_is_told_in_one_line(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_outer_launcher_learns_why_a_job_without_failed_workers_has_ended(tmp_path: Path) -> None:
+    said: list[str] = []
+    path = tmp_path / "outer" / "error.json"
+    Reporter("job", "a", LogPlan(""), str(path), said.append).keep(3, "too few nodes", [])
+    message = json.loads(path.read_text())["message"]
+    assert (message["message"], message["errorCode"]) == ("too few nodes", 3)
+    assert message["extraInfo"].keys() == {"py_callstack", "timestamp"}
+    assert said == ["too few nodes"]
+
+
 def test_a_report_that_cannot_be_written_costs_a_line_each(tmp_path: Path) -> None:
     said: list[str] = []
     (tmp_path / "taken").write_text("")

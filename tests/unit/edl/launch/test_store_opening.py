@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from edl.errors import SettingError
-from edl.launch import store_opening
+from edl.launch import addresses, store_opening
 from edl.launch.settings import Backend, StoreSettings
 from edl.launch.store_opening import data_folder, even_members
 from edl.types import JobId
+from tests.support.launching import read
 from tests.support.script_folder import folder
-from tests.unit.edl.launch.test_cli import read
 
 __all__ = ["folder"]
 
@@ -61,3 +63,24 @@ def test_a_run_that_is_just_being_founded_is_waited_for(folder: Path, monkeypatc
     assert asyncio.run(store_opening._run_at(settings, ["h:1"])) == "run"
     monkeypatch.setattr(store_opening, "FOUNDING_S", 0.0)
     assert asyncio.run(store_opening._run_at(settings, ["h:1"])) == "", "not for ever"
+
+
+@pytest.mark.parametrize(("nodes", "seen_at"), [("1:2", "10.0.0.9"), ("1", "")])
+def test_a_member_learns_where_other_nodes_see_this_host(
+    nodes: str, seen_at: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: dict[str, Any] = {}
+
+    async def start(*_: object, **named: Any) -> None:
+        found.update(named)
+
+    monkeypatch.setattr(store_opening, "start_local_member", start)
+    monkeypatch.setattr(addresses, "default_route_address", lambda: "10.0.0.9")
+    settings = read(f"--nnodes={nodes}", "--rdzv-endpoint=node0:2379", "--rdzv-id=job")
+
+    async def serve() -> None:
+        async with contextlib.AsyncExitStack() as cleanup:
+            await store_opening._serve(settings, folder, cleanup, list[str]().append)
+
+    asyncio.run(serve())
+    assert found["seen_at"] == seen_at

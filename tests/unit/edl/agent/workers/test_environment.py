@@ -247,6 +247,12 @@ class TestBase:
         assert told("a", 0)["OMP_NUM_THREADS"] == "1"
         assert told("a", 0, {"OMP_NUM_THREADS": "8"})["OMP_NUM_THREADS"] == "8"
 
+    def test_functions_are_left_to_the_framework_as_by_torchs_api(self) -> None:
+        deps = WorkerGroupDeps(share_cores=False)
+        assert "OMP_NUM_THREADS" not in worker_environment({}, SPEC, WORLD, NodeId("a"), 0, PATHS, deps)
+        assert "OMP_NUM_THREADS" not in ahead_environment({}, SPEC, NodeId("a"), (0, 1), 0, PATHS, deps)
+        assert fork_server_environment({}, 2, share_cores=False) == {}
+
     def test_one_worker_has_them_all(self) -> None:
         assert "OMP_NUM_THREADS" not in told("b", 0)
 
