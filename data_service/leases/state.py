@@ -98,8 +98,9 @@ class IndependentState:
     """Named positions (encoded ledgers), oldest first."""
     callers: set[Caller] = field(default_factory=set)
     """Clients that take part, as stored."""
-    acknowledged_by: dict[int, Caller] = field(default_factory=dict)
-    """Client that last acknowledged records of a shard, for recent shards of this epoch, oldest first."""
+    continued_by: dict[int, Caller] = field(default_factory=dict)
+    """Client that last acknowledged records of a shard, or was granted it since, for recently begun shards of this
+    epoch, oldest first."""
     trainers: dict[Caller, int] = field(default_factory=dict)
     """The number of each caller's process in the parameter servers."""
     ended: list[int] = field(default_factory=list)
@@ -222,7 +223,7 @@ class DataSet:
     def begin(self, ledger: Ledger) -> LeaseTable:
         """Replace the lease table by one for this position."""
         self.table = LeaseTable(self.known, ledger, self.quarantine)
-        self.independent.acknowledged_by.clear()
+        self.independent.continued_by.clear()
         for client in self.clients.values():
             client.records = 0
         return self.table
