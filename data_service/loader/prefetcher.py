@@ -431,8 +431,14 @@ class Prefetcher:
         return order_of(self._order.seed, self._order.epoch, ref.index) if self._order.shuffle else None
 
     def _nothing_left(self, shard: int, upto: int) -> None:
-        """Finish a shard without remaining records; its end is announced with the next step, if any."""
+        """Finish a shard without remaining records; its end is announced with the next step, if any, or acknowledged at
+        once in independent mode."""
         end = ShardProgress(shard, upto, True)
+        if self._client.independent:
+            with self._changed:
+                self.held.hand_out([end])
+            self._client.ack(self._order.epoch, ((shard, upto, True),))
+            return
         self._loose.append(end)
         with self._changed:
             self.held.announce([end])
