@@ -180,8 +180,9 @@ def rollback(data: DataSet, turn: LeaseTurn, client: ClientState, message: Rollb
 
 
 def gone(data: DataSet, turn: LeaseTurn, caller: Caller, client: ClientState, message: Gone) -> Answer:
-    """A worker leaves: release its leases, and forget it as a client that takes part."""
-    epoch = 0
+    """A worker leaves: release its leases, and forget it as a client that takes part. In mode "steps" it only gets no
+    more orders."""
+    epoch, client.closed = 0, True
     if data.table is not None:
         epoch = data.table.epoch
         if data.is_independent:

@@ -32,6 +32,8 @@ class ClientState:
     parked: Request | None = None
     """A request that waits for other workers."""
     opened: bool = False
+    closed: bool = False
+    """Mode "steps": its loader has been closed since it opened, and hears nothing more in this round."""
     conflict: str = ""
     """Set if it claims shards that it cannot hold: it gets no more leases."""
     claim: Open | None = None

@@ -168,6 +168,11 @@ class LeaseClient:
             self._acked.clear()
         return self._ask(Gone(0, self.dataset))
 
+    def leave(self) -> None:
+        """Mode "steps": the data set is closed on this worker, so others must execute orders to add files. Ignores the
+        answer."""
+        self.tell(Gone(self.deps.numbers.next(), self.dataset))
+
     def ask(self, message: Any) -> PendingRequest:
         """Send any other request, such as those about the file list."""
         return self._ask(message)

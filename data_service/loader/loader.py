@@ -228,13 +228,15 @@ class Loader(IndependentLoader):
                 self._reader = None
 
     def _hand_back(self) -> None:
-        """Return the shards that this worker holds, so that others get them at once."""
-        if self._client is not None and self._place is not None and self._independent:
-            if self._context.over(self._place.round):
-                return
-            self._end_prefetcher(wait=True)  # a shard leased after this worker has left would never be read
+        """Let others do what this worker would have done: in independent mode, read the shards that it holds."""
+        if self._client is None or self._place is None or self._context.over(self._place.round):
+            return
+        self._end_prefetcher(wait=True)  # a shard leased after this worker has left would never be read
+        if self._independent:
             self._client.gone().done.wait(GONE_S)
             self._restored = True
+        else:
+            self._client.leave()
 
     # --- for State ---------------------------------------------------------------------------------------------------
 

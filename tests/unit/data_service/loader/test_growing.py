@@ -405,6 +405,15 @@ def test_an_order_waits_for_a_worker_and_for_another_master(bench: Bench, folder
     assert len(found) == ALL - 8 and len(set(found)) == ALL - 8
 
 
+def test_an_order_goes_to_a_worker_that_still_uses_the_data(bench: Bench, folder: Path) -> None:
+    bench.begin(2)
+    loaders = [maker(bench, folder)(slot) for slot in range(2)]
+    on_threads(2, lambda rank: next(loaders[rank].shares()))
+    loaders[0].close()
+    bench.do(Ordered(1, "me", add_request.encode(AddRequest("d", tuple(more(folder))))))
+    wait(lambda: any("order 1 (me): 10 files" in note for note in bench.notes))
+
+
 @pytest.mark.parametrize(("when", "first"), [("now", ALL), ("next-epoch", FIRST)])
 def test_independent_trainers_share_what_joins(bench: Bench, folder: Path, when: str, first: int) -> None:
     """The Master keeps the account, and another Master knows the files and the epoch that they join."""
