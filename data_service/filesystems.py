@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from edl.errors import DataError, SettingError
+from edl.errors import DataError, EdlError, SettingError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -49,6 +49,54 @@ def is_url(path: str) -> bool:
     return "://" in path and not path.startswith("file://")
 
 
+class RemoteFilesUnreachable(ConnectionError):
+    """A client of remote files failed, for another reason than a missing file. Clients raise exceptions of all types:
+    pyarrow and requests even ``OSError`` without a number, as readers do for damaged content."""
+
+
+@contextlib.contextmanager
+def _client_errors(*unchanged: type[Exception]) -> Iterator[None]:
+    """Context for calls of a client of remote files. Turns its exceptions into ``RemoteFilesUnreachable``, except
+    ``FileNotFoundError``, errors of edl, and those of the types ``unchanged``."""
+    kept: tuple[type[Exception], ...] = (FileNotFoundError, EdlError, MemoryError, *unchanged)
+    try:
+        yield
+    except kept:
+        raise
+    except Exception as error:
+        raise RemoteFilesUnreachable(str(error) or type(error).__name__) from error
+
+
+class RemoteFile:
+    """A file of an fsspec client, for ``pyarrow.PythonFile``. Raises what ``_client_errors`` does."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def read(self, length: int = -1) -> bytes:
+        """Read up to ``length`` bytes."""
+        with _client_errors():
+            return bytes(self._file.read(length))
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        """Move to another position, and return it."""
+        with _client_errors():
+            return int(self._file.seek(offset, whence))
+
+    def tell(self) -> int:
+        """The position."""
+        return int(self._file.tell())
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    @property
+    def closed(self) -> bool:
+        """True if the file is closed."""
+        return bool(self._file.closed)
+
+
 class Storage:
     """Finds and opens files. Thread-safe; keeps no files open."""
 
@@ -71,7 +119,8 @@ class Storage:
 
         if is_url(path):
             system, inside = self._connect(path)
-            return pa.PythonFile(system.open(inside, "rb"), mode="r")
+            with _client_errors():
+                return pa.PythonFile(RemoteFile(system.open(inside, "rb")), mode="r")
         return pa.memory_map(path) if mapped else pa.OSFile(path)
 
     def read(self, path: str, begin: int, end: int) -> bytes:
@@ -80,7 +129,9 @@ class Storage:
             return b""
         if is_url(path):
             system, inside = self._connect(path)
-            return bytes(system.cat_file(inside, start=begin, end=min(end, self.size(path))))
+            end = min(end, self.size(path))
+            with _client_errors():
+                return bytes(system.cat_file(inside, start=begin, end=end)) if begin < end else b""
         with open(path, "rb", buffering=0) as file:
             file.seek(begin)
             parts: list[bytes] = []
@@ -93,7 +144,8 @@ class Storage:
         """File size in bytes. Raises ``OSError``."""
         if is_url(path):
             system, inside = self._connect(path)
-            return int(system.size(inside))
+            with _client_errors():
+                return int(system.size(inside))
         return os.stat(path).st_size
 
     def stamp(self, path: str) -> tuple[int, ...]:
@@ -135,11 +187,13 @@ class Storage:
             advice = "Run: pip install 'edl[remote]'"
             raise SettingError("files", url, "a URL needs the package fsspec, which is not installed", advice) from None
         try:
-            system, inside = core.url_to_fs(url, **self._options)
+            with _client_errors(ImportError, ValueError):
+                system, inside = core.url_to_fs(url, **self._options)
         except ImportError as error:
             if protocol in PYARROW_CLIENTS:
                 if protocol not in self._clients:
-                    self._clients[protocol] = self._pyarrow_client(protocol)
+                    with _client_errors():
+                        self._clients[protocol] = self._pyarrow_client(protocol)
                 return self._clients[protocol], url.partition("://")[2]
             raise SettingError("files", url, f"{protocol}:// needs a package that is not installed ({error})") from None
         except ValueError as error:

@@ -13,7 +13,7 @@ from typing import ClassVar, Generic, TypeVar
 
 import pyarrow as pa
 
-from data_service.filesystems import Storage, is_url
+from data_service.filesystems import Storage
 from data_service.formats.options import FormatOptions
 from data_service.manifest import ShardRef
 from edl.errors import DataError, EdlError, UnreachableData
@@ -221,19 +221,18 @@ def file_errors(file: str, shard: ShardRef | None = None) -> Iterator[None]:
     except (EdlError, MemoryError):
         raise
     except Exception as error:
-        if not is_url(file) and not isinstance(error, OSError | EOFError | ValueError | pa.ArrowException):
+        if not isinstance(error, OSError | EOFError | ValueError | pa.ArrowException):
             raise
-        if is_out_of_reach(error, remote=is_url(file)):
+        if is_out_of_reach(error):
             raise UnreachableData(f"{where}: cannot be reached: {short(error)}. {UNREACHED}") from error
         raise DataError(f"{where}: cannot be read: {short(error)}. {DAMAGED}") from error
 
 
-def is_out_of_reach(error: BaseException, *, remote: bool = False) -> bool:
+def is_out_of_reach(error: BaseException) -> bool:
     """True if the machine or network is at fault, not the file's content: the error has an errno, or comes from a
-    client of remote files. pyarrow also raises ``OSError`` for damaged content, but without an errno."""
-    if isinstance(error, OSError):
-        return bool(error.errno) or isinstance(error, TimeoutError | ConnectionError)
-    return remote and not isinstance(error, EOFError | ValueError | pa.ArrowException)
+    client of remote files (``RemoteFilesUnreachable``). pyarrow also raises ``OSError`` for damaged content, but
+    without an errno."""
+    return isinstance(error, OSError) and (bool(error.errno) or isinstance(error, TimeoutError | ConnectionError))
 
 
 def _name(ref: ShardRef) -> str:

@@ -65,7 +65,8 @@ def order(data: DataSet, turn: LeaseTurn, by: str, files: tuple[str, ...], when:
 
 def tell_orders(data: DataSet, turn: LeaseTurn) -> None:
     """Send pending orders to the lowest-ranked worker that uses the data set, unless it already has them."""
-    able = [caller for caller, client in data.clients.items() if client.opened and caller in turn.ranks]
+    clients = data.clients.items()
+    able = [one for one, client in clients if client.opened and not client.closed and one in turn.ranks]
     lister = min(able, key=lambda caller: turn.ranks[caller], default=None)
     if lister is None or lister == data.lister or not data.orders:
         return

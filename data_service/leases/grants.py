@@ -59,7 +59,7 @@ def lease(data: DataSet, turn: LeaseTurn, caller: Caller, client: ClientState, m
         others = data.others(caller) if table.back else ()
         given = table.grant(caller, most, turn.now_s, others)
         if given and data.is_independent:
-            client.heard_s = turn.now_s
+            independent.granted(data, turn, caller, client, given)
     state = MORE if given or (not message.want and table.pending) else FINISHED if table.finished else DRY
     return encode_granted(_granted(data, message, state, refused), *table.manifest.rows(given))
 

@@ -8,11 +8,11 @@ part have opened again, or a timeout has passed.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from data_service.file_list import with_files
 from data_service.leases.consumption import opened, take, unopened
-from data_service.leases.lease_table import BACK, LeaseTable, who
+from data_service.leases.lease_table import BACK, DONE, LeaseTable, who
 from data_service.leases.shard_order import FRESH
 from data_service.leases.state import ClientState, DataSet, IndependentState, LeaseTurn
 from data_service.ledger import Ledger
@@ -37,11 +37,12 @@ KEEP_EVERY_S = 1.0
 COMMITS = 8
 """Number of named positions that are kept; the oldest is dropped first."""
 TAKE_OVER_WAIT_S = 10.0
-REMEMBERED_ACKNOWLEDGERS = 4096
+REMEMBERED_SHARDS = 4096
+"""Number of recent shards for which the worker that continued them is known."""
 MOST_ENDED = 256
 """Most lost trainers whose numbers are sent to others (more if more were alive at once); pservers keep as many."""
-STORED_ACKNOWLEDGERS = 256
-"""Number of recent shards for which the last acknowledging client is kept and stored."""
+STORED_SHARDS = 256
+"""Number of those shards that are stored."""
 LEAST_SILENCE_S = 30.0
 SILENCE_FACTOR = 8.0
 """A worker's leases are revoked when it is silent for this multiple of the time that 95 % of shards take."""
@@ -91,13 +92,22 @@ def ack(data: DataSet, turn: LeaseTurn, caller: Caller, shard: int, upto: int, c
     if problem:
         return problem
     data.independent.number += 1
-    data.independent.dirty = True
     client.heard_s = turn.now_s
-    _remember(data.independent, shard, caller)
+    _continues(data.independent, caller, shard)
     if complete:
         data.independent.times_s.append(turn.now_s - max(since_s, client.completed_s))
         client.completed_s = turn.now_s
     return ""
+
+
+def granted(
+    data: DataSet, turn: LeaseTurn, caller: Caller, client: ClientState, leases: Sequence[tuple[int, int]]
+) -> None:
+    """A worker gets leases, given with the numbers of consumed records. From now on others' late acknowledgements for
+    these shards do not count."""
+    client.heard_s = turn.now_s
+    for shard, begun in leases:
+        _takes_over(data.independent, caller, shard, begun)
 
 
 def acks(data: DataSet, turn: LeaseTurn, caller: Caller, client: ClientState, message: Ack) -> Answer | None:
@@ -159,7 +169,7 @@ def rollback(data: DataSet, turn: LeaseTurn, client: ClientState, message: Rollb
     now.history = max(now.history, message.history)
     data.failures = {}
     now.fence += 1
-    now.acknowledged_by.clear()
+    now.continued_by.clear()
     now.trainers.clear()
     now.ended.clear()
     for one in data.clients.values():
@@ -170,8 +180,9 @@ def rollback(data: DataSet, turn: LeaseTurn, client: ClientState, message: Rollb
 
 
 def gone(data: DataSet, turn: LeaseTurn, caller: Caller, client: ClientState, message: Gone) -> Answer:
-    """A worker leaves: release its leases, and forget it as a client that takes part."""
-    epoch = 0
+    """A worker leaves: release its leases, and forget it as a client that takes part. In mode "steps" it only gets no
+    more orders."""
+    epoch, client.closed = 0, True
     if data.table is not None:
         epoch = data.table.epoch
         if data.is_independent:
@@ -274,7 +285,7 @@ def silence_s(data: DataSet) -> float:
 def keep(data: DataSet, turn: LeaseTurn) -> None:
     """Write the position to the store."""
     now, table = data.independent, data.position
-    last = list(now.acknowledged_by.items())[-STORED_ACKNOWLEDGERS:]
+    last = list(now.continued_by.items())[-STORED_SHARDS:]
     head = {
         "number": now.number,
         "fence": now.fence,
@@ -311,15 +322,22 @@ def load(data: DataSet, kept: Mapping[str, bytes]) -> None:
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"{name} in the store is damaged: {error}") from None
     data.begin(data.fit(Ledger.decode(ledger_text.decode("ascii", "replace"))))
-    now.acknowledged_by = doers
+    now.continued_by = doers
     now.awaited = set(now.callers)
 
 
-def _remember(now: IndependentState, shard: int, caller: Caller) -> None:
-    now.acknowledged_by.pop(shard, None)
-    now.acknowledged_by[shard] = caller
-    if len(now.acknowledged_by) > REMEMBERED_ACKNOWLEDGERS:
-        del now.acknowledged_by[next(iter(now.acknowledged_by))]
+def _continues(now: IndependentState, caller: Caller, shard: int) -> None:
+    now.continued_by.pop(shard, None)
+    now.continued_by[shard] = caller
+    now.dirty = True
+    if len(now.continued_by) > REMEMBERED_SHARDS:
+        del now.continued_by[next(iter(now.continued_by))]
+
+
+def _takes_over(now: IndependentState, caller: Caller, shard: int, begun: int) -> None:
+    """A caller now holds a shard of which ``begun`` records are consumed, perhaps those of another worker."""
+    if begun or shard in now.continued_by:
+        _continues(now, caller, shard)
 
 
 def _keep_commits(data: DataSet, turn: LeaseTurn) -> None:
@@ -334,16 +352,17 @@ def _claims(data: DataSet, turn: LeaseTurn, table: LeaseTable, caller: Caller, m
     own, or a shard that it has finished was finished by another worker.
     """
     refused: dict[int, str] = {}
+    continued_by = data.independent.continued_by
     may = (FRESH, BACK) if data.independent.awaited else (FRESH,)
     counts = {shard: upto for shard, upto, complete in message.acks if not complete}
     for shard, upto, complete in message.acks:
-        by = data.independent.acknowledged_by.get(shard, caller)
+        done, by = table.ledger.is_done(shard), continued_by.get(shard, caller)
+        if not complete and (done or upto <= table.ledger.count(shard)):
+            continue  # already counted, perhaps for another worker from which the caller has taken over
         if by != caller:
             refused[shard] = f"{table.whose(shard, caller)}; {who(by)} has continued it"
-        if by != caller or table.ledger.is_done(shard):
+        if by != caller or done:
             continue
-        if not complete and upto <= table.ledger.count(shard):
-            continue  # already counted
         if table.state(shard) in may:
             table.hold(caller, shard, turn.now_s)
         problem = ack(data, turn, caller, shard, upto, complete)
@@ -358,6 +377,9 @@ def _claims(data: DataSet, turn: LeaseTurn, table: LeaseTable, caller: Caller, m
                 table.put_back(shard, turn.now_s)
         elif table.state(shard) in may and begun == mine:
             table.hold(caller, shard, turn.now_s)
+            _takes_over(data.independent, caller, shard, begun)
+        elif table.state(shard) == DONE and continued_by.get(shard) == caller:
+            continue  # the caller itself has reported its end
         elif table.holders.get(shard) != caller:
             refused.setdefault(shard, f"{table.whose(shard, caller)}; {begun} of its records are consumed, not {mine}")
     return tuple(sorted(refused.items()))

@@ -130,7 +130,7 @@ class LeaseMachine:
             data.lister = None
             for client in data.clients.values():
                 client.last, client.answer, client.parked = -1, "", None
-                client.opened, client.conflict, client.claim = False, "", None
+                client.opened, client.closed, client.conflict, client.claim = False, False, "", None
             if data.is_independent:
                 independent.world_began(data, turn)
                 independent.settle(data, turn)
@@ -217,7 +217,7 @@ class LeaseMachine:
             turn.reply(data, caller, client, answer)
             if data.parked and not isinstance(message, Lease | Ack):
                 self._go_on(turn, data)
-            if isinstance(message, Open):
+            if isinstance(message, Open | Gone):
                 data.lister = None if data.lister == caller else data.lister  # earlier messages to it may be lost
                 file_additions.tell_orders(data, turn)
         if data.is_independent:

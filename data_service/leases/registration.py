@@ -58,7 +58,7 @@ def open_(data: DataSet, turn: LeaseTurn, caller: Caller, client: ClientState, m
     if message.digest and not data.listed.knows(message.digest):
         return None  # a long list arrives in parts, and is complete once rank 0 has opened
     data.set_open(client, True)
-    client.conflict = ""
+    client.conflict, client.closed = "", False
     if data.is_independent:
         return independent.open_(data, turn, caller, client, message)
     if message.rank == RANK_0 and data.table is None:

@@ -32,6 +32,8 @@ class ClientState:
     parked: Request | None = None
     """A request that waits for other workers."""
     opened: bool = False
+    closed: bool = False
+    """Mode "steps": its loader has been closed since it opened, and hears nothing more in this round."""
     conflict: str = ""
     """Set if it claims shards that it cannot hold: it gets no more leases."""
     claim: Open | None = None
@@ -98,8 +100,9 @@ class IndependentState:
     """Named positions (encoded ledgers), oldest first."""
     callers: set[Caller] = field(default_factory=set)
     """Clients that take part, as stored."""
-    acknowledged_by: dict[int, Caller] = field(default_factory=dict)
-    """Client that last acknowledged records of a shard, for recent shards of this epoch, oldest first."""
+    continued_by: dict[int, Caller] = field(default_factory=dict)
+    """Client that last acknowledged records of a shard, or was granted it since, for recently begun shards of this
+    epoch, oldest first."""
     trainers: dict[Caller, int] = field(default_factory=dict)
     """The number of each caller's process in the parameter servers."""
     ended: list[int] = field(default_factory=list)
@@ -222,7 +225,7 @@ class DataSet:
     def begin(self, ledger: Ledger) -> LeaseTable:
         """Replace the lease table by one for this position."""
         self.table = LeaseTable(self.known, ledger, self.quarantine)
-        self.independent.acknowledged_by.clear()
+        self.independent.continued_by.clear()
         for client in self.clients.values():
             client.records = 0
         return self.table

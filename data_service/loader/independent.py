@@ -159,7 +159,7 @@ def _name_closed(dataset: str, context: WorkerContext, deps: LoaderDeps, name: s
     place = context.place()
     where = context.where if context.where() is not None else None
     at = context.transport(), dataset, place.round, place.rank
-    client = LeaseClient(*at, str, where, deps)  # type: ignore[arg-type]
+    client = LeaseClient(*at, str, where, deps, independent=True)  # type: ignore[arg-type]
     try:
         return client.wait(client.commit(name), lambda: context.check(place.round), Done).ledger
     finally:

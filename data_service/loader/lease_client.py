@@ -59,11 +59,14 @@ class LeaseClient:
         position: Callable[[], str],
         where: Callable[[], tuple[int, int]] | None = None,
         deps: LoaderDeps = PROCESS,
+        *,
+        independent: bool = False,
     ) -> None:
         """``number``: of the round. ``position``: returns what was announced to all ranks, which rank 0 sends.
         ``where``: for a worker that outlives rounds, returns the current round and rank."""
         self.dataset = dataset
         self.deps = deps
+        self.independent = independent
         self._transport = transport
         self._where = where or (lambda: (number, rank))
         self._lasting = where is not None
@@ -132,7 +135,7 @@ class LeaseClient:
     def next_epoch(self, epoch: int, dropped: int, tell: bool) -> PendingRequest | None:
         """Switch to another epoch. ``tell``: also request it from the Master (rank 0). In independent mode the switch
         takes place with the Master's answer: until then a new Master needs the acknowledgements of the old epoch."""
-        if not self._lasting:
+        if not self.independent:
             with self._lock:
                 self._enter(epoch)
         return self._ask(NextEpoch(0, self.dataset, epoch, dropped)) if tell else None
@@ -165,6 +168,11 @@ class LeaseClient:
             self._acked.clear()
         return self._ask(Gone(0, self.dataset))
 
+    def leave(self) -> None:
+        """Mode "steps": the data set is closed on this worker, so others must execute orders to add files. Ignores the
+        answer."""
+        self.tell(Gone(self.deps.numbers.next(), self.dataset))
+
     def ask(self, message: Any) -> PendingRequest:
         """Send any other request, such as those about the file list."""
         return self._ask(message)
@@ -188,10 +196,10 @@ class LeaseClient:
                 else:
                     self._acked[shard] = upto
             self._unkept.append((0, message))
-        asked = self._ask(message)
-        with self._lock:
-            self._acks_due = [one for one in self._acks_due if not one.done.is_set()]
-            self._acks_due.append(asked)
+            asked = self._pending(message)
+            self._queue.append(asked)
+            self._acks_due = [*(one for one in self._acks_due if not one.done.is_set()), asked]
+        self._go_on()
 
     def unkept(self) -> tuple[tuple[int, int, bool], ...]:
         """Independent mode: used records of this epoch that may not be in the store yet, or never will be."""
@@ -320,7 +328,7 @@ class LeaseClient:
                 for given in message.leases:
                     self._granted.add(given.shard.index)
                     self._returned.pop(given.shard.index, None)
-                    if self._lasting and given.upto:  # a new Master needs to know its progress
+                    if self.independent and given.upto:  # a new Master needs to know its progress
                         self._acked[given.shard.index] = given.upto
             self._remember(asked, message)
         asked.answer = message
@@ -338,19 +346,20 @@ class LeaseClient:
         if isinstance(message, Opened):
             self._fence = message.fence
             fresh = not (self._granted or self._acked or self._unkept)
-            if self._lasting and self._open is not None and fresh:
+            if self.independent and self._open is not None and fresh:
                 self._open = replace(self._open, epoch=message.epoch)  # starts in the others' epoch
             lost = {shard for shard, _ in message.refused}
             self._keep_refused(lost, self._acks())
             for shard in lost:
                 self._acked.pop(shard, None)
             self._granted -= lost
-            # This Open repeated them all, and another Master counts from the last number that was stored.
-            self._unkept = [(number and message.number, ack) for number, ack in self._unkept]
+            # This Open repeated all but queued ones, and another Master counts from the last number that was stored.
+            queued = {one.message.shards for one in self._queue if isinstance(one.message, Ack)}
+            self._unkept = [(0 if ack.shards in queued else message.number, ack) for _, ack in self._unkept]
             for one in self._acks_due:
                 if one is not self._sent and one not in self._queue:
                     one.done.set()  # it was included in the Open
-        if isinstance(request, NextEpoch) and isinstance(message, Done) and self._lasting:
+        if isinstance(request, NextEpoch) and isinstance(message, Done) and self.independent:
             stays = asked.only_asks and message.epoch == request.epoch
             if not stays:
                 self._enter(message.epoch)
@@ -376,7 +385,8 @@ class LeaseClient:
         found = {shard: (upto, False) for shard, upto in self._acked.items()}
         for _, ack in self._unkept:
             if self._current(ack.epoch):
-                found.update({shard: (upto, complete) for shard, upto, complete in ack.shards})
+                for shard, upto, complete in ack.shards:
+                    found[shard] = max(found.get(shard, (0, False)), (upto, complete))
         return tuple((shard, upto, complete) for shard, (upto, complete) in found.items())
 
     def _current(self, epoch: int) -> bool:

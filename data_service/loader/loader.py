@@ -186,7 +186,7 @@ class Loader(IndependentLoader):
     @property
     def epoch(self) -> int:
         """The current epoch, from 0. Increases at the end of an iteration. In independent mode it may start higher."""
-        if self._ledger is None and self._lasting:
+        if self._ledger is None and self._independent:
             self._connect()
         return 0 if self._ledger is None else self._ledger.epoch
 
@@ -228,11 +228,15 @@ class Loader(IndependentLoader):
                 self._reader = None
 
     def _hand_back(self) -> None:
-        """Return the shards that this worker holds, so that others get them at once."""
-        if self._client is not None and self._lasting:
-            self._end_prefetcher(wait=True)  # a shard leased after this worker has left would never be read
+        """Let others do what this worker would have done: in independent mode, read the shards that it holds."""
+        if self._client is None or self._place is None or self._context.over(self._place.round):
+            return
+        self._end_prefetcher(wait=True)  # a shard leased after this worker has left would never be read
+        if self._independent:
             self._client.gone().done.wait(GONE_S)
             self._restored = True
+        else:
+            self._client.leave()
 
     # --- for State ---------------------------------------------------------------------------------------------------
 
@@ -474,7 +478,8 @@ class Loader(IndependentLoader):
         source, options = settled.source, settled.options
         where = self._context.where if self._lasting else None
         at = self._context.transport(), self._name, place.round, place.rank
-        client = LeaseClient(*at, self._position.announced, where, self._deps)  # type: ignore[arg-type]
+        position, independent = self._position.announced, self._independent
+        client = LeaseClient(*at, position, where, self._deps, independent=independent)  # type: ignore[arg-type]
 
         def check() -> None:
             self._context.check(place.round)

@@ -95,6 +95,8 @@ class LeasedShards:
     """Those of ``failed`` whose file was inaccessible, which says nothing about its content."""
     asked: PendingRequest | None = None
     """A pending request for more shards."""
+    files: EpochFiles = EpochFiles(0, 0, "", -1)
+    """File list of this epoch, as sent with the last shards."""
 
     def announce(self, segments: Iterable[ShardProgress]) -> None:
         """Note that all ranks know that these will be returned."""
@@ -155,8 +157,6 @@ class Prefetcher:
         self._changed = client.deps.threads.condition()
         self._steps: collections.deque[ReadyStep] = collections.deque()
         self._supply = Supply.MORE
-        self.known = EpochFiles(0, 0, "", -1)
-        """File list of this epoch, as sent with the last shards."""
         self._idle = False
         self._asked_again = 0
         self._error: BaseException | None = None
@@ -194,6 +194,11 @@ class Prefetcher:
     def alive(self) -> bool:
         """True while the thread runs."""
         return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def known(self) -> EpochFiles:
+        """The file list to which the leased shards belong."""
+        return self.held.files
 
     def ready(self, check: Callable[[], None]) -> tuple[list[ReadyStep], Supply]:
         """Return the prepared steps without removing them, or none together with what the Master says may still
@@ -276,8 +281,8 @@ class Prefetcher:
             for given in leases:
                 self.held.leases[given.shard.index] = given
             self._supply = Supply.MORE if leases else Supply(answer.state)
-            if answer.version >= self.known.version:
-                self.known = EpochFiles(answer.version, answer.shards, answer.digest, answer.records)
+            if answer.version >= self.held.files.version:
+                self.held.files = EpochFiles(answer.version, answer.shards, answer.digest, answer.records)
         if leases and answer.ended:
             leases = self._take_over(leases, answer.ended)
         self._unread.extend(leases)
@@ -426,8 +431,14 @@ class Prefetcher:
         return order_of(self._order.seed, self._order.epoch, ref.index) if self._order.shuffle else None
 
     def _nothing_left(self, shard: int, upto: int) -> None:
-        """Finish a shard without remaining records; its end is announced with the next step, if any."""
+        """Finish a shard without remaining records; its end is announced with the next step, if any, or acknowledged at
+        once in independent mode."""
         end = ShardProgress(shard, upto, True)
+        if self._client.independent:
+            with self._changed:
+                self.held.hand_out([end])
+            self._client.ack(self._order.epoch, ((shard, upto, True),))
+            return
         self._loose.append(end)
         with self._changed:
             self.held.announce([end])

@@ -173,7 +173,7 @@ class Rollback:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """Independent mode: leave. The worker's shards become available to others at once."""
+    """The worker has closed the data set. In independent mode its shards become available to others at once."""
 
     id: Natural
     dataset: Name

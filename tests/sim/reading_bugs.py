@@ -177,9 +177,9 @@ FIRST: list[tuple[Bug, int]] = [
     (forgets_what_was_added, 50),
     (joins_in_name_only, 50),
     (trusts_who_opens, 8),
-    (fences_nobody, 128),
+    (fences_nobody, 413),
     (believes_old_numbers, 92),
     (redoes_nothing, 41),
-    (redoes_under_another_number, 65),
+    (redoes_under_another_number, 56),
 ]
 """Each with a schedule that is known to find it."""

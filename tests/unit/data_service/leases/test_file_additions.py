@@ -9,7 +9,7 @@ from data_service.manifest import Manifest
 from data_service.protocol import add_request
 from data_service.protocol.add_request import AddRequest
 from data_service.protocol.file_list_messages import NEXT_EPOCH, NOW, AddFiles, Grow, Grown
-from data_service.protocol.messages import DataRefused, Gone, NextEpoch, decode
+from data_service.protocol.messages import INDEPENDENT, STEPS, DataRefused, Gone, NextEpoch, decode
 from edl.master.service import Answered, Caller, Effect, Ordered, TellWorker
 from tests.unit.data_service.leases.test_independent import NODE, Master, listed
 
@@ -121,6 +121,22 @@ class TestOrders:
         after.open(1)
         assert after.machine.sets["d"].lister == Caller(NODE, 1)
         assert list(after.machine.sets["d"].orders) == [1, 2], "numbers go on"
+
+    @pytest.mark.parametrize("mode", [INDEPENDENT, STEPS])
+    def test_a_worker_that_has_closed_the_data_set_scans_nothing(self, mode: str) -> None:
+        """Nor does it keep an order that it may not have heard."""
+        master = Master(mode)
+        master.begin()
+        assert [caller.slot for caller, _ in orders(order(master))] == [0]
+        master.ask(0, Gone)
+        assert master.machine.sets["d"].lister == Caller(NODE, 1)
+        assert orders(order(master)) == [
+            (Caller(NODE, 1), AddFiles("d", number, ("more/*",), NOW)) for number in (1, 2)
+        ]
+        master.ask(1, Gone)
+        assert orders(order(master)) == []
+        master.open(0)
+        assert master.machine.sets["d"].lister == Caller(NODE, 0)
 
     def test_an_order_that_fails_is_settled_too(self, master: Master) -> None:
         order(master)

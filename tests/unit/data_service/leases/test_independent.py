@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from data_service.leases.grants import encode_quarantine
-from data_service.leases.independent import LEAST_SILENCE_S, MOST_ENDED
+from data_service.leases.independent import KEEP_EVERY_S, LEAST_SILENCE_S, MOST_ENDED
 from data_service.leases.machine import LeaseMachine
 from data_service.leases.state import QuarantinedShard
 from data_service.ledger import Ledger
@@ -61,8 +62,14 @@ class Master:
         self.ids = 0
         self.manifest: Manifest = listed()
         self.options = DataSetOptions(seed=1, mode=mode)
-        world = World(Round(1), (Member(NODE, Incarnation(0), "h", slots, Rank(0), ()),), 0)
-        self.machine.step(WorldBegan(world), 0.0)
+        self.round = 0
+        self.world(slots)
+
+    def world(self, slots: int) -> None:
+        """A world of this many slots begins."""
+        self.round += 1
+        world = World(Round(self.round), (Member(NODE, Incarnation(0), "h", slots, Rank(0), ()),), 0)
+        self.store(self.machine.step(WorldBegan(world), self.now_s))
 
     def store(self, effects: Sequence[Effect]) -> None:
         for one in effects:
@@ -74,7 +81,7 @@ class Master:
     def ask(self, slot: int, kind: type[Any], **fields: Any) -> Any:
         self.ids += 1
         word = kind(self.ids, "d", **fields)
-        effects = self.machine.step(Said(Caller(NODE, slot), Round(1), encode(word)), self.now_s)
+        effects = self.machine.step(Said(Caller(NODE, slot), Round(self.round), encode(word)), self.now_s)
         self.store(effects)
         answers = [decode(one.body) for one in effects if isinstance(one, TellWorker) and one.caller.slot == slot]
         return next((one for one in answers if getattr(one, "id", None) == self.ids), None)
@@ -249,3 +256,109 @@ def test_all_who_were_lost_together_are_named() -> None:
     for slot in range(many):  # all are started again
         master.ask(slot, Open, rank=slot, trainer=many + slot + 1)
     assert master.ask(0, Lease, epoch=0, want=1).ended == tuple(range(1, many + 1))
+
+
+# --- a worker opens again with what it holds --------------------------------------------------------------------------
+
+
+@dataclass
+class TakenOver:
+    """A shard that a lost worker, slot 1, has begun, and that slot 0 continues as trainer 7."""
+
+    master: Master
+    shard: int
+    others: int
+    """The records that slot 1 has used."""
+
+    @property
+    def holder(self) -> Caller | None:
+        return self.master.machine.sets["d"].position.holders.get(self.shard)
+
+    def open_again(self, *acks: tuple[int, bool], granted: bool = True) -> Opened:
+        """Slot 0 opens with its acknowledgements for the shard."""
+        found = self.master.ask(
+            *(0, Open),
+            rank=0,
+            trainer=7,
+            granted=((self.shard, self.shard + 1),) if granted else (),
+            acks=tuple((self.shard, *one) for one in acks),
+        )
+        assert isinstance(found, Opened)
+        return found
+
+    def replace_master(self) -> None:
+        """Another Master takes over, a second after the last report."""
+        self.master.now_s += KEEP_EVERY_S
+        self.master.store(self.master.machine.step(Tick(), self.master.now_s))
+        self.master.machine = LeaseMachine()
+        self.master.machine.load(self.master.kept, self.master.now_s)
+        self.master.world(1)
+
+
+@pytest.fixture(params=[4, 0], ids=["begun", "unreadable-to-another"])
+def taken(request: pytest.FixtureRequest, master: Master) -> TakenOver:
+    others = int(request.param)
+    shard = master.ask(1, Lease, epoch=0, want=1).leases[0].shard.index
+    if others:
+        master.ask(1, Ack, epoch=0, shards=((shard, others, False),))
+    else:
+        master.ask(1, Lease, epoch=0, want=0, failed=((shard, 0, "unreadable"),))
+    master.world(1)
+    assert master.ask(0, Open, rank=0, trainer=7).refused == ()
+    leases = master.ask(0, Lease, epoch=0, want=1).leases
+    assert [(one.shard.index, one.upto) for one in leases] == [(shard, others)]
+    return TakenOver(master, shard, others)
+
+
+@pytest.mark.parametrize("new_master", [False, True])
+@pytest.mark.parametrize(
+    ("acks", "granted", "count"),
+    [((), True, 0), (((8, False),), True, 8), (((10, True),), False, 0)],
+    ids=["nothing acknowledged", "a lost acknowledgement", "a lost last acknowledgement"],
+)
+def test_who_continues_a_lost_workers_shard_keeps_it(
+    taken: TakenOver, new_master: bool, acks: tuple[tuple[int, bool], ...], granted: bool, count: int
+) -> None:
+    if new_master:
+        taken.replace_master()
+    else:
+        taken.master.world(2)
+    before = ((taken.others, False),) if taken.others and granted else ()
+    assert taken.open_again(*(acks or before), granted=granted).refused == ()
+    table, now = taken.master.machine.sets["d"].position, taken.master.machine.sets["d"].independent
+    assert 7 not in now.ended
+    assert taken.holder == (Caller(NODE, 0) if granted else None)
+    assert table.ledger.count(taken.shard) == (count or taken.others * granted)
+    assert table.ledger.is_done(taken.shard) is not granted
+
+
+def test_who_was_silent_while_another_took_over_is_refused(taken: TakenOver) -> None:
+    """Even before the other one has acknowledged anything."""
+    taken.master.world(2)
+    taken.open_again((8, False))
+    taken.master.now_s += LEAST_SILENCE_S
+    taken.master.machine.step(Tick(), taken.master.now_s)
+    taken.master.open(1)
+    assert [one.upto for one in taken.master.ask(1, Lease, epoch=0, want=1).leases] == [8]
+    for acks in [(8, False)], [(9, False)]:
+        refused = taken.open_again(*acks).refused
+        assert [shard for shard, _ in refused] == [taken.shard] and taken.holder == Caller(NODE, 1)
+    assert "worker 1 on n has continued it" in taken.open_again((10, True), granted=False).refused[0][1]
+    assert 7 in taken.master.machine.sets["d"].independent.ended
+
+
+def test_what_a_worker_has_returned_may_be_continued_by_others(taken: TakenOver) -> None:
+    """Its own count, which it repeats, is no longer of interest."""
+    taken.master.world(2)
+    taken.open_again((8, False))
+    taken.master.ask(0, Lease, epoch=0, want=0, failed=((taken.shard, 8, "unreadable"),))
+    taken.master.open(1)
+    taken.master.ask(1, Lease, epoch=0, want=1)
+    taken.master.ask(1, Ack, epoch=0, shards=((taken.shard, 9, False),))
+    assert taken.open_again((8, False), granted=False).refused == ()
+
+
+def test_a_worker_that_has_reported_the_end_of_a_shard_need_not_hold_it(taken: TakenOver) -> None:
+    taken.master.ask(0, Ack, epoch=0, shards=((taken.shard, 10, True),))
+    taken.master.world(2)
+    assert taken.open_again().refused == ()

@@ -18,13 +18,14 @@ from data_service import scan as scanning
 from data_service.file_list import files_of
 from data_service.filesystems import FoundFile
 from data_service.loader import trainers
+from data_service.loader.prefetcher import Prefetcher
 from data_service.loader.trainers import TrainerDataSets
 from data_service.protocol import add_request
 from data_service.protocol.add_request import AddRequest
 from data_service.protocol.messages import Done, Opened
 from edl.errors import DataError, SettingError
 from edl.master.service import Answered, Ordered
-from edl.wire.records import World
+from edl.wire.records import NO_SETTINGS, World
 from tests.support.data_fixture import LIMIT_S, ArrayData, Bench, Board, Training, drawn, on_threads, write_ipc
 from tests.unit.data_service.loader.test_independent import IndependentBenchData
 
@@ -404,6 +405,15 @@ def test_an_order_waits_for_a_worker_and_for_another_master(bench: Bench, folder
     assert len(found) == ALL - 8 and len(set(found)) == ALL - 8
 
 
+def test_an_order_goes_to_a_worker_that_still_uses_the_data(bench: Bench, folder: Path) -> None:
+    bench.begin(2)
+    loaders = [maker(bench, folder)(slot) for slot in range(2)]
+    on_threads(2, lambda rank: next(loaders[rank].shares()))
+    loaders[0].close()
+    bench.do(Ordered(1, "me", add_request.encode(AddRequest("d", tuple(more(folder))))))
+    wait(lambda: any("order 1 (me): 10 files" in note for note in bench.notes))
+
+
 @pytest.mark.parametrize(("when", "first"), [("now", ALL), ("next-epoch", FIRST)])
 def test_independent_trainers_share_what_joins(bench: Bench, folder: Path, when: str, first: int) -> None:
     """The Master keeps the account, and another Master knows the files and the epoch that they join."""
@@ -447,6 +457,35 @@ def test_a_named_position_knows_its_files(bench: Bench, folder: Path) -> None:
     client.wait(client.rollback("c1", position, 1), lambda: None, Done)
     client.wait(client.open(0, ""), lambda: None, Opened)
     assert sorted(first + [int(one) for batch in again for one in batch["id"]]) == list(range(ALL))
+
+
+def test_new_settings_right_after_files_have_joined(
+    bench: Bench, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps are prepared again from the shards that are held, some of them new, before the Master is asked again."""
+    monkeypatch.setattr(Prefetcher, "_enough", lambda self: 8)
+    bench.begin(1)
+    data = maker(bench, folder, shuffle_shards=1)(0)
+    steps = data.shares()
+    seen = next(steps)[0]["id"].tolist()
+    data.add(more(folder))
+    prefetcher = data._prefetcher
+    assert prefetcher is not None
+    while prefetcher.known.version < 2:
+        seen += next(steps)[0]["id"].tolist()
+        for _ in range(600):
+            if len(prefetcher._steps) == 4 or prefetcher.known.version == 2:
+                break
+            threading.Event().wait(0.01)
+    assert max(prefetcher.held.leases) >= 16, "it holds a new shard"
+    with monkeypatch.context() as patch:
+        patch.setattr(Prefetcher, "_ask_ahead", lambda self: None)
+        bench.settings = replace(NO_SETTINGS, number=1, global_batch=6)
+        while max(seen) < FIRST:
+            seen += next(steps)[0]["id"].tolist()
+    for batch, share in steps:
+        seen += [int(one) for one in batch["id"] if share.samples]
+    assert sorted(seen) == list(range(ALL))
 
 
 # --- bad input -------------------------------------------------------------------------------------------------------

@@ -127,7 +127,7 @@ def test_another_failover_while_it_is_said_again(line: Wire, client: LeaseClient
 @pytest.mark.parametrize("again", [False, True])
 def test_used_records_are_remembered_though_the_master_refuses_them(line: Wire, again: bool) -> None:
     """They are in the parameters: the intents of this worker have to name them."""
-    client = LeaseClient(line, "d", 3, 0, lambda: "", lambda: (3, 0))
+    client = LeaseClient(line, "d", 3, 0, lambda: "", lambda: (3, 0), independent=True)
     client.open(0, "")
     line.open()
     client.ack(0, ((4, 2, False), (5, 9, True)))
@@ -145,7 +145,7 @@ def test_used_records_are_remembered_though_the_master_refuses_them(line: Wire, 
 
 
 def test_what_another_master_has_stored_says_nothing_about_numbers_of_the_last_one(line: Wire) -> None:
-    client = LeaseClient(line, "d", 3, 0, lambda: "", lambda: (3, 0))
+    client = LeaseClient(line, "d", 3, 0, lambda: "", lambda: (3, 0), independent=True)
     client.open(0, "")
     line.open()
     client.ack(0, ((4, 2, True),))
@@ -157,6 +157,36 @@ def test_what_another_master_has_stored_says_nothing_about_numbers_of_the_last_o
     client.ack(0, ((5, 1, False),))
     line.answer(Done, epoch=0, number=91, kept=90)
     assert client.unkept() == ((5, 1, False),)
+
+
+def test_an_acknowledgement_that_an_open_has_repeated_is_kept_like_others(line: Wire) -> None:
+    """Its own answer never comes. One that waited behind the Open gets its own."""
+    client = LeaseClient(line, "d", 3, 0, lambda: "", lambda: (3, 0), independent=True)
+    client.open(0, "")
+    line.open()
+    client.ack(0, ((4, 2, True),))
+    line.hear(None)
+    client.ack(0, ((5, 9, True),))
+    assert line.said[-1].acks == ((4, 2, True),)
+    line.open(number=7, kept=6)
+    assert client.unkept() == ((4, 2, True), (5, 9, True))
+    line.answer(Done, epoch=0, number=8, kept=7)
+    assert client.unkept() == ((5, 9, True),)
+    line.hear(None)
+    assert line.said[-1].acks == ((5, 9, True),)
+
+
+def test_an_older_acknowledgement_does_not_hide_what_others_have_used_since(line: Wire) -> None:
+    """The shard was returned, begun again by others, and granted again."""
+    client = LeaseClient(line, "d", 3, 0, lambda: "", lambda: (3, 0), independent=True)
+    client.open(0, "")
+    line.open()
+    client.ack(0, ((4, 2, False),))
+    line.answer(Done, epoch=0, number=8, kept=7)
+    client.lease(0, 1)
+    line.answer(LeasesGranted, epoch=0, leases=(Given(ShardRef(4, "f", 0, 9, 9), 6),), state="more", kept=7)
+    line.hear(None)
+    assert line.said[-1].acks == ((4, 6, False),)
 
 
 def test_the_next_epoch_forgets_what_was_granted(line: Wire, client: LeaseClient) -> None:
