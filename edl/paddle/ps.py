@@ -218,7 +218,8 @@ class _Pulled(paddle.autograd.PyLayer):
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
-        part.collect(ctx.table, *trained(ctx.keys, _floats(grad), ctx.mode))
+        # The memory may be the script's, which may clear it before the step: that of ``retain_grads``.
+        part.collect(ctx.table, *trained(ctx.keys, _floats(grad).copy(), ctx.mode))
 
 
 class Dense:
@@ -285,7 +286,9 @@ def _anchor() -> list[Any]:
 
 
 def _numbers(keys: Any, table: str) -> Any:
-    return integer_keys(_array(keys.detach()), table)
+    """The keys as int64, in their own memory: they are used until ``step``, and the script may reuse its tensor
+    before."""
+    return integer_keys(_array(keys.detach()), table).copy()
 
 
 def _floats(tensor: Any) -> Any:

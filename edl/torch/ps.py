@@ -216,7 +216,8 @@ class _Pulled(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        part.collect(ctx.table, *trained(ctx.keys, _floats(grads[0]), ctx.mode))
+        # The memory may be the script's, which may reuse it before the step: that given to ``backward``.
+        part.collect(ctx.table, *trained(ctx.keys, _floats(grads[0]).copy(), ctx.mode))
         return (None,) * 6
 
 
@@ -294,7 +295,9 @@ def _pool(
 
 
 def _numbers(keys: torch.Tensor, table: str) -> Any:
-    return integer_keys(keys.detach().cpu().contiguous().numpy(), table)
+    """The keys as int64, in their own memory: they are used until ``step``, and the script may reuse its tensor
+    before."""
+    return integer_keys(keys.detach().cpu().contiguous().numpy(), table).copy()
 
 
 def _floats(tensor: torch.Tensor) -> Any:

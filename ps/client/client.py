@@ -23,7 +23,7 @@ from edl.worker.session import note
 from ps.client import push_intents, routing
 from ps.client.arguments import as_keys, as_out, as_step
 from ps.client.checkpoint_stop import CheckpointStop, NameData, Settle, Value
-from ps.client.core import DEADLINE_S, ClientOptions, Core
+from ps.client.core import DEADLINE_S, PULL, PUSH, ClientOptions, Core
 from ps.client.dedup import DistinctKeys
 from ps.client.geo import Geo
 from ps.client.master_session import FixedMasterSession, Line, LiveMasterSession
@@ -61,6 +61,7 @@ class PsClient:
         self._resting = False
         self._open = True
         self._stop_listening = self._session.listen(self._follow)
+        self._follow()
 
     @classmethod
     def join(
@@ -175,6 +176,8 @@ class PsClient:
         if isinstance(self._session, LiveMasterSession):
             member = self._session.begin(self._core.options.deadline_s)
             self._core.step = max(self._core.step, member.step)
+        if self._geo is not None:
+            self._geo.exchange()  # its copies of rows are from before, and others may have changed them
 
     def rest(self) -> None:
         """Stop being a member until ``begin``: other trainers no longer wait for this one. It may still read
@@ -189,9 +192,9 @@ class PsClient:
         """Finish pending work and leave the job. The client cannot be used afterwards."""
         if not self._open or os.getpid() != self._pid:
             return
-        self._check()
         confirmed = False
         try:
+            self._check()
             if not self._resting:
                 self._finish()
             # After a farewell the pservers do not report this trainer as lost. If the Master did not get the message,
@@ -428,10 +431,13 @@ class PsClient:
     def _stand(self) -> None:
         """Stop for a checkpoint. Nothing of this trainer is in flight except requests that wait for trainers which have
         stopped."""
-        if isinstance(self._session, LiveMasterSession) and self._session.halted:
-            self._writer.flush()
+        if not isinstance(self._session, LiveMasterSession) or not self._session.halted:
+            return
+        self._writer.flush()
+        number = self._session.halted  # the Master may have given up the checkpoint during the flush
+        if number:
             self._core.tally.add(checkpoints=1)
-            self._checkpoint_stop.stand(self._session, self._session.halted, self._core.step)
+            self._checkpoint_stop.stand(self._session, number, self._core.step)
 
     # --- internals ---------------------------------------------------------------------------------------------------
 
@@ -470,6 +476,9 @@ class PsClient:
     def _follow(self) -> None:
         """Connect to the pservers of a new placement map; called on any thread."""
         try:
-            self._core.pool.follow(self._session.route.servers)
+            servers = self._session.route.servers
+            self._core.pool.follow(servers)
+            if self._geo is not None:  # its last exchange may take place while the interpreter exits
+                self._core.pool.prepare((PULL, PUSH), servers.values())
         except PsError as error:
             note(str(error))

@@ -11,6 +11,7 @@ from edl.job_records import Mode
 from ps.client.fanout import ClockSeen, FanOut, PserverRequest
 from ps.client.master_session import FixedMasterSession, LiveMasterSession
 from ps.client.pool import ConnectionPool
+from ps.client.pull_bases import PullBases
 from ps.client.routing import RoutingTable, SubRequest
 from ps.protocol import half_precision
 from ps.spec import TableSpec
@@ -89,8 +90,7 @@ class Core:
     tally: Tally = field(default_factory=Tally)
     step: int = 0
     """Number of completed steps."""
-    applied: dict[int, int] = field(default_factory=dict)
-    """Number of pushes applied at each pserver when it was last pulled from."""
+    bases: PullBases = field(default_factory=PullBases)
     clock: ClockSeen = field(default_factory=ClockSeen)
     stand: Callable[[], None] = lambda: None
     """Stops this trainer for a checkpoint; called on a thread of the script's."""

@@ -40,7 +40,7 @@ class Counters:
         for name in values:
             if name not in self.columns:
                 raise SettingError("column", name, f"must be one of {', '.join(self.columns)}")
-        numbers = integer_keys(plain_array(keys), self.table)
+        numbers = integer_keys(plain_array(keys), self.table).copy()  # the script may reuse its array before the step
         added = np.zeros((*numbers.shape, len(self.columns)), np.float32)
         for column, name in enumerate(self.columns):
             if name in values:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -63,6 +64,7 @@ class PsContext:
         self._filled: set[str] = set()
         self._client: ClientProtocol | None = None
         self._left = False
+        self._pid = os.getpid()
         self._resting = self._inserting = True
         self._collected: dict[str, list[tuple[Keys, Rows]]] = {}
         self._early: dict[str, tuple[Keys, Rows]] = {}
@@ -123,6 +125,7 @@ class PsContext:
         return self._client
 
     def _joined(self, client: ClientProtocol) -> None:
+        self._pid = os.getpid()
         atexit.register(self._leave_at_exit)
         trainers.hold()
         trainers.on_idle(self.rest)
@@ -243,11 +246,15 @@ class PsContext:
             self._late.acknowledge()
 
     def _push_received(self) -> None:
-        """End a step with the batches received so far, unless they are on their way."""
+        """End a step with the batches received so far, unless they are on their way. A trainer that rests takes part
+        for this step only: it still waits for data, and the others would wait for its next step."""
         if self._late is not None and self._late.has_all:
             self._late.acknowledge()
-        else:
-            self.step()
+            return
+        rested = self._resting
+        self.step()
+        if rested:
+            self._stop_counting(self.client)
 
     def _keep_early(self) -> None:
         """Keep the dense gradients of a step that is pushed later: scripts expect ``step`` to clear them."""
@@ -256,6 +263,13 @@ class PsContext:
             if own is not None:
                 keys, grads = dense.part(blocks, own)
                 self._early[name] = keys, grads + self._early[name][1] if name in self._early else grads
+
+    def prefetch(self, table: Any, keys: Keys) -> None:
+        """Implements the module function ``prefetch``."""
+        client = self.client
+        # Prefetching inserts and counts, which an evaluation must not do; its pulls use no prefetched rows anyway.
+        if self._inserting and getattr(table, "training", True):
+            client.prefetch(table_name(table), keys)
 
     def refresh(self) -> None:
         """Update all dense parameters, including those that are only updated every few steps."""
@@ -268,6 +282,11 @@ class PsContext:
             client.begin()
             self._resting = False
 
+    def _stop_counting(self, client: ClientProtocol) -> None:
+        if not self._resting:
+            self._resting = True
+            client.rest()
+
     def begin(self, trainers: int) -> None:
         """Implements the module function ``begin``."""
         client = self.client
@@ -275,6 +294,7 @@ class PsContext:
         self._count(client)
         if sessions.current().link is not None or self._join is not _join:
             self._wait(client, lambda: seen.most >= trainers, f"{trainers} trainers to join")
+        self.refresh()  # one of them may have set the weights before it joined the others
 
     def _wait(self, client: ClientProtocol, come: Callable[[], bool], what: str) -> None:
         waited_s = 0.0
@@ -302,14 +322,13 @@ class PsContext:
         if client is None:
             return
         seen = client.watch_members()
-        if not self._resting:
-            self._resting = True
-            client.rest()
+        self._stop_counting(client)
         if wait_for_all:
             self._wait(client, lambda: not seen.fewest, "the other trainers to rest")
 
     def leave(self) -> None:
-        """Implements the module function ``leave``."""
+        """Implements the module function ``leave``. Nothing is left in a forked process, which has none of the threads
+        that the client needs."""
         client, self._client = self._client, None
         late, self._late = self._late, None
         self._left = True
@@ -318,7 +337,7 @@ class PsContext:
         if client is not None:
             atexit.unregister(self._leave_at_exit)
             try:
-                if late is not None:
+                if late is not None and os.getpid() == self._pid:
                     late.acknowledge()
             finally:
                 client.leave()
@@ -420,7 +439,7 @@ def lookup_by_name(layers: Any, batch: Mapping[str, Any]) -> dict[str, Any]:
 def begin(trainers: int = 1) -> None:
     """Become a member and wait until ``trainers`` trainers are members: for runs that are to be compared. Without this
     call a trainer becomes a member with its first training pull, and the first ones train while others are still
-    starting."""
+    starting. Updates the dense parameters, which another trainer may have set before, as ``warm_start`` does."""
     part.begin(trainers)
 
 
@@ -443,8 +462,9 @@ def refresh() -> None:
 
 
 def prefetch(table: Any, keys: Any) -> None:
-    """Fetch the rows of the next batch's keys, given as an array, while the current batch is trained on."""
-    part.client.prefetch(table_name(table), keys)
+    """Fetch the rows of the next batch's keys, given as an array, while the current batch is trained on. Does nothing
+    for an embedding in eval mode and in ``no_insert``."""
+    part.prefetch(table, keys)
 
 
 def set_lr(factor: float, table: Any = "", step: int = 0) -> None:

@@ -124,7 +124,7 @@ class Geo:
 
     def _fetch(self, found: _Table, keys: Keys) -> None:
         name = found.spec.name
-        united, rows = self._reader.fetch({name: keys}, True)[name]
+        united, rows = self._reader.fetch({name: keys}, True)[0][name]
         part = TablePush(name, united.keys, rows, RowOp.ASSIGN)
         for store in (self._mine, self._base):
             store.push([TrainerPush(0, 0, [part])], step=self._core.step)

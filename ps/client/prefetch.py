@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +15,9 @@ from ps.client.dedup import DistinctKeys
 
 PulledRows = tuple[DistinctKeys, NDArray[np.float32]]
 """Distinct keys and their rows."""
-Fetch = Callable[[], PulledRows]
+FetchedRows = tuple[PulledRows, Mapping[int, int]]
+"""Pulled rows, and how many pushes each pserver had applied when it sent them."""
+Fetch = Callable[[], FetchedRows]
 LOOK_S = 0.25
 """Seconds between checks whether this trainer must stop for a checkpoint."""
 
@@ -55,7 +57,7 @@ class PrefetchedRows:
                     batch.step = step
                     batch.job = self._background.submit(batch.fetch)
 
-    def take(self, table: str, keys: NDArray[np.int64], step: int) -> PulledRows | None:
+    def take(self, table: str, keys: NDArray[np.int64], step: int) -> FetchedRows | None:
         """The rows prefetched for exactly these keys, waiting for them if necessary; None if they must be fetched
         now."""
         with self._lock:
@@ -67,7 +69,7 @@ class PrefetchedRows:
         while not batch.job.wait(LOOK_S):
             self._stand()  # the trainers it waits for may have stopped and wait for this one to stop too
         try:
-            rows: PulledRows = batch.job.result()
+            rows: FetchedRows = batch.job.result()
         except Exception as error:  # noqa: BLE001 - a lasting error occurs again in the regular fetch
             note(f"cannot prefetch rows of table {table}: {error}")
             return None

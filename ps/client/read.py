@@ -17,7 +17,7 @@ from ps.client.arguments import as_keys, as_out
 from ps.client.cache import RowCache
 from ps.client.core import AHEAD, PULL, Core
 from ps.client.dedup import DistinctKeys
-from ps.client.prefetch import PrefetchedRows
+from ps.client.prefetch import FetchedRows, PrefetchedRows, PulledRows
 from ps.client.requests import Pull, Scan, TablePull
 from ps.protocol.half_precision import wire_of
 from ps.rows import RowOp, Rows, TablePush
@@ -52,17 +52,22 @@ class RowReader:
         """Pull the rows of the distinct keys of several tables, with one request to each pserver."""
         core = self._core
         found, missing = {}, {}
+        bases: list[Mapping[int, int]] = []
         for table, some in wanted.items():
             keys = as_keys(table, some).reshape(-1)
             ready = self._ahead.take(table, keys, core.step) if insert else None
             if ready is None:
                 missing[table] = keys
             else:
-                found[table] = ready
+                found[table], applied = ready
+                bases.append(applied)
                 core.tally.add(prefetched=keys.size)
         with self._lock:
-            found |= self.fetch(missing, insert)
+            fetched, applied = self.fetch(missing, insert)
             self._pulled_step = core.step
+        found |= fetched
+        for one in (*bases, applied):
+            core.bases.pulled(one, trains=insert)
         return found
 
     def prefetch(self, table: str, keys: Any) -> None:
@@ -70,8 +75,9 @@ class RowReader:
         shape."""
         core, given = self._core, as_keys(table, keys).reshape(-1).copy()
 
-        def fetch() -> tuple[DistinctKeys, Weights]:
-            return self.fetch({table: given}, True, AHEAD)[table]
+        def fetch() -> FetchedRows:
+            found, applied = self.fetch({table: given}, True, AHEAD)
+            return found[table], applied
 
         # In mode sync the rows must include the previous step's push; if this step has already pulled, the next one is
         # meant.
@@ -111,9 +117,11 @@ class RowReader:
 
     def fetch(
         self, wanted: Mapping[str, Keys], insert: bool, purpose: str = PULL
-    ) -> dict[str, tuple[DistinctKeys, Weights]]:
-        """Deduplicate flat keys and fetch their rows. Not reentrant for one purpose."""
-        core, found, fetches, parts, late = self._core, {}, [], [], []
+    ) -> tuple[dict[str, PulledRows], dict[int, int]]:
+        """Deduplicate flat keys and fetch their rows. Also returns how many pushes each pserver had applied when it
+        sent them. Not reentrant for one purpose."""
+        core, found, fetches, parts, late = self._core, dict[str, PulledRows](), [], [], []
+        applied: dict[int, int] = {}
         route, step = core.session.route, core.step
         for table, keys in wanted.items():
             spec, one = core.spec(table), route.unite(keys)
@@ -133,14 +141,14 @@ class RowReader:
                 parts.append(part)
         if fetches:
             core.tally.add(fetched=sum(len(one.keys) for one in fetches))
-            request = Pull(fetches, step, core.session.joined.epoch, insert, core.applied)
+            request = Pull(fetches, step, core.session.joined.epoch, insert, applied)
             # Per key: key and count in the request, the row in the answer.
             sub_requests = routing.first_split(route, parts, [12 + 4 * one.spec.dim for one in fetches])
             core.fan_out(request, sub_requests, route, purpose, f"rows of {', '.join(wanted)}", stands=purpose == PULL)
         for cache, written, part, rows, missing, place in late:
             rows[missing] = place
             cache.keep(part.keys, part.counts, place, step, written)
-        return found
+        return found, applied
 
     def _cache(self, spec: TableSpec) -> RowCache | None:
         options = self._core.options

@@ -44,8 +44,8 @@ class Pull:
     step: int
     epoch: int
     insert: bool
-    applied: dict[int, int]
-    """Output: number of pushes that each pserver had applied when it answered."""
+    applied: dict[int, int] = field(default_factory=dict)
+    """Output: number of pushes that each pserver had applied when it first answered."""
     clocked: bool = False
     keys: Sequence[NDArray[np.int64]] = ()
     _placed: dict[int, bool] = field(default_factory=dict)
@@ -86,7 +86,7 @@ class Pull:
 
     def landed(self, sub_request: SubRequest, head: Mapping[str, Any], body: memoryview) -> None:
         """Handle the answer to a sub-request."""
-        self.applied[sub_request.server] = int(head.get("applied", -1))
+        _note_applied(self.applied, sub_request, head)
         if self._placed.pop(id(sub_request), False):
             return
         fetches = [(self.fetches[part], where) for part, where in sub_request.items]
@@ -107,6 +107,7 @@ class PushRequest:
     """Number format of each part's values on the network."""
     scale: float
     bases: Mapping[int, int]
+    """Number of pushes that each pserver had applied when it sent the rows that the gradients belong to."""
     clocked: bool
     redo: tuple[int, int] | None = None
     """Trainer and sequence number of the push that this one repeats."""
@@ -117,6 +118,8 @@ class PushRequest:
     keys: Sequence[NDArray[np.int64]] = ()
     heads: list[Mapping[str, Any]] = field(default_factory=list)
     """Heads of the answers."""
+    applied: dict[int, int] = field(default_factory=dict)
+    """Output: number of pushes that each pserver had applied when it sent updated rows."""
 
     def __post_init__(self) -> None:
         self.keys = [one.keys for one in self.parts]
@@ -144,6 +147,8 @@ class PushRequest:
         pushed = [(self.parts[part].table, where) for part, where in sub_request.items]
         places = [(self.back[name], where, self.back_dtypes[name]) for name, where in pushed if name in self.back]
         _unpack(body, places)
+        if places:
+            _note_applied(self.applied, sub_request, head)
         self.heads.append(head)
 
     def total(self, name: str) -> int:
@@ -175,6 +180,11 @@ class Scan:
             found = rows.decode(bytes(body))
             if len(found):
                 self.found.append(found)
+
+
+def _note_applied(applied: dict[int, int], sub_request: SubRequest, head: Mapping[str, Any]) -> None:
+    number = int(head.get("applied", -1))
+    applied[sub_request.server] = min(number, applied.get(sub_request.server, number))
 
 
 def _unpack(body: memoryview, places: Sequence[tuple[NDArray[np.float32], Where, str]]) -> None:

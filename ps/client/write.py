@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -74,8 +74,8 @@ class RowWriter:
                 for part in parts if part.table in back
             }  # fmt: skip
             request = PushRequest(
-                parts, core.session.number, self._seq, core.step, core.session.joined.epoch, wires, 1.0, core.applied,
-                clocked, redo=records.redo if records is not None else None, back=rows,
+                parts, core.session.number, self._seq, core.step, core.session.joined.epoch, wires, 1.0,
+                core.bases.of_push(ends=ends), clocked, redo=records.redo if records is not None else None, back=rows,
                 back_dtypes={table: wire_of(core.spec(table), core.options.wire) for table in rows},
             )  # fmt: skip
             sub_requests = routing.first_split(route, united)
@@ -84,8 +84,8 @@ class RowWriter:
             def work(stands: bool) -> None:
                 if intent:
                     declare(core, request.seq, intent)
-                what = f"a push to {', '.join(values) or 'no table'}"
-                core.fan_out(request, sub_requests, route, PUSH, what, stands=stands)
+                core.fan_out(request, sub_requests, route, PUSH, _named(values), stands=stands)
+                core.bases.pulled(request.applied, trains=False)
                 if clocked:  # a new trainer continues at the step of the others
                     core.step = max([core.step, *(int(head.get("step", 0)) for head in request.heads)])
                 core.tally.add(pushes=1, again=request.total("again"), damaged=request.total("damaged") + clipped)
@@ -158,6 +158,10 @@ class RowWriter:
         last = np.empty((len(one.keys), spec.dim), np.float32)
         last[one.inverse] = rows  # of several values for one key the last wins
         return TablePush(table, one.keys, last, op), one
+
+
+def _named(tables: Iterable[str]) -> str:
+    return f"a push to {', '.join(tables) or 'no table'}"
 
 
 def _check_sizes(

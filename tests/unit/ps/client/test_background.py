@@ -185,3 +185,86 @@ def test_long_waits_and_their_ends_are_reported() -> None:
     now[0] = 179.0
     with pytest.raises(PsError, match="waited 179 s for rows, 100 s of it without progress: ps-1 is gone"):
         wait.look(lambda: "ps-1 is gone")
+
+
+# --- what a push says about the age of the rows that its gradients belong to ---
+
+
+def bases(bench: Bench, trainer: int = 1) -> list[int]:
+    """The bases of this trainer's pushes, at the first pserver."""
+    return [head["base"] for head in bench.pservers[1].seen(FrameOp.PUSH) if head["trainer"] == trainer]
+
+
+def pushes(bench: Bench, count: int) -> None:
+    """A new trainer pushes this often."""
+    other = bench.client(number=len(bench.clients) + 1)
+    for _ in range(count):
+        other.push({"plain": (KEYS, ones(KEYS))})
+
+
+def test_prefetching_does_not_make_the_rows_of_this_step_younger(bench: Bench) -> None:
+    client = bench.start(1).client()
+    client.pull("plain", KEYS)
+    pushes(bench, 5)
+    client.prefetch("plain", KEYS[:10])
+    job = client._reader._ahead._batches["plain"].job
+    assert job is not None and job.wait(WAIT_S)
+    client.push({"plain": (KEYS, ones(KEYS))})
+    assert bases(bench) == [0]
+    pushes(bench, 3)
+    client.pull("plain", KEYS[:10])  # the prefetched rows
+    assert client.statistics["prefetched"] == 10
+    client.push({"plain": (KEYS[:10], ones(KEYS[:10]))})
+    assert bases(bench) == [0, 5]
+
+
+def test_the_oldest_rows_of_a_step_count(bench: Bench) -> None:
+    client = bench.start(1).client()
+    client.pull("plain", KEYS)
+    pushes(bench, 2)
+    client.pull("wide", KEYS)
+    client.read("plain", KEYS)
+    client.push({"plain": (KEYS, ones(KEYS))})
+    pushes(bench, 1)
+    client.read("plain", KEYS)
+    client.pull("plain", KEYS)
+    client.push({"plain": (KEYS, ones(KEYS))})
+    assert bases(bench) == [0, 4]
+
+
+def test_a_push_in_the_background_has_the_age_of_its_own_rows(bench: Bench) -> None:
+    client = bench.start(1).client()
+    gate = Gate(bench, FrameOp.PUSH)
+    client.pull("plain", KEYS)
+    client.push({"plain": (KEYS, ones(KEYS))}, wait=False)
+    assert gate.came.acquire(timeout=WAIT_S)
+    gate.open.set()
+    pushes(bench, 2)
+    client.flush()
+    client.pull("plain", KEYS)
+    client.push({"plain": (KEYS, ones(KEYS))})
+    assert bases(bench) == [0, 3]
+
+
+def test_rows_that_come_back_with_a_push_are_as_young_as_pulled_ones(bench: Bench) -> None:
+    """A script that has only dense parameters pulls once."""
+    client = bench.start(1).client()
+    client.pull("plain", KEYS, insert=False)
+    for _ in range(3):
+        pushes(bench, 2)
+        client.push_and_pull({"plain": (KEYS, ones(KEYS))}, ["plain"])
+    assert bases(bench) == [0, 3, 6]
+
+
+def test_who_leaves_with_a_push_that_failed_closes(bench: Bench) -> None:
+    client = bench.start(1).client()
+    bench.pservers[1].faults.append(
+        lambda frame, head: FrameReply.no(FrameOp.REFUSED, text="broken") if frame.op is FrameOp.PUSH else None
+    )
+    client.push({"plain": (KEYS, ones(KEYS))}, wait=False)
+    job = client._writer._outstanding
+    assert job is not None and job.wait(WAIT_S)
+    with pytest.raises(PsError, match="broken"):
+        client.leave()
+    with pytest.raises(PsError, match="client is closed"):
+        client.pull("plain", KEYS)

@@ -40,6 +40,17 @@ def test_shows_and_clicks_are_counted_with_the_step(framework: str) -> None:
 
 
 @pytest.mark.torch
+def test_an_array_of_keys_may_be_reused_before_the_step() -> None:
+    one = Framework("torch")
+    counters, keys = one.ps.Counters("c", "seen"), np.array([1])
+    for number in (1, 2):
+        keys[:] = number
+        counters.add(keys, seen=1)
+    one.ps.step()
+    assert counters.read(one.keys([1, 2]))["seen"].tolist() == [1, 1]
+
+
+@pytest.mark.torch
 def test_bad_columns_and_shapes_are_named() -> None:
     one = Framework("torch")
     counters = one.ps.Counters("c", ("seen",))

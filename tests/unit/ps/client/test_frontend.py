@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from edl.errors import PsError, SettingError, StateError  # noqa: E402
 from edl.worker import session as sessions  # noqa: E402
 from ps.client import frontend  # noqa: E402
 from ps.client.frontend import InitOptions, PsContext  # noqa: E402
+from ps.client.late_push import LatePush  # noqa: E402
 from ps.client.layer_arguments import integer_keys  # noqa: E402
 from ps.client.local import LocalClient  # noqa: E402
 from ps.client.member_count import MemberCount  # noqa: E402
@@ -214,6 +216,18 @@ def test_trainers_that_wait_for_data_hold_up_no_other_trainer(part: PsContext, s
     assert said[-1] == "rest"
 
 
+def test_a_trainer_that_rests_still_rests_after_the_data_set_has_pushed(part: PsContext, said: list[str]) -> None:
+    """It waits for data: in mode sync the others would wait for its next step."""
+    part.declare(spec())
+    part.collect("t", keys(1), np.ones_like(part.pull("t", keys(1), insert=True)))
+    trainers.trainers.idle()
+    trainers.trainers.push()
+    assert said[-5:] == ["rest", "begin", "grad t:1", "boundary", "rest"]
+    part.collect("t", keys(1), np.ones_like(part.pull("t", keys(1), insert=True)))
+    trainers.trainers.push()
+    assert said[-2:] == ["grad t:1", "boundary"]
+
+
 def test_first_values_are_those_of_who_comes_first(said: list[str]) -> None:
     shared = Recorder([], said)
     found = []
@@ -277,6 +291,40 @@ def test_after_leaving_nothing_more(part: PsContext, said: list[str]) -> None:
     assert said.count("leave") == 1
     with pytest.raises(StateError, match="has left the parameter servers"):
         part.step()
+
+
+def test_a_forked_process_does_not_wait_for_the_push_of_the_other(
+    part: PsContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that pushes exists in the other only."""
+
+    def never() -> dict[str, Any]:
+        raise AssertionError("it waits")
+
+    assert part.client is not None
+    part._late = LatePush(never, 1)
+    mine = os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: mine + 1)
+    part._leave_at_exit()
+
+
+def test_evaluation_prefetches_nothing(part: PsContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Layer:
+        table, training = "t", True
+
+    prefetched: list[str] = []
+    monkeypatch.setattr(LocalClient, "prefetch", lambda _, table, keys: prefetched.append(table))
+    part.declare(spec())
+    layer = Layer()
+    part.prefetch(layer, keys(1))
+    part.prefetch("t", keys(1))
+    assert prefetched == ["t", "t"]
+    with part.no_insert():
+        part.prefetch(layer, keys(1))
+        part.prefetch("t", keys(1))
+    layer.training = False
+    part.prefetch(layer, keys(1))
+    assert prefetched == ["t", "t"]
 
 
 def test_a_step_without_gradients_is_named_once(part: PsContext, capsys: pytest.CaptureFixture[str]) -> None:
@@ -422,3 +470,22 @@ def test_a_trainer_that_waits_for_others_to_begin_stops_with_them(said: list[str
 
     PsContext(lambda plan, specs: Late(specs, said)).begin(2)
     assert said == ["begin", "boundary", "boundary"]
+
+
+def test_begin_finds_the_weights_that_another_has_set_meanwhile(said: list[str]) -> None:
+    class Warm(Recorder):
+        """Another trainer sets the weights, and then joins."""
+
+        def boundary(self) -> None:
+            self.assign("dense", keys(0), np.full((1, 7), 5, np.float32))
+            seen.most += 1
+
+        def watch_members(self) -> MemberCount:
+            return seen
+
+    seen, vector = MemberCount(), Vector()
+    one = PsContext(lambda plan, specs: Warm(specs, said))
+    one.declare_dense(vector, SGD(), Damaged.REFUSE)
+    one.begin(1)
+    assert vector.values["a"].tolist() == [5, 5, 5] and vector.values["b"].tolist() == [[5, 5], [5, 5]]
+    one.forget()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from edl.adapters.system_threads import SystemThreads
 from edl.errors import PsError
 from edl.job_records import Mode, Training
 from ps.net.caller import FrameReply
@@ -183,3 +186,26 @@ def test_a_change_is_added_once_though_the_fetch_after_it_fails(bench: Bench) ->
     bench.pservers[1].faults.clear()
     client.push({"plain": (KEYS, np.ones((200, 4)))})
     assert (client.read("plain", KEYS) == -2).all()
+
+
+def test_begin_fetches_rows_that_others_have_set_since(bench: Bench) -> None:
+    client = bench.start(2).client(training=GEO)
+    assert (client.pull("plain", KEYS) == 0).all()
+    bench.client(number=2).assign("plain", KEYS, np.full((200, 4), 5.0))
+    client.begin()
+    assert (client.pull("plain", KEYS) == 5).all()
+
+
+def test_the_last_exchange_needs_no_new_thread(bench: Bench) -> None:
+    """Python 3.12.0 to 3.12.2 starts none while the interpreter exits."""
+
+    class Exiting(SystemThreads):
+        def start(self, target: Callable[..., object], *arguments: Any, name: str) -> threading.Thread:
+            raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    client = bench.start(2).client(training=GEO)
+    client.pull("plain", KEYS)
+    client.push({"plain": (KEYS, np.ones((200, 4)))})
+    client._core.pool.threads = Exiting()
+    client.leave()
+    assert (bench.client(number=2).read("plain", KEYS) == -1).all()

@@ -355,6 +355,18 @@ def test_nobody_stands_for_ever(
     assert "no decision about checkpoint 4" in capsys.readouterr().err
 
 
+def test_a_checkpoint_that_is_given_up_while_a_push_is_on_its_way_stops_nobody(
+    bench: Bench, master: Master, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint_stop, "STAND_S", 0.05)
+    client = bench.joined(master)
+    asked = listening(client)
+    master.tell(messages.Halt(4))
+    monkeypatch.setattr(client._writer, "flush", lambda: master.tell(messages.GoOn(4)))
+    client.boundary()
+    assert master.said.empty() and not asked and client.statistics["checkpoints"] == 0
+
+
 def test_data_that_cannot_be_named_and_values_that_are_no_json(
     bench: Bench, master: Master, capsys: pytest.CaptureFixture[str]
 ) -> None:

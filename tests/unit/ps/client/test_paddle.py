@@ -116,6 +116,29 @@ def test_gradients_add_up_until_the_step() -> None:
     assert one(paddle.to_tensor([1, 2])).tolist() == [[-2, -2], [-2, -2]]
 
 
+def test_a_batch_may_be_reused_before_the_step() -> None:
+    layers = {"one": ps.Embedding("t", 2, initial=ps.Zeros(), optimizer=ps.SGD(1.0)),
+              "bag": ps.EmbeddingBag("u", 2, initial=ps.Zeros(), optimizer=ps.SGD(1.0), mode="sum")}  # fmt: skip
+    keys = paddle.to_tensor([[1]])
+    for number in (1, 2):
+        keys.fill_(number)
+        for layer in layers.values():
+            layer(keys).sum().backward()
+    ps.step()
+    for layer in layers.values():
+        assert layer(paddle.to_tensor([[1], [2]])).reshape([2, 2]).tolist() == [[-1, -1], [-1, -1]]
+
+
+def test_a_gradient_that_the_script_keeps_may_be_cleared_before_the_step() -> None:
+    embedding = ps.Embedding("t", 2, initial=ps.Zeros(), optimizer=ps.SGD(1.0))
+    rows_of = embedding(paddle.to_tensor([1]))
+    rows_of.retain_grads()
+    (rows_of * paddle.ones([1, 2])).sum().backward()
+    rows_of.clear_gradient(True)  # writes zeros
+    ps.step()
+    assert embedding(paddle.to_tensor([1])).tolist() == [[-1, -1]]
+
+
 def test_evaluation_leaves_no_trace() -> None:
     embedding = ps.Embedding("t", 2, initial=ps.Normal(1.0))
     first = embedding(paddle.to_tensor([1]))

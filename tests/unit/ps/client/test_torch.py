@@ -107,6 +107,28 @@ def test_gradients_add_up_until_the_step() -> None:
     assert one(torch.tensor([1, 2])).tolist() == [[-2, -2], [-2, -2]]
 
 
+def test_a_batch_may_be_reused_before_the_step() -> None:
+    layers = {"one": ps.Embedding("t", 2, initial=ps.Zeros(), optimizer=ps.SGD(1.0)),
+              "bag": ps.EmbeddingBag("u", 2, initial=ps.Zeros(), optimizer=ps.SGD(1.0), mode="sum")}  # fmt: skip
+    keys = torch.tensor([[1]])
+    for number in (1, 2):
+        keys.fill_(number)
+        for layer in layers.values():
+            layer(keys).sum().backward()
+    ps.step()
+    for layer in layers.values():
+        assert layer(torch.tensor([[1], [2]])).reshape(2, 2).tolist() == [[-1, -1], [-1, -1]]
+
+
+def test_a_gradient_given_to_backward_may_be_reused_before_the_step() -> None:
+    embedding = ps.Embedding("t", 2, initial=ps.Zeros(), optimizer=ps.SGD(1.0))
+    gradient = torch.ones(1, 2)
+    embedding(torch.tensor([1])).backward(gradient)
+    gradient.zero_()
+    ps.step()
+    assert embedding(torch.tensor([1])).tolist() == [[-1, -1]]
+
+
 def test_rows_may_be_changed_in_place() -> None:
     embedding = ps.Embedding("t", 2, initial=ps.Zeros(), optimizer=ps.SGD(1.0))
     embedding(torch.tensor([1, 2])).mul_(3.0).sum().backward()
