@@ -115,7 +115,7 @@ class CheckpointTask:
             return
         if checkpoint.number != self._number:
             self._number = checkpoint.number
-            self._begun = {one for one in self._begun if one[0] == checkpoint.number}
+            self._begun = {one for one in list(self._begun) if one[0] == checkpoint.number}
             self._reports = {
                 name: message for name, message in list(self._reports.items()) if name[0] == checkpoint.number
             }
@@ -192,6 +192,8 @@ class CheckpointTask:
             log.exception("Parameter server: checkpoint %d failed in phase %s", checkpoint.number, checkpoint.phase)
             message = CheckpointPhaseDone(checkpoint.number, checkpoint.phase, failed=repr(error))
         if message is not None:
+            if (checkpoint.number, checkpoint.phase) == FIND and isinstance(message, CheckpointPhaseDone):
+                self._begun.discard(FIND)  # it has failed; the Master will repeat its orders when it knows
             self._reports[(checkpoint.number, checkpoint.phase)] = message
             self._deps.say(message)
 

@@ -263,6 +263,28 @@ def test_checkpoints_are_searched_again_when_the_rows_are_gone_again() -> None:
     assert around.said == [FoundCheckpoints(0), FoundCheckpoints(0)]
 
 
+def test_a_search_that_has_failed_may_be_repeated(tmp_path: Path) -> None:
+    around = CheckpointTaskDeps()
+    checkpoint_task = CheckpointTask(RowStore(kernels="numpy"), PlainFiles(tmp_path), "job", around, SystemClock())
+    orders = Orders(0, 1, PlacementMap(), 0, (), Training(), (), checkpoint=CheckpointOrder(0, "find"))
+    (tmp_path / "ps").mkdir()
+    (tmp_path / "ps" / "job").write_text("")
+
+    def search() -> None:
+        checkpoint_task.orders(orders)
+        checkpoint_task.orders(orders)  # repeated
+        checkpoint_task.stop()
+        checkpoint_task.start()
+        checkpoint_task._thread.join()
+
+    search()
+    (tmp_path / "ps" / "job").unlink()
+    search()
+    failed, found = around.said
+    assert failed.phase == "find" and "cannot read the checkpoint directory" in failed.failed
+    assert found == FoundCheckpoints(0)
+
+
 def marked(tmp_path: Path) -> tuple[RowStore, CheckpointTask, Callable[[str], None]]:
     """A store with a row in each shard, its task, and a function that begins a phase of checkpoint 1; "" abandons
     it."""
