@@ -473,6 +473,7 @@ class PserverRegistry:
                 turn.note(f"{stuck} cannot leave: there is no other pserver to take its buckets")
 
     def may_go(self, server: Pserver) -> bool:
-        """True if the pserver is leaving and holds no buckets any more."""
-        state = self._state
-        return server.draining and state.stage == "placed" and server.number not in state.grid.holders()
+        """True if the pserver is leaving, holds no buckets any more and is not needed for a checkpoint."""
+        state, number = self._state, server.number
+        over = server.draining and state.stage == "placed" and number not in state.grid.holders()
+        return over and not self._checkpoints.needs(number)
