@@ -2,7 +2,7 @@
 
 Every pserver writes one part; one of them then writes the manifest, without which the checkpoint does not count. An
 incremental checkpoint holds only what has changed since its base checkpoint, and needs the base to be read. All
-functions block and are called from one thread.
+functions block and are called from one thread; ``evicted.add`` from any.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from edl.checkpoint.directory.folders import is_link
 from edl.checkpoint.directory.manifest import Sum
 from edl.errors import CheckpointError
 from edl.ports import Files
-from edl.wire.snapshot import Meta
 from ps.checkpoint import manifest as layout
+from ps.checkpoint.evicted import EvictedRows
 from ps.checkpoint.manifest import (
     CHAIN,
     MANIFEST_FILE,
@@ -40,10 +40,8 @@ from ps.checkpoint.manifest import (
     job_folder,
 )
 from ps.checkpoint.reader import CheckpointReader, Complete, Loaded
-from ps.checkpoint.writer import FILE_BYTES, FORMAT_NAME, PartWriter, RowsFile, Taken, Throttle, WriteRate
+from ps.checkpoint.writer import FILE_BYTES, PartWriter, Taken, WriteRate
 from ps.protocol.messages import CheckpointOrder, FoundCheckpoint, FoundCheckpoints, Orders
-from ps.rows import Rows
-from ps.spec import BUCKETS
 
 KEEP = 3
 RESTORE_THREADS = min(4, os.cpu_count() or 1)
@@ -51,10 +49,6 @@ RESTORE_THREADS = min(4, os.cpu_count() or 1)
 CANDIDATES = 3
 KNOWN = 16
 """Most checkpoints on which this pserver can base an incremental one. All but the newest ones were abandoned."""
-EVICTED_BYTES = 8 << 20
-"""Evicted rows are buffered up to this many bytes, then written."""
-EVICTED_MOST_BYTES = 256 << 20
-"""Evicted rows that cannot be written are kept up to this many bytes, then dropped."""
 _CLOCK = SystemClock()
 
 
@@ -95,8 +89,8 @@ class CheckpointDirectory:
         """The newest checkpoints that this pserver has written a part of since it restored, with the buckets in it."""
         self._whole_bytes = self._changed_bytes = 0
         """Bytes of the last part that was written in full, and of the incremental parts after it."""
-        self._evicted: dict[str, list[Rows]] = {}
-        self._evicted_bytes = self._evicted_files = 0
+        self.evicted = EvictedRows(files, job, self._tag, self._pace, say)
+        """Evicted rows, which are written with ``write_evicted`` and at each checkpoint."""
 
     def run(self, checkpoint: int) -> str:
         """Path of a checkpoint's folder, relative to the checkpoint directory."""
@@ -255,7 +249,7 @@ class CheckpointDirectory:
             )
             for one in taken:
                 writer.add(one)
-            self.flush_evicted()
+            self.write_evicted()
             part = writer.finish()
             name, data = layout.part_name(self.server, self._tag), layout.part_text(part)
             self._files.write(f"{self.run(checkpoint)}/{name}", [data])
@@ -367,41 +361,9 @@ class CheckpointDirectory:
 
     # --- evicted rows ------------------------------------------------------------------------------------------------
 
-    def evicted(self, table: str, rows: Rows) -> None:
-        """Buffer rows that were evicted from a table that exports them; they are written when the buffer is full and at
-        each checkpoint. Raises ``CheckpointError`` if writing fails; the rows then stay in the buffer and are written
-        later, unless there are too many."""
-        if not len(rows.keys):
-            return
-        self._evicted.setdefault(table, []).append(rows)
-        self._evicted_bytes += rows.weights.nbytes + rows.state.nbytes + rows.keys.nbytes
-        if self._evicted_bytes >= EVICTED_BYTES:
-            try:
-                self.flush_evicted()
-            except OSError as error:
-                size = self._evicted_bytes
-                if size > EVICTED_MOST_BYTES:
-                    self._drop_evicted()
-                raise cannot_write(self._files, error, size) from error
-
-    def _drop_evicted(self) -> None:
-        count = sum(len(rows) for several in self._evicted.values() for rows in several)
-        self._say(f"dropping {count:,} evicted rows, which take {self._evicted_bytes:,} bytes and cannot be written")
-        self._evicted, self._evicted_bytes = {}, 0
-
-    def flush_evicted(self) -> None:
-        """Write the buffered evicted rows. Raises ``OSError``."""
-        for table in list(self._evicted):
-            file = RowsFile()
-            for rows in self._evicted[table]:
-                file.add(Taken(0, {table: rows}), np.ones(BUCKETS, np.uint8))
-            name = layout.file_name(self.server, self._tag, self._evicted_files)
-            meta = Meta(self._job, 0, 0, 0, 0, 1, FORMAT_NAME)
-            path = f"{self._folder}/{layout.EVICTED}/{table}/{name}"
-            file.write(self._files, path, meta, {"evicted": file.rows}, Throttle(self._pace))
-            self._evicted_files += 1
-            del self._evicted[table]
-        self._evicted_bytes = 0
+    def write_evicted(self) -> None:
+        """Write the evicted rows that are buffered. Raises ``OSError``."""
+        self.evicted.write(self.server)
 
     # --- deleting ----------------------------------------------------------------------------------------------------
 

@@ -51,6 +51,7 @@ class CheckpointCoordinator:
         self._parts: tuple[str, ...] = ()
         """The pservers' reports about what they have written."""
         self._servers: frozenset[int] = frozenset()
+        """The pservers that take part, from the mark on, without those that have left after their part."""
         self._due_s = 0.0
         self._next_s = 0.0
         self.last = ""
@@ -82,6 +83,8 @@ class CheckpointCoordinator:
 
     def order(self, server: int) -> messages.CheckpointOrder | None:
         """The order for one pserver in the current phase, if any."""
+        if server not in self._servers:
+            return None
         if self.phase == MARK:
             return messages.CheckpointOrder(self.top, "mark")
         if self.phase == WRITE:
@@ -135,11 +138,22 @@ class CheckpointCoordinator:
             self._completed(turn, message.report)
         else:
             self._reports[server] = message.report
+            if self._state.servers[server].draining:
+                turn.change(CHECKPOINT)  # it may go now
+
+    def needs(self, server: int) -> bool:
+        """True if the checkpoint in progress cannot be completed without this pserver."""
+        if server not in self._servers:
+            return False
+        if self.phase == WRITE:
+            return server not in self._reports
+        return self.phase == MARK or server == min(self._servers)
 
     def server_gone(self, turn: PlacementTurn, number: int, name: str) -> None:
-        """A pserver has died."""
-        if number in self._servers and self.phase in (MARK, WRITE, COMPLETE):
+        """A pserver has died, or has left."""
+        if self.needs(number):
             self.give_up(turn, f"{name} was lost")
+        self._servers -= {number}
 
     # --- progress ----------------------------------------------------------------------------------------------------
 
@@ -202,7 +216,9 @@ class CheckpointCoordinator:
         if self._named is None and self._state.top_step:
             self.give_up(turn, "there is no trainer that could name the data positions")
             return
-        self._servers = frozenset(self._state.servers)
+        holders, servers = self._state.grid.holders(), self._state.servers
+        # Those that leave and hold nothing have been allowed to exit.
+        self._servers = frozenset(one for one in servers if one in holders or not servers[one].draining)
         self._enter(turn, MARK, turn.now_s + self._state.limits.mark_s)
 
     def _go_on(self, turn: PlacementTurn) -> None:

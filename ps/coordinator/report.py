@@ -60,7 +60,7 @@ def waiting(state: PlacementState) -> str:
         many = f"at least {least} pserver{'' if least == 1 else 's'}"
         return f"waiting for {many}; {there} {'is' if there == 1 else 'are'} there"
     if state.stage == "finding":
-        return "looking for a checkpoint"
+        return f"looking for a checkpoint; {state.unread}" if state.unread else "looking for a checkpoint"
     if not state.whole:
         return f"restoring {state.found[0].run}" if state.found else "restoring"
     return ""

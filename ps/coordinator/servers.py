@@ -77,6 +77,10 @@ class PserverRegistry:
         self._unplanned = True
         """No planning pass has run yet."""
         self._stuck = ""
+        self._unread_s = 0.0
+        """Time since which the checkpoints cannot be read; 0: they can, as far as known."""
+        self._find_s = 0.0
+        """Time of the next search for checkpoints after a failed one; 0: one is under way."""
 
     def taken_over(self, turn: PlacementTurn) -> None:
         """A new Master has taken over: look for pservers whose keys have disappeared meanwhile."""
@@ -99,7 +103,10 @@ class PserverRegistry:
         if server is None:
             return
         self._returning.pop(server.number, None)
-        server.saves = bool(found.get("saves", True))
+        saves = bool(found.get("saves", True))
+        if saves != server.saves:  # another one may look for checkpoints now
+            server.saves = saves
+            turn.change(SERVERS)
         draining = bool(found.get("draining"))
         if described != (server.host, server.port, server.path, server.machine):
             server.host, server.port, server.path, server.machine = described
@@ -188,9 +195,11 @@ class PserverRegistry:
                 state.grid.took(number, version, messages.of_ranges(buckets, state.grid.buckets), state.copies)
             case messages.CheckpointPhaseDone(_, phase, failed) if phase == "restore":
                 self._not_restored(turn, server, message, failed)
+            case messages.CheckpointPhaseDone(_, phase, failed) if phase == "find":
+                self._not_found(turn, server, failed)
             case messages.CheckpointPhaseDone():
                 self._checkpoints.done(turn, number, message)
-            case messages.FoundCheckpoints():
+            case messages.FoundCheckpoints() if number == self.finder:
                 self._found(turn, message)
             case messages.PserverLoad():
                 self._load(server, message)
@@ -268,6 +277,7 @@ class PserverRegistry:
         state.history += 1
         state.grid.clear()
         state.found = ()
+        state.unread, self._unread_s = "", 0.0
         self._enough_s = 0.0
 
     def _roll_back(self, turn: PlacementTurn, why: str) -> None:
@@ -285,7 +295,11 @@ class PserverRegistry:
     @property
     def finder(self) -> int:
         """Number of the pserver that looks for a checkpoint."""
-        return min(self._state.servers, default=NO_PSERVER) if self._state.stage == "finding" else NO_PSERVER
+        servers = self._state.servers
+        if self._state.stage != "finding":
+            return NO_PSERVER
+        readers = (number for number, one in servers.items() if one.saves)  # others would find none
+        return min(readers, default=min(servers, default=NO_PSERVER))
 
     def order(self, number: int) -> messages.CheckpointOrder | None:
         """The order for one pserver about the checkpoint to start from, if any."""
@@ -298,8 +312,7 @@ class PserverRegistry:
 
     def _found(self, turn: PlacementTurn, message: messages.FoundCheckpoints) -> None:
         state = self._state
-        if state.stage != "finding":
-            return
+        state.unread, self._unread_s = "", 0.0
         self._checkpoints.above(turn, message.top)
         if not message.checkpoints and message.refused:
             lines = "\n".join(message.refused)
@@ -311,6 +324,32 @@ class PserverRegistry:
         else:
             state.found = message.checkpoints
             self._place(turn)
+
+    def _not_found(self, turn: PlacementTurn, server: Pserver, failed: str) -> None:
+        state = self._state
+        if not failed or server.number != self.finder:
+            return
+        text = f"pserver {server.label} cannot read the checkpoints: {failed}"
+        if text != state.unread:
+            turn.note(text)
+        state.unread = text
+        self._unread_s = self._unread_s or turn.now_s
+        self._find_s = turn.now_s + state.limits.find_s
+
+    def _find_again(self, turn: PlacementTurn) -> None:
+        """Repeat a failed search after a pause, and end the job when it has failed for too long."""
+        state, limits = self._state, self._state.limits
+        if not self._unread_s:
+            return
+        if turn.now_s >= self._unread_s + limits.recover_s:
+            self.failed = f"{state.reason}, and {state.unread}" if state.reason else state.unread
+            return
+        turn.wake(self._unread_s + limits.recover_s)
+        if self._find_s and turn.now_s >= self._find_s:
+            self._find_s = 0.0
+            self.greeted.add(self.finder)
+        elif self._find_s:
+            turn.wake(self._find_s)
 
     def _place(self, turn: PlacementTurn) -> None:
         state = self._state
@@ -364,6 +403,8 @@ class PserverRegistry:
             self._start_over()
         if state.stage == "new":
             self._first(turn)
+        elif state.stage == "finding":
+            self._find_again(turn)
         elif state.stage == "placed":
             self._watch_few(turn)
             if state.whole and not self._checkpoints.freezes:
@@ -432,6 +473,7 @@ class PserverRegistry:
                 turn.note(f"{stuck} cannot leave: there is no other pserver to take its buckets")
 
     def may_go(self, server: Pserver) -> bool:
-        """True if the pserver is leaving and holds no buckets any more."""
-        state = self._state
-        return server.draining and state.stage == "placed" and server.number not in state.grid.holders()
+        """True if the pserver is leaving, holds no buckets any more and is not needed for a checkpoint."""
+        state, number = self._state, server.number
+        over = server.draining and state.stage == "placed" and number not in state.grid.holders()
+        return over and not self._checkpoints.needs(number)

@@ -41,6 +41,8 @@ class CoordinatorLimits:
     motion_bytes: int = 64 << 20
     gather_s: float = 0.02
     """Seconds for which reports of synced and taken buckets are batched into one version."""
+    find_s: float = 5.0
+    """Seconds between a failed search for checkpoints and the next one."""
     heat_s: float = 10.0
     """Seconds between looks at hot buckets."""
 
@@ -133,6 +135,8 @@ class PlacementState:
     """``new``: no placement yet. ``finding``: a pserver looks for a checkpoint. ``placed``: all buckets have owners."""
     reason: str = ""
     """Why a checkpoint must be restored; empty at the start of the job."""
+    unread: str = ""
+    """Who cannot read the checkpoints, and why; empty if the search has not failed."""
     found: tuple[messages.FoundCheckpoint, ...] = ()
     """Candidates for a restore, best first; the first one is being, or has been, restored."""
     servers: dict[int, Pserver] = field(default_factory=dict)

@@ -23,7 +23,7 @@ from ps.checkpoint.directory import RESTORE_THREADS, CheckpointDirectory
 from ps.checkpoint.reader import Loaded
 from ps.checkpoint.writer import Taken as TakenPart
 from ps.checkpoint.writer import WriteRate
-from ps.protocol.messages import CheckpointOrder, CheckpointPhaseDone, Orders
+from ps.protocol.messages import CheckpointOrder, CheckpointPhaseDone, FoundCheckpoints, Orders
 from ps.protocol.replication import part_of
 from ps.rows import Rows, ShardChange
 from ps.spec import BUCKETS
@@ -80,10 +80,15 @@ class CheckpointTask:
         threads: Threads = SYSTEM_THREADS,
         restore_threads: int = RESTORE_THREADS,
     ) -> None:
-        self._store, self._files, self._job, self._deps, self._clock = store, files, job, deps, clock
-        self._bytes_per_s = bytes_per_s
+        self._store, self._deps = store, deps
         self._threads, self._restore_threads = threads, restore_threads
         self._directory: CheckpointDirectory | None = None
+        if files is not None:
+            pace = WriteRate(bytes_per_s, self._pause, clock.now_s)
+            self._directory = CheckpointDirectory(files, job, pace=pace, say=_warn)
+        self._over = False
+        self._write_queued = False
+        """Evicted rows are about to be written."""
         self._mark: _Mark | None = None
         self._begun: set[tuple[int, str]] = set()
         self._reports: dict[tuple[int, str], Any] = {}
@@ -98,8 +103,11 @@ class CheckpointTask:
         self._thread = self._threads.start(self._run, name="edl-ps-checkpoints")
 
     def stop(self) -> None:
-        """Stop after the queued items, and after writing the evicted rows that have been kept back."""
-        self._work.put(self._flush_evicted)
+        """Stop after the queued items, and after writing the evicted rows that have been kept back. A checkpoint that
+        is being written ends soon: the Master would not hear of it."""
+        self._over = True
+        self._drop_mark()
+        self._work.put(self._write_evicted)
         self._work.put(None)
 
     def finish(self, wait_s: float) -> None:
@@ -115,7 +123,7 @@ class CheckpointTask:
             return
         if checkpoint.number != self._number:
             self._number = checkpoint.number
-            self._begun = {one for one in self._begun if one[0] == checkpoint.number}
+            self._begun = {one for one in list(self._begun) if one[0] == checkpoint.number}
             self._reports = {
                 name: message for name, message in list(self._reports.items()) if name[0] == checkpoint.number
             }
@@ -137,24 +145,25 @@ class CheckpointTask:
         self._work.put(lambda: self._attempt(checkpoint, lambda: self._restore(orders, checkpoint, buckets, resets)))
 
     def evicted(self, table: str, rows: Rows) -> None:
-        """Write evicted rows in the background."""
+        """Keep evicted rows until there are enough of them, then write them in the background."""
+        if self._directory is None or not len(rows):
+            return
+        if self._directory.evicted.add(table, rows) and not self._write_queued:
+            self._write_queued = True
+            self._work.put(self._write_if_full)
 
-        def write() -> None:
-            try:
-                self._opened(0).evicted(table, rows)
-            except (EdlError, MemoryError) as error:
-                why = str(error) or type(error).__name__
-                log.warning("Parameter server: cannot write evicted rows of table %s, will retry: %s", table, why)
+    def _write_if_full(self) -> None:
+        self._write_queued = False
+        if self._directory is not None and self._directory.evicted.full:
+            self._write_evicted()
 
-        if len(rows) and self._files is not None:
-            self._work.put(write)
-
-    def _flush_evicted(self) -> None:
+    def _write_evicted(self) -> None:
         if self._directory is not None:
             try:
-                self._directory.flush_evicted()
-            except OSError as error:
-                log.warning("Parameter server: cannot write evicted rows: %s", error)
+                self._directory.write_evicted()
+            except (OSError, MemoryError) as error:
+                why = str(error) or type(error).__name__
+                log.warning("Parameter server: cannot write evicted rows, will retry: %s", why)
 
     def reset(self) -> None:
         """All rows were discarded: drop the mark and obsolete the loads under way. The Master may repeat the search for
@@ -192,27 +201,27 @@ class CheckpointTask:
             log.exception("Parameter server: checkpoint %d failed in phase %s", checkpoint.number, checkpoint.phase)
             message = CheckpointPhaseDone(checkpoint.number, checkpoint.phase, failed=repr(error))
         if message is not None:
+            if (checkpoint.number, checkpoint.phase) == FIND and isinstance(message, CheckpointPhaseDone):
+                self._begun.discard(FIND)  # it has failed; the Master will repeat its orders when it knows
             self._reports[(checkpoint.number, checkpoint.phase)] = message
             self._deps.say(message)
 
+    def _pause(self, seconds: float) -> None:
+        if not self._over:  # at the end there is little time
+            self._threads.sleep(seconds)
+
     def _opened(self, number: int) -> CheckpointDirectory:
-        if self._files is None:
-            raise _Lasting(NOWHERE)
         if self._directory is None:
-            pace = WriteRate(self._bytes_per_s, self._threads.sleep, self._clock.now_s)
-            self._directory = CheckpointDirectory(self._files, self._job, number, pace=pace, say=_warn)
-        if number:
-            self._directory.server = number
+            raise _Lasting(NOWHERE)
+        self._directory.server = number
         return self._directory
 
     def _find(self, checkpoint: CheckpointOrder, orders: Orders) -> Any:
-        from ps.protocol.messages import FoundCheckpoints
-
-        return FoundCheckpoints(0) if self._files is None else self._opened(orders.you).find()
+        return FoundCheckpoints(0) if self._directory is None else self._opened(orders.you).find()
 
     def _take_mark(self, checkpoint: CheckpointOrder) -> CheckpointPhaseDone:
         self._drop_mark()
-        if self._files is None:
+        if self._directory is None:
             raise _Lasting(NOWHERE)
         self._mark = _Mark(checkpoint.number, self._deps.owned(), self._store.snapshot(checkpoint.number))
         return CheckpointPhaseDone(checkpoint.number, checkpoint.phase)
@@ -230,6 +239,7 @@ class CheckpointTask:
 
         def taken() -> Iterator[TakenPart]:
             for shard in range(SHARDS):
+                self._write_if_full()
                 found = mark.snapshot.take(shard, since)
                 if not mark.snapshot.open:
                     raise CheckpointError(f"checkpoint {checkpoint.number} has been abandoned")

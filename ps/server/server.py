@@ -40,6 +40,7 @@ from ps.server.replicate_out import CONNECT_S
 from ps.spec import BUCKETS
 from ps.store.kernels import at_once, chosen, kernels
 from ps.store.kernels.ready import compile_elsewhere
+from ps.store.push_plan import PartlyApplied
 from ps.store.store import REMEMBERED, RowStore
 
 log = logging.getLogger(__name__)
@@ -198,7 +199,7 @@ class ParameterServer:
 
     def _handle(self, peer: EndpointPeer, frame: Frame) -> FrameReply:
         if frame.op in (FrameOp.PULL, FrameOp.PUSH, FrameOp.SCAN, FrameOp.INTENT):
-            return self.handlers.answer(peer, frame)
+            return self._answer(peer, frame)
         if frame.op is FrameOp.STREAM and peer.role == SERVER:
             return self._stream(peer, frame)
         if frame.op is FrameOp.CONTROL and peer.role == MASTER:
@@ -209,6 +210,14 @@ class ParameterServer:
         return FrameReply.no(
             FrameOp.REFUSED, kind="word", text=f"{frame.op.name} is not a request that a {peer.role} may send"
         )
+
+    def _answer(self, peer: EndpointPeer, frame: Frame) -> FrameReply:
+        try:
+            return self.handlers.answer(peer, frame)
+        except PartlyApplied as error:
+            log.exception("Parameter server: %s of %s failed", frame.op.name, peer)
+            self.failed(str(error))
+            raise
 
     def _stream(self, peer: EndpointPeer, frame: Frame) -> FrameReply:
         try:

@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from edl.job_records import Mode, Training
 from ps.protocol.messages import TrainerMember
 
+SCALES = 8
+"""Newest steps whose scales are known, for parts that come after their step."""
+
 
 @dataclass(frozen=True, slots=True)
 class Apply:
@@ -48,6 +51,19 @@ class _WaitingPush:
     step: int
 
 
+@dataclass(slots=True)
+class _TrainerSteps:
+    """How far a trainer has got on this pserver; -1: no push yet."""
+
+    received: int = -1
+    """Highest step received. In mode async also pulled for, or started at."""
+    applied: int = -1
+    """Highest step in which a push of it was applied."""
+    starts_at: int = -1
+    """The step in which its first push counts, if that was for a step that was over. A repeated one counts there as
+    well."""
+
+
 class StepBarrier:
     """Decides when trainers' pushes are applied. ``tag``: the shell's number for a received push."""
 
@@ -56,8 +72,7 @@ class StepBarrier:
         self._members: dict[int, TrainerMember] = {}
         self._revoked: frozenset[int] = frozenset()
         self._waiting: dict[int, _WaitingPush] = {}
-        self._reached: dict[int, int] = {}
-        """Highest step received, by trainer."""
+        self._trainers: dict[int, _TrainerSteps] = {}
         self._scales: dict[int, float] = {}
         """Scales of the newest steps applied here."""
         self.step = -1
@@ -74,8 +89,12 @@ class StepBarrier:
         slowest = min((self._at(one) for one in known if one in self._members), default=-1)
         for one in self._members:
             if one not in known:  # it starts at the step of the slowest member here
-                self._reached[one] = max(self._reached.get(one, -1), slowest if self._asynchronous else -1)
-        self._reached = {one: step for one, step in self._reached.items() if one not in self._revoked}
+                trainer = self._trainer(one)
+                trainer.received = max(trainer.received, slowest if self._asynchronous else -1)
+        self._trainers = {one: steps for one, steps in self._trainers.items() if one not in self._revoked}
+        for tag, waiting in self._waiting.items():
+            if waiting.trainer in self._members and waiting.trainer not in known:
+                self._waiting[tag] = _WaitingPush(waiting.trainer, self._open(waiting.trainer, waiting.step))
         gone = tuple(tag for tag, waiting in self._waiting.items() if waiting.trainer in self._revoked)
         for tag in gone:
             del self._waiting[tag]
@@ -85,7 +104,7 @@ class StepBarrier:
     def reset(self) -> tuple[Verdict, ...]:
         """Start a new history: refuse everything that waits."""
         gone = tuple(self._waiting)
-        self._waiting, self._reached, self._scales, self.step = {}, {}, {}, -1
+        self._waiting, self._trainers, self._scales, self.step = {}, {}, {}, -1
         return (Stale(gone),) if gone else ()
 
     def push(self, trainer: int, step: int, tag: int, complete: bool = False) -> tuple[Verdict, ...]:
@@ -93,26 +112,27 @@ class StepBarrier:
         pushed it; those that learn of this pserver later will not push it here."""
         if trainer in self._revoked:
             return (Stale((tag,)),)
-        before = self._reached.get(trainer, -1)
+        known = self._trainer(trainer)
         if self._asynchronous:
-            self._reached[trainer] = step = max(before, step)
+            known.received = step = max(known.received, step)
             self.step = max(self.step, step)
             return (Apply(step, (tag,), 1.0),)
-        if step <= self.step and before >= step:  # part of a step applied here already; its bucket had moved
+        step = max(step, known.starts_at)
+        if step <= self.step and known.applied >= step:  # part of a step applied here already; its bucket had moved
             return (Apply(step, (tag,), self._scales.get(step, 1.0 / max(len(self._members), 1))),)
         if complete and step > self.step:
-            self._reached[trainer] = max(before, step)
-            return (Apply(step, (tag,), 1.0 / max(len(self._members), 1)), *self._applied())
-        step = max(step, self.step + 1)  # a new trainer joins in the open step
-        self._reached[trainer] = max(before, step)
-        self._waiting[tag] = _WaitingPush(trainer, step)
+            known.received, known.applied = max(known.received, step), max(known.applied, step)
+            return (Apply(step, (tag,), self._scale(step, len(self._members))), *self._applied())
+        self._waiting[tag] = _WaitingPush(trainer, self._open(trainer, step))
         return self._applied()
 
     def withdraw(self, tag: int) -> None:
         """The sender no longer waits for this push and will repeat it."""
-        waiting = self._waiting.pop(tag, None)
-        if waiting is not None and waiting not in self._waiting.values():
-            self._reached[waiting.trainer] = waiting.step - 1
+        gone = self._waiting.pop(tag, None)
+        if gone is not None:
+            known = self._trainer(gone.trainer)
+            others = (one.step for one in self._waiting.values() if one.trainer == gone.trainer)
+            known.received = max(others, default=known.applied)
 
     def may_pull(self, trainer: int, step: int) -> PullDecision:
         """Decide whether a trainer may have the rows for this step. Ask again after every event."""
@@ -121,23 +141,38 @@ class StepBarrier:
         bound = self._training.staleness
         if self._training.mode is not Mode.ASYNC or not bound:
             return PullDecision.GO
-        self._reached[trainer] = max(self._reached.get(trainer, -1), step)
+        known = self._trainer(trainer)
+        known.received = max(known.received, step)
         slowest = min((self._at(one) for one in self._members if one != trainer), default=step)
         return PullDecision.GO if step - slowest <= bound else PullDecision.WAIT
 
     def waits_for(self, step: int) -> tuple[TrainerMember, ...]:
         """The members that hold this step up, for messages."""
         if self._training.mode is Mode.SYNC:
-            return tuple(one for one in self._members.values() if one.step <= step > self._reached.get(one.number, -1))
+            return tuple(one for one in self._members.values() if one.step <= step > self._trainer(one.number).received)
         bound = self._training.staleness
         return tuple(one for one in self._members.values() if step - self._at(one.number) > bound)
+
+    def _open(self, trainer: int, step: int) -> int:
+        """The step in which a push counts that has not been applied: a new trainer joins in the open step."""
+        known = self._trainer(trainer)
+        if step <= self.step:
+            known.starts_at = step = self.step + 1
+        known.received = max(known.received, step)
+        return step
 
     @property
     def _asynchronous(self) -> bool:
         return self._training.mode is not Mode.SYNC
 
     def _at(self, trainer: int) -> int:
-        return max(self._reached.get(trainer, -1), self._members[trainer].step)
+        return max(self._trainer(trainer).received, self._members[trainer].step)
+
+    def _trainer(self, number: int) -> _TrainerSteps:
+        found = self._trainers.get(number)
+        if found is None:
+            found = self._trainers[number] = _TrainerSteps()
+        return found
 
     def _applied(self) -> tuple[Verdict, ...]:
         """Apply the steps that wait for no trainer any more, in order."""
@@ -151,11 +186,17 @@ class StepBarrier:
                 for tag, one in self._waiting.items()
                 if one.step == step and one.trainer in self._members
             }
-            scale = self._scales.get(step, 1.0 / len(set(tags.values())))
-            for tag in tags:
+            for tag, number in tags.items():
                 del self._waiting[tag]
+                known = self._trainer(number)
+                known.applied = max(known.applied, step)
             self.step = max(self.step, step)
-            self._scales[step] = scale
-            self._scales.pop(min(self._scales) if len(self._scales) > 8 else -1, None)
-            verdicts.append(Apply(step, tuple(tags), scale))
+            verdicts.append(Apply(step, tuple(tags), self._scale(step, len(set(tags.values())))))
         return tuple(verdicts)
+
+    def _scale(self, step: int, trainers: int) -> float:
+        """The scale of all pushes of a step; its first ones decide."""
+        scale = self._scales.setdefault(step, 1.0 / max(trainers, 1))
+        if len(self._scales) > SCALES:
+            del self._scales[min(self._scales)]
+        return scale

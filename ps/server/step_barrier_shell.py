@@ -16,6 +16,7 @@ from ps.protocol.messages import TrainerMember
 from ps.rows import TablePush, TrainerPush
 from ps.server.step_barrier import Apply, PullDecision, Stale, StepBarrier, Verdict
 from ps.spec import BUCKETS
+from ps.store.push_plan import PartlyApplied
 
 
 class BarrierTimeout(Exception):
@@ -168,8 +169,8 @@ class StepBarrierShell:
             results = [Applied(batch.step, found)] * len(waiters)
             errors: list[BaseException | None] = [None] * len(waiters)
         except Exception as error:  # noqa: BLE001 - re-raised on the threads of the pushes
-            if len(waiters) == 1:
-                errors = [error]
+            if len(waiters) == 1 or isinstance(error, PartlyApplied):
+                errors = [error] * len(waiters)
             else:
                 results, errors = self._one_by_one(waiters, batch, apply)
         with self._changed:
@@ -184,6 +185,10 @@ class StepBarrierShell:
         results: list[Any] = []
         errors: list[BaseException | None] = []
         for waiter in waiters:
+            if errors and isinstance(errors[-1], PartlyApplied):
+                results.append(None)
+                errors.append(errors[-1])
+                continue
             try:
                 results.append(Applied(batch.step, apply([waiter.push], batch.step, batch.scale)))
                 errors.append(None)

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from edl.errors import PsError
+from edl.errors import EdlError, PsError
 from ps.hashing import SHARDS, buckets_of, splitmix64
-from ps.rows import OPS, RowOp, TablePush, TrainerPush
+from ps.rows import OPS, Pushed, RowOp, TablePush, TrainerPush
 from ps.spec import BUCKETS, UpdateRule
 from ps.store import damage, rules
 from ps.store.kernels import Kernels
@@ -20,6 +20,8 @@ from ps.store.table import Table
 
 Floats = NDArray[np.float32]
 PER_SHARD = BUCKETS // SHARDS
+SERVED = 1
+"""Value in ``allowed`` for buckets whose requests are served; any other value means that they are not."""
 GROUP, GROUPS, LONGEST = 1 << 12, 6, 1 << 14
 """A push is applied in this many groups of shards, each under one hold of their locks. Groups have at least and at most
 this many keys: large enough to amortise the overhead, small enough to let other requests in between."""
@@ -48,6 +50,33 @@ class Work:
         starts = before[np.clip(split.starts, low, high) - low]
         kept = np.flatnonzero(keep) + low
         return replace(self, split=Split(split.keys[kept], split.order[kept], starts, split.counts, split.slots[kept]))
+
+
+class PartlyApplied(EdlError):
+    """An error has interrupted a push while rows changed. Some of them have changed, but neither the sequence numbers
+    nor the replicas, so a repetition would be applied twice: the store must not be used any more."""
+
+
+def remaining(
+    works: Sequence[Work], first: int, last: int, unserved: NDArray[np.bool_], late: NDArray[np.bool_], result: Pushed
+) -> list[Work]:
+    """Remove what is not served or has already been applied, in the shards ``first .. last-1``."""
+    mine = slice(first * PER_SHARD, last * PER_SHARD)
+    bad = np.zeros((len(unserved), BUCKETS), np.bool_)
+    kept = []
+    for work in works:
+        bad[:, mine] = late
+        once = work.without(first, last, bad)
+        result.skipped += int(work.split.starts[last] - work.split.starts[first]) - len(once.split.keys)
+        bad[:, mine] = unserved
+        kept.append(once.without(first, last, bad))
+    return kept
+
+
+def refused(split: Split, served: NDArray[np.uint8], first: int, last: int) -> int:
+    """The number of keys in the shards ``first .. last-1`` whose bucket is not served."""
+    mine = slice(first * PER_SHARD, last * PER_SHARD)
+    return int(split.counts[mine][served[mine] != SERVED].sum())
 
 
 def aligned(values: object, dtype: type[np.generic]) -> NDArray[np.generic]:

@@ -31,7 +31,7 @@ from ps.store.ftrl import follow_weights
 from ps.store.job_clock import JobClock
 from ps.store.kernels import Kernels
 from ps.store.kernels import kernels as pick
-from ps.store.push_plan import PER_SHARD, Work
+from ps.store.push_plan import PER_SHARD, SERVED, PartlyApplied, Work
 from ps.store.rules import FTRL
 from ps.store.shard_table import ShardTable, Slots, Split
 from ps.store.snapshot import StoreSnapshot
@@ -39,8 +39,6 @@ from ps.store.table import Table
 
 __all__ = ["SHARDS", "Full", "RowStore"]
 
-SERVED = 1
-"""Value in ``allowed`` for buckets whose requests are served; any other value means that they are not."""
 WAYS = 2
 """Number of shard ranges of a large pull: few, so that rows are written almost sequentially; more than one, so that
 several pulls can proceed in parallel."""
@@ -195,7 +193,7 @@ class RowStore:
         served = _served(allowed)
         parts = WAYS if len(wanted) > push_plan.GROUP else 1
         split = self._kernels.split(wanted, parts)
-        if served is not None and (refused := _refused(split, served, 0, SHARDS)):
+        if served is not None and (refused := push_plan.refused(split, served, 0, SHARDS)):
             return refused
         self.heat += split.counts
         seen = self._seen(found, step)
@@ -203,7 +201,7 @@ class RowStore:
         for first, last in self._in_turn([(first, first + shards) for first in range(0, SHARDS, shards)]):
             part = first // shards
             with self._held(first, last):
-                if served is not None and (refused := _refused(split, served, first, last)):
+                if served is not None and (refused := push_plan.refused(split, served, first, last)):
                     return refused  # a bucket has left meanwhile, and its rows may be gone
                 if insert:
                     self.most_seen_step = max(self.most_seen_step, step)
@@ -262,8 +260,8 @@ class RowStore:
         ``lr`` by table (default: the table's own). ``scale`` multiplies gradients and added values, except gradients of
         tables with the rule ``ADD``. Keys are skipped if their bucket is not ``allowed``, or if this ``seq`` or a later
         one of the trainer has already been applied to it. Raises ``PsError`` for damaged or misshapen values, and
-        ``Full`` (a ``PsError``), before anything is applied. ``needed`` is called under the locks of the shards ``first
-        .. last-1`` and tells whether their pieces are needed; default: all are.
+        ``Full`` (a ``PsError``), before anything is applied; ``PartlyApplied`` afterwards. ``needed`` is called under
+        the locks of the shards ``first .. last-1`` and tells whether their pieces are needed; default: all are.
         """
         for table in self._tables.values():
             table.telling = each is not None
@@ -297,44 +295,43 @@ class RowStore:
         if taken.any():
             self.most_seen_step = max(self.most_seen_step, step)
         if refused or late.any():
-            works = self._left(works, first, last, touched[:, mine] & ~taken, late, result)
+            works = push_plan.remaining(works, first, last, touched[:, mine] & ~taken, late, result)
             taken = taken & ~late
         tells = each is not None and (needed is None or needed(first, last))
         pieces = (
             {shard: ShardChange(shard, (), np.zeros(0, np.uint16)) for shard in range(first, last)} if tells else {}
         )
-        for work in works:
-            self._apply(work, first, last, step, pieces, result)
+        changing = False
+        try:
+            for work in works:
+                self._find_rows(work, first, last, step, result)
+                changing = True
+                self._apply(work, first, last, step, pieces, result)
+            self._applied(pushes, taken, first, last, pieces, each)
+        except Exception as error:
+            if changing:
+                raise PartlyApplied(f"a push was applied in part, and cannot be completed: {error!r}") from error
+            raise
+
+    def _applied(
+        self, pushes: Sequence[TrainerPush], taken: NDArray[np.bool_], first: int, last: int,
+        pieces: Mapping[int, ShardChange], each: Each | None,
+    ) -> None:  # fmt: skip
+        """Record the sequence numbers, and pass on the effects."""
+        mine = slice(first * PER_SHARD, last * PER_SHARD)
         for number, push in enumerate(pushes):
             if push.trainer:
                 self._seq(push.trainer)[mine][taken[number]] = push.seq
-        if tells and each is not None:
-            for piece in pieces.values():
-                self._add_push_effects(piece, pushes, taken, first, each)
-        elif each is not None:
-            for table in self._tables.values():
-                for shard in range(first, last) if table.spec.eviction.any else ():
-                    table.unreported(shard)  # no replica needs them
+        if each is None:
+            return
+        for piece in pieces.values():
+            self._add_push_effects(piece, pushes, taken, first, each)
+        for table in self._tables.values() if not pieces else ():
+            for shard in range(first, last) if table.spec.eviction.any else ():
+                table.unreported(shard)  # no replica needs them
 
-    def _left(
-        self, works: Sequence[Work], first: int, last: int, refused: NDArray[np.bool_], late: NDArray[np.bool_],
-        result: Pushed,
-    ) -> list[Work]:  # fmt: skip
-        """Remove what is not served or has already been applied."""
-        mine = slice(first * PER_SHARD, last * PER_SHARD)
-        bad = np.zeros((len(refused), BUCKETS), np.bool_)
-        kept = []
-        for work in works:
-            bad[:, mine] = late
-            once = work.without(first, last, bad)
-            result.skipped += int(work.split.starts[last] - work.split.starts[first]) - len(once.split.keys)
-            bad[:, mine] = refused
-            kept.append(once.without(first, last, bad))
-        return kept
-
-    def _apply(
-        self, work: Work, first: int, last: int, step: int, pieces: Mapping[int, ShardChange], result: Pushed
-    ) -> None:
+    def _find_rows(self, work: Work, first: int, last: int, step: int, result: Pushed) -> None:
+        """Find the rows to change, and add those that are missing. Changes no rows."""
         table, split = work.table, work.split
         step = self._seen(table, step)
         missing = self._kernels.find(table.shard_tables, split, first, last)
@@ -351,6 +348,12 @@ class RowStore:
         if self._snapshot is not None:
             for shard in range(first, last):
                 self._keep(table, shard, split.of(shard))
+
+    def _apply(
+        self, work: Work, first: int, last: int, step: int, pieces: Mapping[int, ShardChange], result: Pushed
+    ) -> None:
+        table, split = work.table, work.split
+        step = self._seen(table, step)
         changed, damaged = self._kernels.apply(
             table.shard_tables, split, first, last, work.values, work.rule, work.numbers,
             table.spec.optimizer.nesterov, step, self.mark,
@@ -586,12 +589,6 @@ class RowStore:
 def _served(allowed: Allowed) -> NDArray[np.uint8] | None:
     """A live view: a bucket is stopped under its shard's lock."""
     return None if allowed is None else np.frombuffer(allowed, np.uint8)
-
-
-def _refused(split: Split, served: NDArray[np.uint8], first: int, last: int) -> int:
-    """The number of keys in the shards ``first .. last-1`` whose bucket is not served."""
-    mine = slice(first * PER_SHARD, last * PER_SHARD)
-    return int(split.counts[mine][served[mine] != SERVED].sum())
 
 
 def _mask(buckets: Sequence[int]) -> NDArray[np.bool_]:

@@ -37,7 +37,10 @@ class Cluster:
         self.orders: dict[str, messages.Orders] = {}
         """The newest that each pserver was given."""
         self.machines: dict[str, str] = {}
-        self.found = messages.FoundCheckpoints(0)
+        self.found: messages.FoundCheckpoints | messages.CheckpointPhaseDone = messages.FoundCheckpoints(0)
+        """What a search for checkpoints finds, or why it fails."""
+        self._unread: set[str] = set()
+        """Pservers whose last search has failed: they search again with the next orders."""
         self.bad: set[str] = set()
         """Runs that cannot be restored."""
         self.lasting = False
@@ -153,9 +156,13 @@ class Cluster:
         self.orders[name] = orders
         self._effects(name, self.bucket_machines[name].step(hd.OrdersCame(orders)))
         checkpoint = orders.checkpoint
-        if checkpoint is None or (before is not None and before.checkpoint == checkpoint):
+        done = before is not None and before.checkpoint == checkpoint and name not in self._unread
+        if checkpoint is None or done:
             return
+        self._unread.discard(name)
         if checkpoint.phase == "find":
+            if isinstance(self.found, messages.CheckpointPhaseDone):
+                self._unread.add(name)
             self.feed(sv.HelperSaid(name, messages.encode(self.found)))
         elif checkpoint.phase != "restore" and self.checkpoints:
             told = json.dumps({"run": f"checkpoint-{checkpoint.number}"}) if checkpoint.phase == "complete" else name

@@ -20,7 +20,7 @@ from edl.checkpoint.directory.manifest import Sum
 from edl.errors import CheckpointError
 from edl.ports import Files
 from ps.checkpoint import manifest as layout
-from ps.checkpoint.directory import EVICTED_BYTES, CheckpointDirectory
+from ps.checkpoint.directory import CheckpointDirectory
 from ps.checkpoint.manifest import CHAIN, MANIFEST_FILE, PartReport, flat
 from ps.checkpoint.reader import Loaded, merged
 from ps.checkpoint.writer import WriteRate
@@ -498,47 +498,6 @@ def test_writing_keeps_the_pace(plain: Files) -> None:
     directory = CheckpointDirectory(plain, "job", 1, pace=WriteRate(1e6, wait, lambda: clock[0]), file_bytes=100_000)
     told = PartReport.decode(directory.write(1, 1, ALL, taken(some(20_000))))
     assert sum(waits) == pytest.approx(told.bytes / 1e6, rel=0.1)
-
-
-def test_evicted_rows_are_kept_beside_the_checkpoints(plain: Files, tmp_path: Path) -> None:
-    directory = CheckpointDirectory(plain, "job", 4)
-    few = rows_of(USER, keys_of(10))
-    directory.evicted("user", few)
-    assert files_below(tmp_path) == []
-    directory.evicted("user", rows_of(USER, keys_of(EVICTED_BYTES // 40, 2)))
-    assert len(files_below(tmp_path)) == 1
-    directory.evicted("user", few)
-    directory.write(1, 1, ALL, taken(some(10)))
-    names = [one for one in files_below(tmp_path) if one.startswith("ps/job/evicted/user/server-4-")]
-    assert len(names) == 2
-    safetensors = pytest.importorskip("safetensors.numpy")
-    assert sorted(safetensors.load_file(tmp_path / names[1])["user/keys"].tolist()) == sorted(few.keys.tolist())
-
-
-def test_evicted_rows_that_cannot_be_written_are_kept_up_to_a_limit(
-    plain: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A full disk is no reason to run out of memory, weeks later."""
-    said: list[str] = []
-    directory = CheckpointDirectory(plain, "job", 4, say=said.append)
-    monkeypatch.setattr("ps.checkpoint.directory.EVICTED_BYTES", 5000)
-    monkeypatch.setattr("ps.checkpoint.directory.EVICTED_MOST_BYTES", 20_000)
-    rows = rows_of(USER, keys_of(100, 2))
-
-    def full(path: str, parts: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(plain, "write", full)
-        for _ in range(7):
-            with pytest.raises(CheckpointError, match="no space"):
-                directory.evicted("user", rows)
-            assert directory._evicted_bytes <= 25_000
-    assert len(said) == 1 and f"dropping {4 * len(rows):,} evicted rows" in said[0]
-    directory.flush_evicted()
-    safetensors = pytest.importorskip("safetensors.numpy")
-    (name,) = files_below(tmp_path)
-    assert len(safetensors.load_file(tmp_path / name)["user/keys"]) == 3 * len(rows)
 
 
 def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:

@@ -17,10 +17,11 @@ from edl.errors import PsError
 from edl.job_records import Training
 from edl.wire.snapshot import header_bytes, parse_header
 from ps.checkpoint.directory import CheckpointDirectory
+from ps.checkpoint.evicted import EvictedRows
 from ps.checkpoint.reader import Loaded
 from ps.hashing import SHARDS, buckets_of
 from ps.protocol.messages import CheckpointOrder, FoundCheckpoints, Joined, Orders, PlacementMap, PserverAddress, pack
-from ps.rows import ShardChange, TablePush, Taken, TrainerPush
+from ps.rows import Rows, ShardChange, TablePush, Taken, TrainerPush, concat
 from ps.server import bucket_machine as h
 from ps.server.bucket_shell import BucketShell
 from ps.server.checkpoint_task import CheckpointTask
@@ -263,6 +264,28 @@ def test_checkpoints_are_searched_again_when_the_rows_are_gone_again() -> None:
     assert around.said == [FoundCheckpoints(0), FoundCheckpoints(0)]
 
 
+def test_a_search_that_has_failed_may_be_repeated(tmp_path: Path) -> None:
+    around = CheckpointTaskDeps()
+    checkpoint_task = CheckpointTask(RowStore(kernels="numpy"), PlainFiles(tmp_path), "job", around, SystemClock())
+    orders = Orders(0, 1, PlacementMap(), 0, (), Training(), (), checkpoint=CheckpointOrder(0, "find"))
+    (tmp_path / "ps").mkdir()
+    (tmp_path / "ps" / "job").write_text("")
+
+    def search() -> None:
+        checkpoint_task.orders(orders)
+        checkpoint_task.orders(orders)  # repeated
+        checkpoint_task.stop()
+        checkpoint_task.start()
+        checkpoint_task._thread.join()
+
+    search()
+    (tmp_path / "ps" / "job").unlink()
+    search()
+    failed, found = around.said
+    assert failed.phase == "find" and "cannot read the checkpoint directory" in failed.failed
+    assert found == FoundCheckpoints(0)
+
+
 def marked(tmp_path: Path) -> tuple[RowStore, CheckpointTask, Callable[[str], None]]:
     """A store with a row in each shard, its task, and a function that begins a phase of checkpoint 1; "" abandons
     it."""
@@ -355,36 +378,90 @@ def test_changes_that_came_between_the_owner_s_mark_and_the_replica_s_are_saved(
     assert found == dict.fromkeys(keys[:9].tolist(), 2.0)
 
 
-@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("a defect")])
-def test_an_error_with_evicted_rows_does_not_end_the_thread_that_restores(error: Exception, tmp_path: Path) -> None:
-    around = CheckpointTaskDeps()
-    checkpoint_task = CheckpointTask(RowStore(kernels="numpy"), PlainFiles(tmp_path), "job", around, SystemClock())
+def rows_in(store: RowStore) -> Rows:
+    """All rows of the table that ``marked`` defines."""
+    return concat([rows for bucket in range(BUCKETS) if (rows := store.image(bucket).rows.get("counts"))])
 
-    class Full:
-        def evicted(self, table: str, rows: Any) -> None:
-            raise error
 
-        def find(self) -> FoundCheckpoints:
-            return FoundCheckpoints(7)
+@pytest.mark.parametrize("error", [OSError(28, "full"), MemoryError(), RuntimeError("a defect")])
+def test_an_error_with_evicted_rows_does_not_end_the_thread_that_restores(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, task, _ = marked(tmp_path)
+    monkeypatch.setattr("ps.checkpoint.evicted.EVICTED_BYTES", 100)
 
-    checkpoint_task._opened = lambda number: Full()  # type: ignore[assignment, method-assign, return-value]
-    store = RowStore(kernels="numpy")
-    store.define(COUNTS)
-    key = np.array([1], np.int64)
-    store.push([TrainerPush(1, 1, [TablePush("counts", key, np.ones((1, 2), np.float32))])], step=1)
-    checkpoint_task.evicted("counts", store.image(int(buckets_of(key)[0])).rows["counts"])
-    checkpoint_task.orders(Orders(0, 1, PlacementMap(), 0, (), Training(), (), checkpoint=CheckpointOrder(0, "find")))
-    checkpoint_task.stop()
-    checkpoint_task.start()
-    checkpoint_task._thread.join()
-    assert around.said == [FoundCheckpoints(7)]
+    def write(self: EvictedRows, server: int) -> None:
+        raise error
+
+    monkeypatch.setattr(EvictedRows, "write", write)
+    task.evicted("counts", rows_in(store))
+    task.orders(Orders(0, 1, PlacementMap(), 0, (), Training(), (), checkpoint=CheckpointOrder(0, "find")))
+    task.stop()
+    task.start()
+    task._thread.join()
+    assert isinstance(task._deps, CheckpointTaskDeps) and task._deps.said[-1] == FoundCheckpoints(0)
+
+
+def test_evicted_rows_do_not_pile_up_while_something_else_is_being_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, task, _ = marked(tmp_path)
+    rows = rows_in(store)
+    monkeypatch.setattr("ps.checkpoint.evicted.EVICTED_BYTES", 30_000)
+    monkeypatch.setattr("ps.checkpoint.evicted.EVICTED_MOST_BYTES", 100_000)
+    for _ in range(50):
+        task.evicted("counts", rows)
+    assert task._work.qsize() == 1  # type: ignore[attr-defined]
+    assert task._directory is not None and task._directory.evicted._bytes <= 100_000
+    assert "evicted rows, which take" in caplog.text
+
+
+def test_evicted_rows_are_written_while_a_checkpoint_is_being_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, task, order = marked(tmp_path)
+    rows, folder = rows_in(store), tmp_path / "ps" / "job" / "evicted"
+    monkeypatch.setattr("ps.checkpoint.evicted.EVICTED_BYTES", 100)
+    assert store._snapshot is not None
+    take, there = store._snapshot.take, []
+
+    def take_late(shard: int, changed_since: int | None = None) -> Taken:
+        if shard == 9:
+            task.evicted("counts", rows)
+        there.append(folder.exists())
+        return take(shard, changed_since)
+
+    store._snapshot.take = take_late  # type: ignore[method-assign]
+    order("write")
+    work = task._work.get()
+    assert work is not None
+    work()
+    assert there == [False] * 10 + [True] * (SHARDS - 10)
+
+
+def test_an_orderly_end_does_not_wait_for_the_checkpoint_that_is_being_written(tmp_path: Path) -> None:
+    store, task, order = marked(tmp_path)
+    assert store._snapshot is not None
+    take, taken = store._snapshot.take, []
+
+    def take_late(shard: int, changed_since: int | None = None) -> Taken:
+        if shard == 9:
+            task.stop()
+        taken.append(shard)
+        return take(shard, changed_since)
+
+    store._snapshot.take = take_late  # type: ignore[method-assign]
+    order("write")
+    task.evicted("counts", rows_in(store))
+    task.start()
+    task._thread.join()
+    assert taken == list(range(10))
+    assert len(list((tmp_path / "ps" / "job" / "evicted" / "counts").iterdir())) == 1
 
 
 def test_a_pserver_that_leaves_writes_the_evicted_rows_that_it_has_kept_back(tmp_path: Path) -> None:
     store, task, _ = marked(tmp_path)
-    for bucket in range(BUCKETS):
-        if rows := store.image(bucket).rows.get("counts"):
-            task.evicted("counts", rows)
+    task.evicted("counts", rows_in(store))
     task.start()
     task.stop()
     task.finish(60.0)
