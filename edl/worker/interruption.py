@@ -9,10 +9,10 @@ from collections.abc import Callable
 from edl.worker.framework import Communicator
 
 GRACE_S = 0.05
-"""Seconds between the end of what raises exceptions and the end of the rest. The order to end a round does not reach all
-workers at the same moment. A collective that an asynchronous backend aborts in one worker ends in others as well, with
-garbage, so by then all of them must know that the round is over. The moments are a few milliseconds apart; this is a
-multiple of that, and little compared with forming the next group."""
+"""Seconds between the end of what raises exceptions and the end of the rest. The order to end a round does not reach
+all workers at the same moment. A collective that an asynchronous backend aborts in one worker ends in others as well,
+with garbage, so by then all of them must know that the round is over. The moments are a few milliseconds apart; this is
+a multiple of that, and little compared with forming the next group."""
 
 
 def interrupt(group: Communicator) -> None:
