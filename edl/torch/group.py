@@ -214,7 +214,9 @@ class TorchGroup:
                 self._before_nccl = None
         self.has_nccl = True
         self._recorder = WaitReader()
-        watched = nccl.Watched(lambda: list(self._groups), lambda: self.watch.failed, self._ended, self.seat.round)
+        watched = nccl.WatchedGroups(
+            lambda: list(self._groups), lambda: self.watch.failed, self._ended, self.seat.round
+        )
         _in_background(lambda: nccl.watch(watched, nccl.end_process))
         leave_at_exit(self)
 

@@ -196,7 +196,7 @@ def errors(groups: Iterable[Any]) -> list[str]:
     return [one.name for one in said if one.name != "SUCCESS"]
 
 
-class Watched(NamedTuple):
+class WatchedGroups(NamedTuple):
     """The NCCL communicators of one round."""
 
     groups: Callable[[], list[Any]]
@@ -207,7 +207,7 @@ class Watched(NamedTuple):
     round: int
 
 
-def watch(watched: Watched, end: Callable[[], None]) -> None:
+def watch(watched: WatchedGroups, end: Callable[[], None]) -> None:
     """Watch until the communicators are aborted: end this process when a collective has failed or timed out and no lost
     peer is reported. Aborting and continuing instead would leave partial sums in arrays of the next commit."""
     found = backends(watched.groups())  # none if the round is over already

@@ -433,7 +433,7 @@ def test_a_worker_whose_collective_hangs_ends_unless_the_round_ends(
     backend = Backend()
     backend.error = error
     ended: list[bool] = []
-    watched = nccl.Watched(lambda: [Group(None), Group(backend)], lambda: "", Looks(looks), 3)
+    watched = nccl.WatchedGroups(lambda: [Group(None), Group(backend)], lambda: "", Looks(looks), 3)
     nccl.watch(watched, lambda: ended.append(True))
     assert bool(ended) is ends
     assert backend.calls == [], "it is not aborted: half a sum must not reach a commit"
@@ -444,11 +444,11 @@ def test_a_torch_that_reports_no_errors_says_so_once(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     nccl._note_once.cache_clear()
-    nccl.watch(nccl.Watched(list, str, Looks(0), 2), lambda: pytest.fail("it is over"))
+    nccl.watch(nccl.WatchedGroups(list, str, Looks(0), 2), lambda: pytest.fail("it is over"))
     assert capfd.readouterr().err == ""
     monkeypatch.delattr(Backend, "get_error")
     for number in (3, 4):
-        watched = nccl.Watched(lambda: [Group(Backend())], str, Looks(5), number)
+        watched = nccl.WatchedGroups(lambda: [Group(Backend())], str, Looks(5), number)
         nccl.watch(watched, lambda: pytest.fail("nothing is known"))
     assert capfd.readouterr().err.count("does not report NCCL calls that hang; --hang-timeout finds them") == 1
 
@@ -463,7 +463,7 @@ def test_a_worker_that_cannot_go_on_after_a_failure_ends(
     if not reports:
         monkeypatch.delattr(Backend, "get_error")
     ended: list[bool] = []
-    watched = nccl.Watched(lambda: [Group(Backend())], lambda: "a collective failed: reset", Looks(1), 3)
+    watched = nccl.WatchedGroups(lambda: [Group(Backend())], lambda: "a collective failed: reset", Looks(1), 3)
     nccl.watch(watched, lambda: ended.append(True))
     assert ended
     assert "round 3: a collective failed: reset, and no worker is lost" in capfd.readouterr().err
