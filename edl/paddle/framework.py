@@ -39,6 +39,10 @@ class PaddleFramework:
         """Nothing to do: only workers on the CPU stay in process."""
         return ""
 
+    def synchronize(self) -> None:
+        """Nothing to wait for: workers on a GPU are restarted after a fault, and the ring's calls return with their
+        results."""
+
     def prepare(self, seat: Seat) -> Ring:
         """The ring of this round, not connected yet."""
         return Ring(seat.rank, seat.world_size, seat.endpoints, seat.token, seat.round)

@@ -1,9 +1,10 @@
 """Detects failed collectives of this worker, even if the script swallows the exceptions.
 
 A script may swallow an exception of a collective, or never wait for one that it started. Its step is incomplete then:
-it must not be committed, and no results computed from it may reach the peers. So the first failure aborts the round's
-group. Failures are detected where all of them pass: in the calls of torch's process groups, in waits for their work,
-and in backward passes and buffer broadcasts, whose collectives C++ starts and waits for.
+it must not be committed, and no results computed from it may reach the peers. So the first failure disconnects the
+round's group, and no further collective begins. Failures are detected where all of them pass: in the calls of torch's
+process groups, in waits for their work, and in backward passes and buffer broadcasts, whose collectives C++ starts and
+waits for.
 
 Functional collectives (of DTensors, FSDP2 and compiled graphs) are also started in C++. They are operators with
 kernels, so edl registers kernels that wrap torch's own: every caller of the operator passes through them, and compilers
@@ -60,8 +61,17 @@ _MOST_OPEN = 64
 class Round(Protocol):
     """The groups of one round; implemented by ``TorchGroup``."""
 
-    def abort(self) -> None:
-        """Abort all groups of the round."""
+    @property
+    def aborted(self) -> bool:
+        """Whether the round has failed here, or is over."""
+        ...
+
+    def disconnect(self) -> None:
+        """Mark the round as failed, and make every call fail that can raise."""
+        ...
+
+    def refuse(self) -> None:
+        """Raise if the round has failed or is over, and its backend would begin another collective nevertheless."""
         ...
 
     def has(self, group: Any) -> bool:
@@ -87,10 +97,11 @@ class Collectives:
         self._trainer = threading.get_ident()
 
     def fail(self, error: BaseException | str) -> None:
-        """Record a failure and abort the round, so that no other collective succeeds."""
+        """Record a failure and disconnect the round, so that no other collective begins. Those that a device is
+        carrying out stay as they are: aborted here, they would end with garbage at peers that know nothing yet."""
         with self._lock:
             self.failed = self.failed or f"a collective failed: {error}"
-        self._group.abort()
+        self._group.disconnect()
 
     def owe(self, error: BaseException) -> None:
         """A backward pass that all ranks run failed here before it sent anything. The script may repeat it, for example
@@ -258,6 +269,8 @@ def _observed(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def observed(*arguments: Any, **named: Any) -> Any:
         began, found = now(), _current()
+        if found is not None:
+            found._group.refuse()
         try:
             result = original(*arguments, **named)
         except Exception as error:
@@ -280,6 +293,8 @@ def _observed_backward(original: Callable[..., Any]) -> Callable[..., Any]:
         if found is None:
             return original(outputs, *arguments, **named)
         begun, computed = found.counts(), backward_end.computed
+        if found._group.aborted and _goes_through_ddp(outputs):
+            found._group.refuse()
         try:
             result = original(outputs, *arguments, **named)
         except Exception as error:
@@ -322,6 +337,8 @@ def _observed_call(among_all: bool, original: Callable[..., Any]) -> Callable[..
     def observed(group: Any, *arguments: Any, **named: Any) -> Any:
         found = _current()
         mine = found if found is not None and found._group.has(group) else None
+        if mine is not None:
+            mine._group.refuse()
         try:
             work = original(group, *arguments, **named)
         except Exception as error:
@@ -360,6 +377,8 @@ def _observed_functional(original: Callable[..., Any]) -> Callable[..., Any]:
     def observed(*arguments: Any, **named: Any) -> Any:
         found = _current()
         mine = found if found is not None and _is_its(found, arguments[-1]) else None
+        if mine is not None:
+            mine._group.refuse()
         try:
             results = original(*arguments, **named)
         except Exception as error:

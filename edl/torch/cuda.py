@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import ctypes
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +14,11 @@ from edl.torch.device_copies import as_bytes
 
 _PORTABLE = 1
 """cudaHostRegisterPortable: locked for all devices of this process."""
+_RELAXED = 2
+"""CU_STREAM_CAPTURE_MODE_RELAXED"""
+_HIGH = -1
+"""Priority of the stream for copies. torch has a pool of streams for each priority; other users, such as NCCL's process
+groups, take theirs from the other one, so that no copy queues behind a message that has not come."""
 
 
 def wait_for(device: torch.device) -> None:
@@ -21,14 +28,41 @@ def wait_for(device: torch.device) -> None:
         torch.cuda.current_stream(device).synchronize()
 
 
+@functools.cache
+def _exchange_capture_mode() -> Callable[[Any], int] | None:
+    """The driver's ``cuThreadExchangeStreamCaptureMode``; None if it cannot be found."""
+    try:
+        return ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode
+    except (AttributeError, OSError):
+        return None
+
+
+@contextlib.contextmanager
+def beside_captures() -> Iterator[None]:
+    """Within the context this thread may page-lock memory while another one captures a CUDA graph. By default such a
+    call would fail, and make the capture fail as well."""
+    exchange, mode = _exchange_capture_mode(), ctypes.c_int(_RELAXED)
+    if exchange is None or exchange(ctypes.byref(mode)):  # which stores the mode so far
+        yield
+        return
+    try:
+        yield
+    finally:
+        exchange(ctypes.byref(mode))
+
+
 class CudaRuntime:
     """``DeviceRuntime`` on a real device."""
+
+    def __init__(self) -> None:
+        self._streams: dict[torch.device, Any] = {}
+        """One for each device: torch's allocator keeps the memory that is freed in a stream for that stream."""
 
     def lock(self, device: torch.device, address: int, size: int) -> str:
         """``cudaHostRegister``; returns CUDA's error. Without the device a thread would create a context on the first
         one."""
         try:
-            with torch.cuda.device(device):
+            with beside_captures(), torch.cuda.device(device):
                 runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
                 error = runtime.cudaHostRegister(address, size, _PORTABLE)
                 return "" if error == runtime.cudaError.success else str(runtime.cudaGetErrorString(error))
@@ -37,7 +71,7 @@ class CudaRuntime:
 
     def unlock(self, device: torch.device, address: int) -> None:
         """``cudaHostUnregister``. An error, as of a broken device, changes nothing: the memory is unmapped next."""
-        with contextlib.suppress(RuntimeError), torch.cuda.device(device):
+        with contextlib.suppress(RuntimeError), beside_captures(), torch.cuda.device(device):
             runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
             runtime.cudaHostUnregister(address)
 
@@ -47,8 +81,11 @@ class CudaRuntime:
 
     @contextlib.contextmanager
     def stream(self, device: torch.device) -> Iterator[CudaStream]:
-        """A new stream, which begins after all work of the current one."""
-        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        """The device's stream for copies, which continue after all work of the current one."""
+        stream = self._streams.get(device)
+        if stream is None:
+            stream = torch.cuda.Stream(device, priority=_HIGH)  # type: ignore[no-untyped-call]
+            self._streams[device] = stream
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.no_grad(), torch.cuda.stream(stream):
             yield CudaStream(stream)

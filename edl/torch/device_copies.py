@@ -83,7 +83,7 @@ class DeviceRuntime(Protocol):
         ...
 
     def stream(self, device: torch.device) -> contextlib.AbstractContextManager[DeviceStream]:
-        """A stream that begins after everything that the device has been given so far."""
+        """A stream that continues after everything that the device has been given so far."""
         ...
 
 
@@ -196,11 +196,11 @@ class DeviceCopies:
     @contextlib.contextmanager
     def _stream(self, device: torch.device) -> Iterator[DeviceStream]:
         """A stream for copies. After a failure, as for lack of the device's memory, the copies under way are waited
-        for: a script that goes on commits again into the same memory."""
+        for: a script that goes on commits again into the same memory, whatever the exception was."""
         with self._runtime.stream(device) as stream:
             try:
                 yield stream
-            except Exception:
+            except BaseException:
                 with contextlib.suppress(RuntimeError):
                     stream.record().synchronize()
                 raise

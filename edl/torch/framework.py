@@ -13,6 +13,7 @@ import torch.distributed as dist
 from edl.torch import data_waits, nccl
 from edl.torch.arrays import TorchArrays
 from edl.torch.collectives import Collectives, observe
+from edl.torch.cuda import wait_for
 from edl.torch.ddp import arm, disarm
 from edl.torch.group import GroupLost, TorchGroup, forget_default_group, why_not
 from edl.torch.known_meshes import known
@@ -59,6 +60,12 @@ class TorchFramework:
         if devices and not failed:
             self._copy_to(device)
         return failed
+
+    def synchronize(self) -> None:
+        """Wait for the current stream of this worker's GPU. Another one may wait for a message that a peer sends only
+        after this round."""
+        if self.device_copies.device is not None:
+            wait_for(self.device_copies.device)
 
     def prepare(self, seat: Seat) -> TorchGroup:
         """Forget the previous group, and create one for this round that ``abort`` can disconnect."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
+import ctypes
 import logging
 import os
 import socket
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, ClassVar
@@ -61,8 +64,8 @@ class GroupLost(ConnectionError):
 
 
 class TorchGroup:
-    """The group of one round. Created on the main thread before any connection is made; ``abort`` may be called from
-    any thread."""
+    """The group of one round. Created on the main thread before any connection is made; ``disconnect`` and ``abort``
+    may be called from any thread."""
 
     def __init__(self, seat: Seat) -> None:
         self.seat = seat
@@ -70,6 +73,8 @@ class TorchGroup:
         self._forming = 0
         self._lock = threading.Lock()
         self._aborted = threading.Event()
+        self._ended = threading.Event()
+        """Its NCCL communicators, if there are any, have been aborted as well."""
         self._moved = threading.Event()
         self._groups: list[Any] = []
         self._held: list[Any] = []
@@ -87,7 +92,7 @@ class TorchGroup:
 
     @property
     def aborted(self) -> bool:
-        """Whether ``abort`` has been called."""
+        """Whether ``disconnect`` or ``abort`` has been called."""
         return self._aborted.is_set()
 
     def failure(self) -> str:
@@ -105,32 +110,41 @@ class TorchGroup:
         flight recorder, since the host does not wait for its collectives."""
         return self._recorder.waits(now()[0]) if self._recorder is not None else self.watch.waits
 
-    def abort(self) -> None:
-        """Make every call that waits for a peer fail, now and later."""
+    def disconnect(self) -> None:
+        """Make every call fail, now and later, that waits for a peer on the host. What NCCL has begun is left alone:
+        see ``edl.worker.framework.Communicator``."""
         with self._lock:
             if self._aborted.is_set():
                 return
             self._aborted.set()
-            groups = list(self._groups)
         self._moved.set()
-        deaf = self._disconnect()
-        _in_background(lambda: self._disconnect_again(deaf))
+        deaf = self._shut()
+        _in_background(lambda: self._shut_again(deaf))
+
+    def abort(self) -> None:
+        """Make every call that waits for a peer fail, now and later."""
+        self.disconnect()
+        with self._lock:
+            if self._ended.is_set():
+                return
+            self._ended.set()
+            groups = list(self._groups)
         if any(nccl.has_nccl(group) for group in groups):
             _in_background(lambda: nccl.abort(groups))
 
-    def _disconnect(self) -> list[socket.socket]:
+    def _shut(self) -> list[socket.socket]:
         deaf = deafen(connections(self.addresses))
         if self._forming:
             poke(listeners(self.addresses), self.seat.world_size)
         return deaf
 
-    def _disconnect_again(self, deaf: list[socket.socket]) -> None:
+    def _shut_again(self, deaf: list[socket.socket]) -> None:
         """Disconnect again: a group that is being formed opens new connections, and torch's store retries."""
         pause_s = _AGAIN_S
         while self._forming:
             threading.Event().wait(pause_s)
             hang_up(deaf)
-            deaf = self._disconnect()
+            deaf = self._shut()
             # First it may find the closed connections of a dead peer by itself.
             if (before := self._before_nccl) is not None and pause_s == _LONGEST_AGAIN_S:
                 shut(listeners_of_nccl(before))
@@ -200,8 +214,11 @@ class TorchGroup:
                 self._before_nccl = None
         self.has_nccl = True
         self._recorder = WaitReader()
-        look = (lambda: list(self._groups), self._aborted, self.seat.round, nccl.end_process)
-        _in_background(lambda: nccl.watch(*look))
+        watched = nccl.WatchedGroups(
+            lambda: list(self._groups), lambda: self.watch.failed, self._ended, self.seat.round
+        )
+        _in_background(lambda: nccl.watch(watched, nccl.end_process))
+        leave_at_exit(self)
 
     def adopt(self, group: Any) -> None:
         """Add another torch group that ends with this one."""
@@ -236,8 +253,14 @@ class TorchGroup:
             result.append(error)
         self._moved.set()
 
+    def refuse(self) -> None:
+        """Raise ``GroupLost`` if this round has failed or is over, before NCCL begins a collective. gloo fails by
+        itself."""
+        if self.has_nccl and self.aborted:
+            raise GroupLost(f"round {self.seat.round}: no collective can begin: {self.failure()}")
+
     def check(self) -> None:
-        """Raise ``GroupLost`` if ``abort`` has been called."""
+        """Raise ``GroupLost`` if ``disconnect`` or ``abort`` has been called."""
         if self.aborted:
             raise GroupLost(f"round {self.seat.round} was aborted while its group was formed")
 
@@ -261,7 +284,7 @@ class _Forming:
         self._gloo: Any = None
 
     def __enter__(self) -> None:
-        self._group._forming += 1  # first: abort sets its flag before it reads this counter
+        self._group._forming += 1  # first: disconnect sets its flag before it reads this counter
         try:
             self._group.check()
         except GroupLost:
@@ -361,6 +384,28 @@ def forget_default_group() -> None:
     for name in _MAPS:
         getattr(world, name).clear()
     _unregister_all_process_groups()
+
+
+_formed: weakref.ref[TorchGroup] | None = None
+"""The last group with NCCL."""
+
+
+def leave_at_exit(group: TorchGroup) -> None:
+    """Keep torch from aborting this group's NCCL communicators when the process ends with an error: its destructor does
+    that. Peers that know nothing yet would end their collectives with garbage. A process that just ends sends nothing.
+    """
+    global _formed
+    if _formed is None:
+        atexit.register(_leave)
+    _formed = weakref.ref(group)
+
+
+def _leave() -> None:
+    group = _formed() if _formed is not None else None
+    if group is None or group._ended.is_set() or not (group.aborted or hasattr(sys, "last_value")):
+        return
+    for one in group._groups:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(one))
 
 
 _watching: TorchGroup | None = None

@@ -196,20 +196,33 @@ def errors(groups: Iterable[Any]) -> list[str]:
     return [one.name for one in said if one.name != "SUCCESS"]
 
 
-def watch(groups: Callable[[], list[Any]], aborted: threading.Event, round: int, end: Callable[[], None]) -> None:
-    """Watch until the group is aborted: end this process when a collective has failed or timed out and no lost peer is
-    reported. Aborting and continuing instead would leave partial sums in arrays of the next commit."""
-    found = backends(groups())  # none if the round is over already
+class WatchedGroups(NamedTuple):
+    """The NCCL communicators of one round."""
+
+    groups: Callable[[], list[Any]]
+    failed: Callable[[], str]
+    """The first failure of a collective that this worker has seen itself; empty while there is none."""
+    ended: threading.Event
+    """They have been aborted."""
+    round: int
+
+
+def watch(watched: WatchedGroups, end: Callable[[], None]) -> None:
+    """Watch until the communicators are aborted: end this process when a collective has failed or timed out and no lost
+    peer is reported. Aborting and continuing instead would leave partial sums in arrays of the next commit."""
+    found = backends(watched.groups())  # none if the round is over already
     if found and not any(hasattr(backend, "get_error") for backend in found):
         _note_once(f"torch {torch.__version__} does not report NCCL calls that hang; --hang-timeout finds them")
-        return
-    complaint = Complaint()
-    while not aborted.wait(_LOOK_S):
+    complaint, failure = Complaint(), Complaint(2 * ERROR_TIMEOUT_S)  # usually ``run`` ends a failed worker before
+    while not watched.ended.wait(_LOOK_S):
         now_s = time.monotonic()  # noqa: TID251  on a thread of the worker's
-        if what := complaint.overdue(errors(groups()), now_s):
+        failed = watched.failed()
+        late = failure.overdue([failed] if failed else [], now_s)
+        what = complaint.overdue([] if failed else errors(watched.groups()), now_s)
+        if late or what:
             note(
-                f"round {round}: NCCL reports {what}, and no worker is lost: a collective hangs or has failed. This "
-                "worker ends, so that the others can continue. Its threads:"
+                f"round {watched.round}: {late or f'NCCL reports {what}'}, and no worker is lost: a collective hangs "
+                "or has failed. This worker ends, so that the others can continue. Its threads:"
             )
             end()
             return

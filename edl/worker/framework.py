@@ -98,8 +98,9 @@ class Communicator(Protocol):
         """Why no result of its collectives may be kept: one of them failed, even if the script caught the exception, or
         the group was aborted. Empty while the group is intact. Callable from any thread, and cheap.
 
-        An aborted collective of an asynchronous backend ends without an exception and leaves garbage. So ``abort`` sets
-        this before it touches any collective, and a check after the device has synchronised misses nothing.
+        An aborted collective of an asynchronous backend ends without an exception and leaves garbage, here and at the
+        peers. So ``disconnect`` sets this without touching any collective, ``abort`` comes later, and a check after the
+        device has synchronised misses nothing.
         """
         ...
 
@@ -112,9 +113,18 @@ class Communicator(Protocol):
         network. None: this cannot be measured. Called on that thread every few seconds."""
         ...
 
+    def disconnect(self) -> None:
+        """Set ``failure``, make every current collective fail at once that raises an exception then, and let no further
+        one begin. From any thread, at any time, even while the group is being formed. Returns at once; idempotent.
+
+        It leaves pending what an asynchronous backend is carrying out. The end of such a collective would let those of
+        the peers end as well, with garbage and without an exception, which a peer without a mark would commit.
+        """
+        ...
+
     def abort(self) -> None:
-        """Make every current or future collective fail at once. From any thread, at any time, even while the group is
-        being formed. Returns at once; idempotent."""
+        """Make every current or future collective fail at once, like ``disconnect``, including those of an asynchronous
+        backend: when all workers know that the round is over, or have left it."""
         ...
 
     def retire(self) -> None:
@@ -138,6 +148,11 @@ class Framework(Protocol):
     def warm_up(self, local_rank: int, enough: Callable[[], bool]) -> str:
         """Do on this worker's device what the first step would otherwise have to wait for, until ``enough()``. Nothing
         without a device. Returns what failed, which is no error; empty if nothing did."""
+        ...
+
+    def synchronize(self) -> None:
+        """Block until this worker's accelerator has done what the training thread has given it; returns at once
+        without one. ``abort`` ends the wait."""
         ...
 
     def prepare(self, seat: Seat) -> Communicator:

@@ -23,6 +23,7 @@ from edl.wire.purpose import Purpose
 from edl.wire.records import Settings
 from edl.worker.boundary import BoundaryAction, RoundOver, StepBoundaries
 from edl.worker.framework import Accelerator, Communicator
+from edl.worker.interruption import interrupt
 from edl.worker.mapped_memory import MappedMemory
 from edl.worker.stream_buffers import MOST_BUFFERS, StreamBuffers
 
@@ -88,6 +89,7 @@ class Link:
         self._pieces: dict[str, MappedMemory | str] = {}
         self._listeners: dict[str, Callable[[str | None], None]] = {}
         self._follower: Callable[[Seat], None] | None = None
+        self._interrupt: Callable[[Communicator], None] = interrupt
         self._thread = threading.Thread(target=self._read, name="edl-link", daemon=True)
         _links.add(self)
 
@@ -214,12 +216,12 @@ class Link:
             return self._boundary.missed
 
     def register(self, number: int, group: Communicator) -> None:
-        """Abort this group when the round is interrupted, at once if it already is."""
+        """Interrupt this group when the round is interrupted, at once if it already is."""
         with self._changed:
             self._group = (number, group)
             broken = self._broken >= number
         if broken:
-            _abort(group)
+            self._interrupt(group)
 
     # --- boundaries --------------------------------------------------------------------------------------------------
 
@@ -434,7 +436,7 @@ class Link:
                     self._pass_on(message, descriptors)
                 else:
                     self._take(message, descriptors)
-            except Exception as error:  # noqa: BLE001 - as in _abort
+            except Exception as error:  # noqa: BLE001 - this thread must survive to receive the next world
                 sys.stderr.write(f"edl: ignored an invalid message from the agent: {type(error).__name__}: {error}\n")
                 if isinstance(message, local.Place):
                     self._misplaced()
@@ -475,7 +477,7 @@ class Link:
                 case local.Piece() | local.NoPiece():
                     self._take_answer(message, descriptors)
         if group is not None:
-            _abort(group)
+            self._interrupt(group)
         if seat is not None and self._follower is not None:
             _tell(self._follower, seat)
 
@@ -507,7 +509,7 @@ class Link:
         return seat
 
     def _break(self, message: local.Break) -> Communicator | None:
-        """Mark the round as interrupted; returns the group to abort."""
+        """Mark the round as interrupted; returns the group to interrupt."""
         if message.round <= self._broken:
             return None
         self._broken, self._why = message.round, message.reason
@@ -562,13 +564,6 @@ class Link:
             if isinstance(piece, MappedMemory):
                 piece.close()
         self._pieces.clear()
-
-
-def _abort(group: Communicator) -> None:
-    try:
-        group.abort()
-    except Exception as error:  # noqa: BLE001 - the side thread must survive to receive the next world
-        sys.stderr.write(f"edl: aborting the communicator failed: {type(error).__name__}: {error}\n")
 
 
 def _tell(heard: Callable[[_Answer], None], word: _Answer) -> None:

@@ -77,8 +77,9 @@ def _drive(session: Session, framework: Framework, state: BaseState, train: Call
             state._tell_reset()
             result = train()
             returned = True
-            # The result of train may depend on the garbage of an aborted collective.
+            # The result of train may depend on the garbage of an aborted collective, even one that is aborted later.
             if not _left(session):
+                session.finish()
                 session.check()
                 state._check_equal("train returned")
             if session.link is not None and session.link.held:

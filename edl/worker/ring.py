@@ -70,6 +70,10 @@ class Ring:
         """Make every current or future call raise ``PeerLost``. From any thread, at any time. Returns at once."""
         self._links.abort(why)
 
+    def disconnect(self) -> None:
+        """Like ``abort``: no call ends with garbage."""
+        self.abort()
+
     def failure(self) -> str:
         """Why it was aborted; empty if it was not. A failed call aborts the group."""
         return self._links.aborted

@@ -212,6 +212,12 @@ class Session:
         if self._group is not None and self._connected:
             self._group.settle()
 
+    def finish(self) -> None:
+        """Wait for all work that the script has begun, so that a check afterwards misses none of its failures."""
+        self.settle()
+        if self.framework is not None:
+            self.framework.synchronize()
+
     def announce(self, messages: Sequence[local.Committed | local.WroteThrough]) -> None:
         """Announce what was kept of a commit; see ``Link.announce``."""
         assert self.link is not None and self.seat is not None, "only called with an agent"  # noqa: S101
@@ -261,9 +267,10 @@ class Session:
                 return True
             if not (spoilt or isinstance(error, PeersLost) or self._lost_peers(error)):
                 return False
-            # Lets peers that wait for this worker notice, too.
+            # Lets peers that wait for this worker notice, too, if they get an exception then. The rest has to wait
+            # until they know that the round is over.
             if self._group is not None:
-                self._group.abort()
+                self._group.disconnect()
             return self.link.wait_until_broken(self.seat.round, timeout_s)
         if not isinstance(error, RoundOver) and not self._lost_peers(error):
             note(f"in round {self.seat.round}, which is over: {type(error).__name__}: {error}")

@@ -104,6 +104,7 @@ class FakeGroup:
         self.device: Device | None = None
         self.aborts = 0
         self.failed = ""
+        self.disconnected = threading.Event()
         self.aborted = threading.Event()
         self.retired = 0
 
@@ -148,13 +149,17 @@ class FakeGroup:
         self.collective()
         return given
 
-    def abort(self) -> None:
-        self.aborts += 1
+    def disconnect(self) -> None:
         self.barrier.abort()
+        self.disconnected.set()
+
+    def abort(self) -> None:
+        self.disconnect()
+        self.aborts += 1
         self.aborted.set()
 
     def failure(self) -> str:
-        return self.failed or ("the group was aborted" if self.aborts else "")
+        return self.failed or ("the group was disconnected" if self.disconnected.is_set() else "")
 
     def settle(self) -> None:
         pass
@@ -197,6 +202,10 @@ class FakeFramework:
 
     def why_not_in_process(self) -> str:
         return self.why_not
+
+    def synchronize(self) -> None:
+        if self.device is not None:
+            self.device.synchronize()
 
     def warm_up(self, local_rank: int, enough: Callable[[], bool]) -> str:
         return ""

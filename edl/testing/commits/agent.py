@@ -12,6 +12,7 @@ from typing import Any
 from edl.wire import local
 from edl.wire.local import Seat
 from edl.wire.memory_file import write_memory
+from edl.worker.framework import Communicator
 from edl.worker.link import Link
 
 Idle = Callable[[], bool]
@@ -33,7 +34,7 @@ class Agent:
         self.sent = 0
         """Messages to the worker so far."""
         self._files: dict[int, int] = {}
-        self.link = _DirectLink(self, idle)
+        self.link = DirectLink(self, idle)
 
     def close(self) -> None:
         """Free the memory of the agent and of its link."""
@@ -82,7 +83,7 @@ class Agent:
             os.close(descriptor)
 
 
-class _DirectLink(Link):
+class DirectLink(Link):
     """A link without a socket and without a side thread."""
 
     def __init__(self, agent: Agent, idle: Idle) -> None:
@@ -90,6 +91,17 @@ class _DirectLink(Link):
         super().__init__(self._unused[0], lambda: None)
         self._agent = agent
         self._idle = idle
+        self._interrupt = self._disconnect
+        self._interrupted: list[Communicator] = []
+
+    def _disconnect(self, group: Communicator) -> None:
+        group.disconnect()
+        self._interrupted.append(group)
+
+    def end_grace(self) -> None:
+        """Abort the interrupted groups; see ``edl.worker.interruption``."""
+        while self._interrupted:
+            self._interrupted.pop().abort()
 
     @property
     def busy(self) -> bool:
@@ -107,6 +119,7 @@ class _DirectLink(Link):
             one.close()
 
     def send(self, message: local.ToAgent) -> None:
+        """Hand the message to the agent."""
         self._agent.take(message)
 
     def _wait(self, ask: Callable[[], Any], longest_s: float | None = None) -> Any:

@@ -1,7 +1,7 @@
 """An accelerator and its collectives, as far as they matter for commits.
 
 Calls return at once; the work is done later, in order, at the latest when a caller synchronises the device. As with
-NCCL, a collective whose group is aborted ends without an exception and leaves garbage.
+NCCL, a collective whose group is aborted, here or in a peer, ends without an exception and leaves garbage.
 """
 
 from __future__ import annotations
@@ -112,20 +112,26 @@ class PeerGone(RuntimeError):
 
 
 class AsynchronousGroup:
-    """``edl.worker.framework.Communicator``. ``come``: whether all peers have joined the collectives of a step."""
+    """``edl.worker.framework.Communicator``. ``come``: whether all peers have joined the collectives of a step.
+    ``peer_aborted``: whether one of them has aborted its group."""
 
-    def __init__(self, seat: Seat, device: Device, come: Callable[[int], bool]) -> None:
+    def __init__(
+        self, seat: Seat, device: Device, come: Callable[[int], bool], peer_aborted: Callable[[], bool]
+    ) -> None:
         self.seat = seat
+        self._peer_aborted = peer_aborted
         self._device = device
         self._come = come
         self.step = 0
         """The step that the next collective belongs to."""
         self.aborted = self.disconnected = False
+        self.broken_off = False
+        """It has failed by itself."""
         self.failed = ""
 
     def failure(self) -> str:
         """Why no result of the group's collectives may be kept; empty while it is intact."""
-        return self.failed or ("the group was aborted" if self.aborted else "")
+        return self.failed or ("the group was disconnected" if self.disconnected else "")
 
     def settle(self) -> None:
         """Does nothing: ``Device.synchronize`` waits for all collectives."""
@@ -133,26 +139,35 @@ class AsynchronousGroup:
     def waits(self) -> None:
         """Not measured."""
 
+    def disconnect(self) -> None:
+        """Make blocking collectives fail; leave the others pending."""
+        self.disconnected = True
+
     def abort(self) -> None:
         """Complete pending collectives with garbage as results."""
-        self.aborted = True
+        self.disconnected = self.aborted = True
 
     def end(self, why: str = "") -> None:
         """Let the group fail by itself, without ``abort``. ``why``: what ``failure`` reports; empty: nothing."""
-        self.disconnected, self.failed = True, self.failed or why
+        self.broken_off, self.failed = True, self.failed or why
 
     def retire(self) -> None:
         """Does nothing: an aborted group holds no resources."""
 
     def collective(self, combined: Callable[[], object], garbage: Callable[[], object]) -> None:
         """Enqueue a collective. ``combined`` stores the result, ``garbage`` what an abort leaves instead."""
+        self._put(combined, garbage, lambda: self.aborted or self.broken_off)
+
+    def _put(self, combined: Callable[[], object], garbage: Callable[[], object], ended: Callable[[], bool]) -> None:
         step = self.step
 
         def done() -> bool:
-            if self.aborted or self.disconnected:
+            if ended():
                 garbage()
             elif self._come(step):
                 combined()
+            elif self._peer_aborted():
+                garbage()
             else:
                 return False
             return True
@@ -167,7 +182,7 @@ class AsynchronousGroup:
             spoilt.append(True)
             garbage()
 
-        self.collective(combined, spoil)
+        self._put(combined, spoil, lambda: self.disconnected or self.broken_off)
         self._device.synchronize()
         if spoilt:
             self.failed = self.failed or "a collective failed: connection closed by peer"
@@ -177,7 +192,14 @@ class AsynchronousGroup:
 class AsynchronousFramework:
     """``edl.worker.framework.Framework`` around a real one, with asynchronous groups and arrays."""
 
-    def __init__(self, real: Framework, device: Callable[[], Device], come: Callable[[int], bool]) -> None:
+    def __init__(
+        self,
+        real: Framework,
+        device: Callable[[], Device],
+        come: Callable[[int], bool],
+        peer_aborted: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._peer_aborted = peer_aborted
         self.name = real.name
         self.arrays: Arrays = AsynchronousArrays(real.arrays, device)
         self.accelerator = real.accelerator
@@ -192,9 +214,13 @@ class AsynchronousFramework:
         """Nothing to do: the device is simulated."""
         return ""
 
+    def synchronize(self) -> None:
+        """Synchronise the device."""
+        self._device().synchronize()
+
     def prepare(self, seat: Seat) -> AsynchronousGroup:
         """Create the group of this place; ``connect`` has nothing to add."""
-        self.group = AsynchronousGroup(seat, self._device(), self._come)
+        self.group = AsynchronousGroup(seat, self._device(), self._come, self._peer_aborted)
         return self.group
 
     def connect(self, group: Any, seat: Seat) -> None:

@@ -102,6 +102,9 @@ class PlainFramework:
         """Nothing to do: there is no device."""
         return ""
 
+    def synchronize(self) -> None:
+        """Nothing to wait for: there is no device."""
+
     def prepare(self, seat: Seat) -> Any:
         """Not supported: there are no groups."""
         raise NotImplementedError

@@ -11,7 +11,7 @@ import contextlib
 import random  # noqa: TID251 - everything is drawn from one seeded generator
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
@@ -33,9 +33,10 @@ from edl.worker.state import BaseState
 STEPS = 4
 _WATCHED = ("edl/worker/", "edl/wire/snapshot", "edl/testing/commits/schedule")
 """Faults may strike at any instruction of these files."""
-_KINDS = ("peer", "peer", "break", "watchdog", "swallowed", "alone")
+_KINDS = ("peer", "peer", "break", "watchdog", "swallowed", "alone", "error")
 """The fault: a peer dies; the round is broken for another reason; the backend aborts by itself; a synchronous
-backend raises what the script swallows; the same, and no peer is ever reported missing."""
+backend raises what the script swallows; the same, and no peer is ever reported missing; the script of a peer fails as
+if it had lost one."""
 _JOB = "job"
 
 
@@ -47,6 +48,7 @@ class SurvivorSchedule:
     world_size: int
     kind: str
     fault_step: int
+    """``STEPS``: the evaluation after the last step."""
     broken_at: float
     """Fraction of the step's instructions after which the fault strikes."""
     completes: bool
@@ -116,21 +118,23 @@ class Survivor:
         real: Framework,
         length: int,
         right: Callable[[int], bytes],
+        peer_aborted: Callable[[], bool] = lambda: False,
     ) -> None:
-        """``length``: instructions of a step without faults. ``right``: the expected content after this many steps."""
+        """``length``: instructions of a step without faults. ``right``: the expected content after this many steps.
+        ``peer_aborted``: whether a peer's group has been aborted."""
         self.right = right
         self.schedule, self.make = schedule, make
         self.model = make()
         self.rng = random.Random(schedule.seed)  # noqa: S311
         self.agent = Agent(self._idle)
         self.device = Device(self._blocked)
-        self.framework = AsynchronousFramework(real, lambda: self.device, self._come)
+        self.framework = AsynchronousFramework(real, lambda: self.device, self._come, peer_aborted)
         self.session = Session(self.agent.link, {"EDL_JOB_ID": _JOB})
         self.state: BaseState = self.model.state(self.framework, step=0, own=Own())
         self.moment = 0
         self.event_at = int(schedule.broken_at * length) if schedule.kind != "none" else sys.maxsize
         self.works_at = self._next_work()
-        self.counting = False
+        self.counting = self.hearing = self.has_heard = False
         self.refuses = schedule.votes and schedule.seed % 2 == 0
         self.events = list(_EVENTS[schedule.kind])
 
@@ -140,7 +144,9 @@ class Survivor:
         self.agent.place(a_seat(1, self.schedule.rank, self.schedule.world_size))
         run: Any = make_run(self.framework, lambda: self.session)
         try:
-            outcome.result = run(self._train)(self.state)
+            returned = run(self._train)(self.state)
+            self.device.synchronize()  # the script reads the value
+            outcome.result = returned[0]
         except SystemExit:
             pass
         except StateError as error:
@@ -153,7 +159,7 @@ class Survivor:
 
     # --- the script --------------------------------------------------------------------------------------------------
 
-    def _train(self, state: BaseState) -> bytes:
+    def _train(self, state: BaseState) -> list[bytes]:
         schedule = self.schedule
         while state.step < STEPS:
             self._count(sys._getframe(), state.step == schedule.fault_step)
@@ -170,26 +176,39 @@ class Survivor:
                 self.refuses = False
                 if (state.step, self.model.content()) != (state.commits, self.right(state.commits)):
                     raise Wrong(f"a vote against commit {state.commits + 1} put back wrong numbers")
-        self.device.synchronize()
-        return self.model.content()
+        self._count(sys._getframe(), schedule.fault_step == STEPS)
+        return self._evaluation()
+
+    def _evaluation(self) -> list[bytes]:
+        """What a last collective gives; the host has not waited for it."""
+        result = [b"garbage"]
+
+        def evaluated() -> None:
+            result[0] = self.model.content()
+
+        self._collective(STEPS, evaluated)
+        return result
 
     def _step(self, number: int) -> None:
-        group = self.framework.group
-        assert group is not None, "prepared"  # noqa: S101
         schedule, model = self.schedule, self.model
-        group.step = number
         mine = model.gradient(number, schedule.rank)
         there: list[Any] = [mine]
 
         def combined() -> None:
             there[0] = model.combine([model.gradient(number, rank) for rank in range(schedule.world_size)])
 
-        if schedule.kind in ("swallowed", "alone"):
+        self._collective(number, combined)  # an abort leaves the rank's own gradient
+        self.device.do(lambda: model.apply(there[0]))
+
+    def _collective(self, number: int, combined: Callable[[], None]) -> None:
+        group = self.framework.group
+        assert group is not None, "prepared"  # noqa: S101
+        group.step = number
+        if self.schedule.kind in ("swallowed", "alone"):
             with contextlib.suppress(PeerGone):  # as scripts do that want to survive a bad batch
                 group.blocking(combined, lambda: None)
         else:
-            group.collective(combined, lambda: None)  # what an abort leaves: the rank's own gradient
-        self.device.do(lambda: model.apply(there[0]))
+            group.collective(combined, lambda: None)
 
     def _plan(self, commits: int) -> None:
         self.agent.tell(local.HoldAtBoundary(1, 1))
@@ -210,7 +229,7 @@ class Survivor:
         if self.moment >= self.works_at:
             self.device.advance()
             self.works_at = self._next_work()
-        if self.moment >= self.event_at and not self.agent.link.busy:
+        if self.moment >= self.event_at and not self.agent.link.busy and not self.hearing:
             self._hear()
 
     def _next_work(self) -> int:
@@ -231,16 +250,26 @@ class Survivor:
         if len(self.events) == 1:
             self.counting = False  # what follows is the same at every moment
             _moments.end()
-        group, what = self.framework.group, self.events.pop(0)
-        if what == "break":
-            self.agent.tell(local.Break(1, "node b is gone"))  # which aborts the group
-        elif group is not None:
-            group.end("the watchdog found a peer gone" if what == "watchdog" else "")
+        self.hearing = self.has_heard = True
+        try:
+            self._happen(self.events.pop(0))
+        finally:
+            self.hearing = False
         return True
 
+    def _happen(self, what: str) -> None:
+        group = self.framework.group
+        if what == "break":
+            self.agent.tell(local.Break(1, "node b is gone"))  # which disconnects the group
+        elif what == "abort":
+            self.agent.link.end_grace()
+        elif group is not None:
+            group.end("the watchdog found a peer gone" if what == "watchdog" else "")
+
     def _blocked(self) -> None:
-        if not self._hear():
+        if not self._hear() and not self.has_heard:  # something may have happened while the device tried in vain
             raise Stuck("the device waits for a lost peer, whose loss is not reported")
+        self.has_heard = False
 
     def _idle(self) -> bool:
         if self._hear():
@@ -253,7 +282,52 @@ class Survivor:
         return False
 
 
-_HARNESS = frozenset(name for name in vars(Survivor) if name not in ("_train", "_step"))
+class _FailingPeer(Survivor):
+    """Fails after its part of a step, as if it had lost a peer, and waits for the order to end the round. The survivor
+    is played meanwhile: before that order has come, or when the peer, but not the survivor, has it."""
+
+    def __init__(
+        self,
+        schedule: SurvivorSchedule,
+        make: Callable[[], FrameworkModel],
+        real: Framework,
+        right: Callable[[int], bytes],
+    ) -> None:
+        rank = (schedule.rank + 1) % schedule.world_size
+        super().__init__(replace(schedule, rank=rank, kind="none", planned="", votes=False), make, real, 0, right)
+        self.events = list(_EVENTS["error"])
+        self._informed_first = schedule.seed % 3 == 0
+        self._survivor: Survivor | None = None
+        self._outcome = SurvivorResult()
+
+    def has_aborted(self) -> bool:
+        """Whether it has aborted its group."""
+        return self.framework.group is not None and self.framework.group.aborted
+
+    def play_before(self, survivor: Survivor) -> SurvivorResult:
+        """Play both; returns the survivor's result."""
+        self._survivor = survivor
+        self.play()
+        return self._outcome
+
+    def _collective(self, number: int, combined: Callable[[], None]) -> None:
+        super()._collective(number, combined)
+        if number == self.schedule.fault_step:
+            raise PeerGone("a collective failed: connection closed by peer")
+
+    def _count(self, frame: FrameType, counting: bool) -> None:
+        """Its instructions are not traced."""
+
+    def _idle(self) -> bool:
+        survivor, self._survivor = self._survivor, None
+        if survivor is not None:
+            if self._informed_first:
+                self._hear()
+            self._outcome = survivor.play()
+        return super()._idle()
+
+
+_HARNESS = frozenset(name for name in vars(Survivor) if name not in ("_train", "_step", "_evaluation"))
 
 
 def _watched(code: CodeType) -> bool:
@@ -263,11 +337,12 @@ def _watched(code: CodeType) -> bool:
 _moments = moments(_watched)
 _EVENTS = {
     "none": (),
-    "peer": ("break",),
-    "break": ("break",),
-    "watchdog": ("watchdog", "break"),
-    "swallowed": ("disconnect", "break"),
+    "peer": ("break", "abort"),
+    "break": ("break", "abort"),
+    "watchdog": ("watchdog", "break", "abort"),
+    "swallowed": ("disconnect", "break", "abort"),
     "alone": ("disconnect",),
+    "error": ("break", "abort"),
 }
 
 
@@ -294,7 +369,7 @@ class Player:
         """Play one schedule; returns the number of traced instructions. Raises ``Wrong``."""
         rng = random.Random(seed)  # noqa: S311
         world_size = rng.choice((2, 3, 4))
-        kind, fault_step = rng.choice(_KINDS), rng.randrange(STEPS)
+        kind, fault_step = rng.choice(_KINDS), rng.randrange(STEPS + 1)
         length = self._length(world_size)
         moments = 0
         for rank in rng.sample(range(world_size), min(2, world_size - 1)):
@@ -322,8 +397,14 @@ class Player:
         return outcome.moments
 
     def _play(self, schedule: SurvivorSchedule, length: int) -> SurvivorResult:
-        world_size = schedule.world_size
-        return Survivor(schedule, self.make, self.real(), length, lambda steps: self._after(steps, world_size)).play()
+        def right(steps: int) -> bytes:
+            return self._after(steps, schedule.world_size)
+
+        if schedule.kind != "error":
+            return Survivor(schedule, self.make, self.real(), length, right).play()
+        peer = _FailingPeer(schedule, self.make, self.real(), right)
+        survivor = Survivor(schedule, self.make, self.real(), length, right, peer.has_aborted)
+        return peer.play_before(survivor)
 
     def _restore(self, schedule: SurvivorSchedule, kept: dict[Key, bytes], commit: int) -> None:
         """Start another world from a commit, in a new process."""

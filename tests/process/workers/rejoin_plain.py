@@ -114,6 +114,9 @@ class Group:
     def waits(self) -> None:
         """Not measured."""
 
+    def disconnect(self) -> None:
+        self.abort()
+
     def abort(self) -> None:
         with self._lock:
             self._aborted, self._failure = True, self._failure or "the group was aborted"
@@ -164,6 +167,9 @@ class Plain:
 
     def why_not_in_process(self) -> str:
         return ""
+
+    def synchronize(self) -> None:
+        """There is no device."""
 
     def warm_up(self, local_rank: int, enough: Callable[[], bool]) -> str:
         if options.slow_device:

@@ -124,6 +124,29 @@ def test_a_backward_pass_that_loses_a_peer_counts(group: TorchGroup) -> None:
     assert group.aborted
 
 
+def test_after_a_failure_no_collective_begins(group: TorchGroup) -> None:
+    """NCCL would carry it out, and give everybody what a script has computed without a result."""
+    model = torch.nn.Linear(2, 2, bias=False)
+    ddp, plain = DistributedDataParallel(model), torch.ones(2, requires_grad=True)
+    loss = ddp(torch.ones(1, 2)).sum()
+    group.has_nccl = True
+    group.watch.fail("reset")
+    value = torch.ones(2)
+    calls = [
+        lambda: dist.all_reduce(value),
+        lambda: world().send([value], 0, 1),
+        lambda: funcol.all_reduce(value, "sum", dist.group.WORLD),
+        lambda: dist._broadcast_coalesced(world(), [value], 64),
+        loss.backward,
+    ]
+    for call in calls:
+        with pytest.raises(GroupLost, match="round 1: no collective can begin: a collective failed: reset"):
+            call()
+    assert model.weight.grad is None
+    plain.sum().backward()  # sends nothing
+    assert plain.grad is not None
+
+
 def test_the_scripts_own_errors_in_a_backward_pass_do_not(group: TorchGroup) -> None:
     def own(gradient: Any) -> Any:
         raise ValueError("no such thing")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import random
@@ -13,6 +14,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from edl.torch import cuda  # noqa: E402
 from edl.torch import device_copies as module  # noqa: E402
 from edl.torch.arrays import TorchArrays  # noqa: E402
 from edl.torch.cuda import CudaRuntime, CudaStream, wait_for  # noqa: E402
@@ -120,8 +122,11 @@ def test_the_device_shows_a_copy_that_nobody_waited_for(monkeypatch: pytest.Monk
     assert memory != wanted
 
 
+@pytest.mark.parametrize("error", [torch.cuda.OutOfMemoryError("CUDA out of memory"), KeyboardInterrupt()])
 @pytest.mark.parametrize("locked", [True, False])
-def test_after_a_failure_no_copy_is_under_way(locked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_failure_no_copy_is_under_way(
+    locked: bool, error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Else a late one would change the next commit, which goes to the same memory."""
     monkeypatch.setattr(module, "PACKED_BYTES", 1 << 10)
     device = FakeDevice("" if locked else "out of memory")
@@ -133,13 +138,13 @@ def test_after_a_failure_no_copy_is_under_way(locked: bool, monkeypatch: pytest.
 
     def joined(pieces: Any) -> Any:
         if device.copies:
-            raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 512 bytes")
+            raise error
         return join(pieces)
 
     monkeypatch.setattr(device, "joined", joined)
     begin = address_of(memory)
     places = [(begin, torch.ones(2000, dtype=torch.uint8)), (begin + 2000, torch.ones(500, dtype=torch.uint8))]
-    with pytest.raises(torch.cuda.OutOfMemoryError):
+    with pytest.raises(type(error)):
         copies.copy_out(DEVICE, places)
     assert device.copies == 1 and not device.pending
 
@@ -307,3 +312,81 @@ def test_only_a_card_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     wait_for(torch.device("cuda", 1))
     wait_for(DEVICE)
     assert waited == [torch.device("cuda", 1)]
+
+
+class Stream:
+    """Of a card."""
+
+    def __init__(self, device: Any, priority: int = 0) -> None:
+        self.device, self.priority = device, priority
+        self.waited: list[Any] = []
+
+    def wait_stream(self, other: Any) -> None:
+        self.waited.append(other)
+
+
+def test_a_card_has_one_stream_for_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that is freed in one of them is kept for it."""
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"the current one of {device}")
+    runtime, used = CudaRuntime(), []
+    for device in (0, 0, 1):
+        with runtime.stream(torch.device("cuda", device)) as stream:
+            used.append(stream._stream)
+    first, again, other = used
+    assert first is again and first is not other
+    assert first.waited == ["the current one of cuda:0"] * 2
+    assert first.priority == -1, "not from the pool of which NCCL's groups take theirs"
+
+
+class Driver:
+    """``libcuda.so.1``: the capture mode of this thread, 0 for global."""
+
+    def __init__(self, status: int = 0) -> None:
+        self.mode, self.status = 0, status
+        self.seen: list[int] = []
+
+    def cuThreadExchangeStreamCaptureMode(self, mode: Any) -> int:
+        if not self.status:
+            self.mode, mode._obj.value = mode._obj.value, self.mode
+        return self.status
+
+    def note(self, *arguments: int) -> int:
+        self.seen.append(self.mode)
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("driver", "mode"), [(Driver(), 2), (Driver(status=3), 0), (SimpleNamespace(), None), (None, None)]
+)
+def test_locking_leaves_captures_of_other_threads_alone(
+    driver: Any, mode: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(name: str) -> Any:
+        if driver is None:
+            raise OSError(f"{name}: cannot open shared object file")
+        return driver
+
+    called: list[int] = []
+    note = getattr(driver, "note", lambda *arguments: 0)
+
+    def call(*arguments: int) -> int:
+        called.append(arguments[0])
+        return int(note())
+
+    runtime = SimpleNamespace(
+        cudaHostRegister=call, cudaHostUnregister=call, cudaError=SimpleNamespace(success=0), cudaGetErrorString=str
+    )
+    cuda._exchange_capture_mode.cache_clear()
+    monkeypatch.setattr(ctypes, "CDLL", load)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    try:
+        assert CudaRuntime().lock(torch.device("cuda", 0), 4096, 8192) == ""
+        CudaRuntime().unlock(torch.device("cuda", 0), 4096)
+    finally:
+        cuda._exchange_capture_mode.cache_clear()
+    assert called == [4096, 4096]
+    if mode is not None:
+        assert (driver.seen, driver.mode) == ([mode, mode], 0)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -21,7 +23,7 @@ from torch.distributed import distributed_c10d as c10d  # noqa: E402
 from edl.errors import UsageError  # noqa: E402
 from edl.torch import nccl  # noqa: E402
 from edl.torch.framework import TorchFramework  # noqa: E402
-from edl.torch.group import GroupLost, TorchGroup, watch_new_groups  # noqa: E402
+from edl.torch.group import GroupLost, TorchGroup, _leave, watch_new_groups  # noqa: E402
 from edl.wire.local import Seat  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -224,6 +226,59 @@ def test_a_world_whose_workers_share_a_card_uses_gloo(
     group.abort()
 
 
+@pytest.fixture
+def formed(card: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[TorchGroup, Backend]]:
+    backend = Backend()
+    made = Group(backend)
+    monkeypatch.setattr(TorchGroup, "_open_store", lambda self: HashStore())
+    monkeypatch.setattr(nccl, "compare", lambda *world: nccl.Cards(False, ()))
+    monkeypatch.setattr(dist, "init_process_group", lambda *arguments, **named: None)
+    monkeypatch.setattr(c10d, "_get_default_group", lambda: made)
+    group = TorchGroup(seat(2))
+    group.connect("cpu:gloo,cuda:nccl")
+    backend.calls.clear()
+    yield group, backend
+    group.abort()
+    group.retire()
+
+
+def test_a_failure_begins_no_collective_and_ends_none(formed: tuple[TorchGroup, Backend]) -> None:
+    """NCCL would end those of the peers as well, with garbage."""
+    group, backend = formed
+    group.refuse()
+    group.watch.fail("reset")
+    assert (group.aborted, group.failure(), backend.calls) == (True, "a collective failed: reset", [])
+    with pytest.raises(GroupLost, match="round 3: no collective can begin: a collective failed: reset"):
+        group.refuse()
+    aborted = threading.Event()
+    backend.abort = aborted.set  # type: ignore[method-assign]
+    group.abort()
+    assert aborted.wait(60)
+
+
+@pytest.mark.parametrize(
+    ("failed", "error", "ended", "kept"),
+    [(True, False, False, 1), (False, True, False, 1), (False, False, False, 0), (True, True, True, 0)],
+)
+def test_a_process_that_fails_aborts_nothing_at_its_end(
+    failed: bool, error: bool, ended: bool, kept: int, formed: tuple[TorchGroup, Backend],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """torch's destructor would."""
+    group, _ = formed
+    if failed:
+        group.disconnect()
+    if ended:
+        group.abort()
+    monkeypatch.delattr(sys, "last_value", raising=False)
+    if error:
+        monkeypatch.setattr(sys, "last_value", ValueError("the script's own"), raising=False)
+    referenced: list[ctypes.py_object[Any]] = []
+    monkeypatch.setattr(ctypes, "pythonapi", SimpleNamespace(Py_IncRef=referenced.append))
+    _leave()
+    assert [one.value for one in referenced] == group._groups * kept
+
+
 def compare(places: str) -> list[Any]:
     """What ranks at these places find; a dash is a worker without a GPU."""
     store, found = HashStore(), []
@@ -378,7 +433,8 @@ def test_a_worker_whose_collective_hangs_ends_unless_the_round_ends(
     backend = Backend()
     backend.error = error
     ended: list[bool] = []
-    nccl.watch(lambda: [Group(None), Group(backend)], Looks(looks), 3, lambda: ended.append(True))
+    watched = nccl.WatchedGroups(lambda: [Group(None), Group(backend)], lambda: "", Looks(looks), 3)
+    nccl.watch(watched, lambda: ended.append(True))
     assert bool(ended) is ends
     assert backend.calls == [], "it is not aborted: half a sum must not reach a commit"
     assert ("round 3: NCCL reports TIMEOUT" in capfd.readouterr().err) is ends
@@ -388,12 +444,29 @@ def test_a_torch_that_reports_no_errors_says_so_once(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     nccl._note_once.cache_clear()
-    nccl.watch(lambda: [], Looks(0), 2, lambda: pytest.fail("it is over"))
+    nccl.watch(nccl.WatchedGroups(list, str, Looks(0), 2), lambda: pytest.fail("it is over"))
     assert capfd.readouterr().err == ""
     monkeypatch.delattr(Backend, "get_error")
     for number in (3, 4):
-        nccl.watch(lambda: [Group(Backend())], Looks(5), number, lambda: pytest.fail("nothing is known"))
+        watched = nccl.WatchedGroups(lambda: [Group(Backend())], str, Looks(5), number)
+        nccl.watch(watched, lambda: pytest.fail("nothing is known"))
     assert capfd.readouterr().err.count("does not report NCCL calls that hang; --hang-timeout finds them") == 1
+
+
+@pytest.mark.parametrize("reports", [True, False])
+def test_a_worker_that_cannot_go_on_after_a_failure_ends(
+    reports: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its device may wait for a collective that only the abort would end, which comes with the end of the round."""
+    monkeypatch.setattr(nccl.Complaint.__init__, "__defaults__", (1e9,))
+    monkeypatch.setattr(nccl, "ERROR_TIMEOUT_S", 0.0)
+    if not reports:
+        monkeypatch.delattr(Backend, "get_error")
+    ended: list[bool] = []
+    watched = nccl.WatchedGroups(lambda: [Group(Backend())], lambda: "a collective failed: reset", Looks(1), 3)
+    nccl.watch(watched, lambda: ended.append(True))
+    assert ended
+    assert "round 3: a collective failed: reset, and no worker is lost" in capfd.readouterr().err
 
 
 def test_gloo_that_stands_for_cards_is_left_alone() -> None:

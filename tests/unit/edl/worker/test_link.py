@@ -17,8 +17,9 @@ import pytest
 from edl.errors import CheckpointError, StateError
 from edl.wire import local
 from edl.wire.local import OWN, STATE
-from edl.worker import stream_buffers
+from edl.worker import interruption, stream_buffers
 from edl.worker.boundary import BoundaryAction, RoundOver
+from edl.worker.interruption import GRACE_S
 from edl.worker.link import Link
 from edl.worker.mapped_memory import MappedMemory
 from edl.worker.prefault import LEAST_BYTES
@@ -88,14 +89,28 @@ def test_stop_instead_of_a_place(worker: Worker) -> None:
     assert caught.value.code == 0
 
 
-def test_a_break_aborts_at_once(worker: Worker) -> None:
+def test_a_break_disconnects_at_once_and_aborts_later(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer's asynchronous collective ends with garbage when this one is aborted: the peer must know by then."""
+    waiting, graces = threading.Event(), []
+
+    class Later(threading.Timer):
+        def run(self) -> None:
+            graces.append(self.interval)
+            assert waiting.wait(TIMEOUT_S)
+            self.function(*self.args)
+
+    monkeypatch.setattr(threading, "Timer", Later)
     seated(worker, 2)
     mine = group(2)
     worker.link.register(2, mine)
     worker.agent.send(local.Break(1, "an outdated message"))
     heard(worker)
-    assert mine.aborts == 0
+    assert mine.failure() == ""
     worker.agent.send(local.Break(2, "node b is gone"))
+    assert mine.disconnected.wait(TIMEOUT_S)
+    heard(worker)
+    assert (mine.aborts, graces) == (0, [GRACE_S])
+    waiting.set()
     assert mine.aborted.wait(TIMEOUT_S)
     assert worker.link.wait_until_broken(2, TIMEOUT_S)
     assert worker.link.why_over == "node b is gone"
@@ -108,7 +123,8 @@ def test_a_break_before_there_is_a_group(worker: Worker) -> None:
     assert worker.link.wait_until_broken(2, TIMEOUT_S)
     mine = group(2)
     worker.link.register(2, mine)
-    assert mine.aborts == 1
+    assert mine.disconnected.is_set()
+    assert mine.aborted.wait(TIMEOUT_S)
 
 
 def test_waiting_for_a_break_has_an_end(worker: Worker) -> None:
@@ -118,7 +134,7 @@ def test_waiting_for_a_break_has_an_end(worker: Worker) -> None:
 
 def test_a_failing_abort_does_not_deafen(worker: Worker, capfd: pytest.CaptureFixture[str]) -> None:
     class Bad(FakeGroup):
-        def abort(self) -> None:
+        def disconnect(self) -> None:
             raise RuntimeError("no way")
 
     seated(worker)
@@ -126,6 +142,17 @@ def test_a_failing_abort_does_not_deafen(worker: Worker, capfd: pytest.CaptureFi
     worker.agent.send(local.Break(1, "gone"))
     seated(worker, 2)
     assert "no way" in capfd.readouterr().err
+
+
+def test_a_group_is_aborted_though_there_can_be_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Timer, "start", refuse)
+    monkeypatch.setattr(interruption, "GRACE_S", 0)
+    mine = group()
+    interruption.interrupt(mine)
+    assert mine.aborts == 1
 
 
 def test_nonsense_is_reported_and_passed_over(worker: Worker, capfd: pytest.CaptureFixture[str]) -> None:

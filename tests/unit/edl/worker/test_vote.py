@@ -175,7 +175,7 @@ def test_a_voter_that_is_lost_leaves_no_commit(voters: Any) -> None:
     survivor.until(local.TrainingStarted)
     with pytest.raises(KeyboardInterrupt):
         lost.worker.join()
-    assert survivor.framework.groups[0].aborted.wait(TIMEOUT_S)
+    assert survivor.framework.groups[0].disconnected.wait(TIMEOUT_S)
     survivor.agent.send(local.Break(1, "node a is gone"))
     survivor.steps = 8
     seat_all([survivor], 2, restore=(1, 4))
@@ -330,7 +330,7 @@ def test_after_a_swallowed_failure_nothing_is_committed(trainer: Trainer) -> Non
     trainer.train = train  # type: ignore[method-assign]
     seat_all([trainer], 1)
     underway([trainer], 1)
-    assert trainer.framework.groups[0].aborted.wait(TIMEOUT_S)
+    assert trainer.framework.groups[0].disconnected.wait(TIMEOUT_S)
     assert not trainer.agent.kept
     trainer.agent.send(local.Break(1, "node b is gone"))
     seat_all([trainer], 2)

@@ -9,12 +9,14 @@ from typing import Any, cast
 import pytest
 
 from edl.testing.commits.__main__ import report
-from edl.testing.commits.agent import Stuck
+from edl.testing.commits.agent import DirectLink, Stuck
+from edl.testing.commits.device import AsynchronousGroup
 from edl.testing.commits.models import FrameworkModel, PlainFramework, PlainModel, step
 from edl.testing.commits.pool import results
 from edl.testing.commits.schedule import STEPS, Played, Player, Wrong, play
 from edl.worker.framework import Framework
 from edl.worker.link import Link
+from edl.worker.session import Session
 from edl.worker.state import BaseState
 
 Kind = tuple[Callable[[], FrameworkModel], Callable[[], Framework]]
@@ -152,6 +154,31 @@ def test_without_the_look_before_the_announcement_a_wrong_commit_is_found(monkey
     """All other checks alone are not enough."""
     monkeypatch.setattr(Link, "announce", announced_without_looking)
     assert "holds wrong numbers" in play(range(2000), checked=True).wrong
+
+
+def aborted_at_once(self: Any, group: AsynchronousGroup) -> None:
+    group.abort()
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "other"),
+    [
+        pytest.param(AsynchronousGroup, "disconnect", AsynchronousGroup.abort, id="when a script fails"),
+        pytest.param(DirectLink, "_disconnect", aborted_at_once, id="when one worker knows that the round is over"),
+    ],
+)
+def test_an_abort_before_all_workers_know_is_found(
+    owner: type, name: str, other: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends the collectives of the others, which look like whole ones."""
+    monkeypatch.setattr(owner, name, other)
+    wrong = play(range(1000), checked=True).wrong
+    assert "kind='error'" in wrong
+
+
+def test_a_check_of_the_result_before_the_device_is_done_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Session, "finish", lambda self: None)
+    assert "train returned a wrong result" in play(range(1000), checked=True).wrong
 
 
 @pytest.mark.parametrize(("kind", "runs"), KINDS)
