@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import atexit
-import ctypes
 import logging
 import os
 import socket
 import sys
 import threading
-import weakref
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, ClassVar
@@ -218,7 +215,6 @@ class TorchGroup:
             lambda: list(self._groups), lambda: self.watch.failed, self._ended, self.seat.round
         )
         _in_background(lambda: nccl.watch(watched, nccl.end_process))
-        leave_at_exit(self)
 
     def adopt(self, group: Any) -> None:
         """Add another torch group that ends with this one."""
@@ -384,28 +380,6 @@ def forget_default_group() -> None:
     for name in _MAPS:
         getattr(world, name).clear()
     _unregister_all_process_groups()
-
-
-_formed: weakref.ref[TorchGroup] | None = None
-"""The last group with NCCL."""
-
-
-def leave_at_exit(group: TorchGroup) -> None:
-    """Keep torch from aborting this group's NCCL communicators when the process ends with an error: its destructor does
-    that. Peers that know nothing yet would end their collectives with garbage. A process that just ends sends nothing.
-    """
-    global _formed
-    if _formed is None:
-        atexit.register(_leave)
-    _formed = weakref.ref(group)
-
-
-def _leave() -> None:
-    group = _formed() if _formed is not None else None
-    if group is None or group._ended.is_set() or not (group.aborted or hasattr(sys, "last_value")):
-        return
-    for one in group._groups:
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(one))
 
 
 _watching: TorchGroup | None = None

@@ -197,7 +197,6 @@ def _fail(error: BaseException) -> NoReturn:
         sys.exit(status)
     if isinstance(error, Exception):
         _write_error_file(error)
-    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, step
     sys.excepthook(type(error), error, step)
     if isinstance(error, KeyboardInterrupt):
         # Raised again, so that the interpreter ends by SIGINT as usual; the exception has already been printed.

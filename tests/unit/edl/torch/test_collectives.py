@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -131,12 +131,13 @@ def test_after_a_failure_no_collective_begins(group: TorchGroup) -> None:
     loss = ddp(torch.ones(1, 2)).sum()
     group.has_nccl = True
     group.watch.fail("reset")
-    value = torch.ones(2)
-    calls = [
+    value, everybody = torch.ones(2), world()
+    coalesced: Any = dist
+    calls: list[Callable[[], object]] = [
         lambda: dist.all_reduce(value),
         lambda: world().send([value], 0, 1),
-        lambda: funcol.all_reduce(value, "sum", dist.group.WORLD),
-        lambda: dist._broadcast_coalesced(world(), [value], 64),
+        lambda: funcol.all_reduce(value, "sum", everybody),
+        lambda: coalesced._broadcast_coalesced(everybody, [value], 64),
         loss.backward,
     ]
     for call in calls:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import socket
-import sys
 import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -23,7 +21,7 @@ from torch.distributed import distributed_c10d as c10d  # noqa: E402
 from edl.errors import UsageError  # noqa: E402
 from edl.torch import nccl  # noqa: E402
 from edl.torch.framework import TorchFramework  # noqa: E402
-from edl.torch.group import GroupLost, TorchGroup, _leave, watch_new_groups  # noqa: E402
+from edl.torch.group import GroupLost, TorchGroup, watch_new_groups  # noqa: E402
 from edl.wire.local import Seat  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -254,29 +252,6 @@ def test_a_failure_begins_no_collective_and_ends_none(formed: tuple[TorchGroup, 
     backend.abort = aborted.set  # type: ignore[method-assign]
     group.abort()
     assert aborted.wait(60)
-
-
-@pytest.mark.parametrize(
-    ("failed", "error", "ended", "kept"),
-    [(True, False, False, 1), (False, True, False, 1), (False, False, False, 0), (True, True, True, 0)],
-)
-def test_a_process_that_fails_aborts_nothing_at_its_end(
-    failed: bool, error: bool, ended: bool, kept: int, formed: tuple[TorchGroup, Backend],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    """torch's destructor would."""
-    group, _ = formed
-    if failed:
-        group.disconnect()
-    if ended:
-        group.abort()
-    monkeypatch.delattr(sys, "last_value", raising=False)
-    if error:
-        monkeypatch.setattr(sys, "last_value", ValueError("the script's own"), raising=False)
-    referenced: list[ctypes.py_object[Any]] = []
-    monkeypatch.setattr(ctypes, "pythonapi", SimpleNamespace(Py_IncRef=referenced.append))
-    _leave()
-    assert [one.value for one in referenced] == group._groups * kept
 
 
 def compare(places: str) -> list[Any]:
