@@ -37,7 +37,7 @@ class Attach:
     unsaved: str = ""
     """Why the newest save is not written; see ``WorkersDone``."""
     unbroken: bool = False
-    """Nothing has interrupted ``running_round``: its workers train, or go on to an agreed step boundary."""
+    """Nothing has interrupted the workers of a round: they train, or go on to an agreed step boundary."""
     in_doubt: bool = False
     """They wait for a ``Switch`` after a binding ``Hold``."""
 

@@ -218,9 +218,9 @@ def test_cut_off_from_everybody_it_ends_its_trainers(between: bool) -> None:
 
 def test_a_new_master_finds_them_training() -> None:
     node = trainers().feed(ev.Disconnected())
-    assert node.feed(ev.Connected()).said() == [Attach(INFO, Round(1), Round(1), False)]
+    assert node.feed(ev.Connected()).said() == [Attach(INFO, Round(1), Round(1), False, unbroken=True)]
     node.hear(StopRound(Round(1), "node z lost")).feed(ev.Disconnected())
-    assert node.feed(ev.Connected()).said() == [Attach(INFO, Round(1), Round(0), False)]
+    assert node.feed(ev.Connected()).said() == [Attach(INFO, Round(1), Round(0), False, unbroken=True)]
     assert node.did(ev.Announce)
     assert undisturbed(node)
 

@@ -37,7 +37,7 @@ def test_data_certificates_and_logs_of_a_member_are_kept(temporary: Path) -> Non
     (plan,) = plan_members(["127.0.0.1:2379"])
     member = EtcdMember(plan, temporary / "job")
     names = {path.name for path in temporary_files(SCRIPT, member, str(temporary / "logs"), [])}
-    assert names == {"127.0.0.1-2379", *(f"127.0.0.1-2379.{one}" for one in ("tls", "peers", "log")), "logs"}
+    assert names == {"127.0.0.1-2379", *(f"127.0.0.1-2379.{one}" for one in ("tls", "peers", "run", "log")), "logs"}
 
 
 def test_the_sockets_of_a_private_store_are_kept(temporary: Path) -> None:

@@ -33,7 +33,7 @@ while b"Prepared" not in (said := ours.recv(65536)):
     assert said
 worker_output = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 order = write_memory("order", b"no order")
-worker = fork_from(ours, -1, [order, worker_output, worker_output], lambda pid: None, 60)
+worker = fork_from(ours, -1, [order, 0, worker_output, worker_output], lambda pid: None, 60)
 print(os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]))
 """
 

@@ -49,6 +49,7 @@ def test_a_master_is_in_touch_while_it_asks_and_for_a_lease_after_its_connection
     trainer = FrameCaller.connect(place(one), CallerHello(TRAINER, 1), secret=SECRET, deadline_s=LONG_S)
     assert one.masterless(LONG_S)
     master = FrameCaller.connect(place(one), CallerHello(MASTER, token=1), secret=SECRET, deadline_s=LONG_S)
+    master.request(FrameOp.PING, deadline_s=LONG_S)  # answered only after the pserver has taken note of the connection
     assert not one.masterless(LONG_S)
     peer = one._newest
     assert peer is not None
