@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from edl.schedulers.kubernetes.mirror import Mirror
 from edl.schedulers.kubernetes.pods import of_host
 from edl.schedulers.port import Disruption, Observation, SchedulerSize, Sized
 from edl.tasks import end
-from tests.contract.kubernetes_fixture import CASES, POD, RULES, SET, TOKEN, run, setup, sizes, until, watching
+from tests.contract.kubernetes_fixture import CASES, POD, RULES, SET, TOKEN, Setup, run, setup, sizes, until, watching
 from tests.kubernetes_fake import kinds
 from tests.kubernetes_fake.server import Fault, delete_pod, evict
 from tests.kubernetes_fake.store import Json, at
@@ -89,21 +88,44 @@ def test_taints_of_hosts(tmp_path: Path) -> None:
     run(story())
 
 
-@pytest.mark.parametrize("status", [0, 429, 403])
+PREEMPTED = Disruption("train-1", "PreemptionByScheduler: a more important pod", 30.0)
+
+
+def preempt(here: Setup) -> None:
+    evict(here.store, "default", "train-1", "PreemptionByScheduler", "a more important pod")
+
+
+@pytest.mark.parametrize("status", [0, 429])
 def test_a_pod_that_will_be_removed_does_not_wait_for_the_size(tmp_path: Path, status: int) -> None:
-    """While the server does not answer, is overloaded, or has just taken away the right to read the size."""
+    """While the server does not answer, or is overloaded."""
 
     async def story() -> None:
         begun = setup(SET, tmp_path, controllers=True, timeout="600", poll="600")
         async with begun as here, watching(here.scheduler) as seen:
             await until(lambda: Sized(SchedulerSize(2, 2)) in seen)
             here.server.faults.append(fault := Fault(status, ["get"], "/scale"))
-            evict(here.store, "default", "train-1", "PreemptionByScheduler", "a more important pod")
-            await until(lambda: Disruption("train-1", "PreemptionByScheduler: a more important pod", 30.0) in seen)
+            preempt(here)
+            await until(lambda: PREEMPTED in seen)
             assert fault.hits
 
-    with contextlib.nullcontext() if status != 403 else pytest.raises(SchedulerError, match="statefulsets/scale"):
-        run(story())
+    run(story())
+
+
+def test_a_pod_that_will_be_removed_is_known_before_the_watch_fails(tmp_path: Path) -> None:
+    """The right to read the size has just been taken away."""
+
+    async def story() -> None:
+        seen: list[Observation] = []
+        async with setup(SET, tmp_path, controllers=True, timeout="600", poll="600") as here:
+            with pytest.raises(SchedulerError, match="statefulsets/scale"):
+                async for observation in here.scheduler.watch():
+                    seen.append(observation)
+                    if observation == Sized(SchedulerSize(2, 2)):
+                        here.server.faults.append(Fault(403, ["get"], "/scale"))
+                        preempt(here)
+        assert PREEMPTED in seen
+
+    run(story())
 
 
 def test_of_hosts_only_their_taints_are_kept_and_matter(tmp_path: Path) -> None:
