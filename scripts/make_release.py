@@ -24,7 +24,7 @@ from scripts.release_contents import has_section, path_problems, sdist_problems,
 ROOT = Path(__file__).resolve().parent.parent
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 """Versions that a release is tried under, if they are found."""
-TOOLS = ("build>=1.2", "cyclonedx-bom>=7,<8")
+TOOLS = ("build>=1.2", "cyclonedx-bom>=7,<8", "pip>=24.1")  # an older pip cannot install for a newer Python
 NAMESPACE = "edl-release"
 """The purpose that ``ssh-keygen`` writes into a signature."""
 JOB = """\
