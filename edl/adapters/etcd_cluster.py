@@ -25,7 +25,7 @@ from edl.adapters.etcd_plan import MemberPlan, SocketPlan, is_socket, plan_membe
 from edl.adapters.etcd_rpc import Connections, Endpoint, Metadata, rpc_pb2
 from edl.adapters.etcd_server import POLL_S, PROBE_S, EtcdMember
 from edl.adapters.identity import Identity, secret_at
-from edl.adapters.knocking import means_loopback, own_address_towards
+from edl.adapters.knocking import is_loopback, means_loopback, own_address_towards
 from edl.adapters.leftovers import boot_id
 from edl.adapters.runtime_folder import runtime_folder
 from edl.errors import PortInUse, SettingError, StoreError, StoreUnavailable
@@ -230,13 +230,13 @@ async def _addresses_of(plan: MemberPlan, plans: Sequence[MemberPlan], seen_at: 
         return _Addresses()
     resolved = list(dict.fromkeys(str(info[4][0]) for info in found))
     own = [address for address in resolved if can_bind(address, 0)]
-    kinds = {_version(address) for address in own if not _is_loopback(address)}
-    elsewhere = [one for one in resolved if one not in own and not _is_loopback(one) and _version(one) in kinds]
-    if own and not means_loopback(plan.host) and all(map(_is_loopback, own)):
+    kinds = {_version(address) for address in own if not is_loopback(address)}
+    elsewhere = [one for one in resolved if one not in own and not is_loopback(one) and _version(one) in kinds]
+    if own and not means_loopback(plan.host) and all(map(is_loopback, own)):
         # Many an /etc/hosts maps the host's own name to 127.0.1.1, which is unreachable for others. Listen where they
         # see us.
         outward = filter(None, (*(_outward_address(other.host) for other in plans), seen_at))
-        own += itertools.islice((address for address in outward if not _is_loopback(address)), 1)
+        own += itertools.islice((address for address in outward if not is_loopback(address)), 1)
     return _Addresses(tuple(own), tuple(elsewhere))
 
 
@@ -258,10 +258,6 @@ async def _refuse_name_of_several_hosts(plan: MemberPlan, elsewhere: Sequence[st
 
 def _version(address: str) -> int:
     return ipaddress.ip_address(address.partition("%")[0]).version
-
-
-def _is_loopback(address: str) -> bool:
-    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 def _outward_address(host: str) -> str | None:

@@ -60,9 +60,14 @@ def default_route_address() -> str | None:
     A loopback address is none."""
     for nobody in ("192.0.2.1", "2001:db8::1"):  # addresses for documentation, RFC 5737 and RFC 3849
         found = own_address_towards(nobody, 9)
-        if found is not None and not ipaddress.ip_address(found.partition("%")[0]).is_loopback:
+        if found is not None and not is_loopback(found):
             return found
     return None
+
+
+def is_loopback(address: str) -> bool:
+    """Whether this is a loopback address. Raises ``ValueError`` if it is no address; a zone (``%eth0``) is allowed."""
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 def means_loopback(host: str) -> bool:
@@ -72,7 +77,7 @@ def means_loopback(host: str) -> bool:
     if name.startswith("localhost.") or name.endswith(".localhost") or name in _LOCAL_NAMES:
         return True
     try:
-        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+        return is_loopback(host)
     except ValueError:
         return False
 

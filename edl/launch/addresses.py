@@ -15,7 +15,7 @@ from edl.adapters.etcd_lease import EtcdLeases
 from edl.adapters.etcd_plan import SOCKET, is_socket, split_endpoint
 from edl.adapters.etcd_rpc import EtcdTls
 from edl.adapters.identity import Identity, identity_of
-from edl.adapters.knocking import default_route_address, means_loopback, own_address_towards
+from edl.adapters.knocking import default_route_address, is_loopback, means_loopback, own_address_towards
 from edl.errors import SettingError
 from edl.launch.settings import Backend, StoreSettings
 from edl.wire.secret import Secret
@@ -85,10 +85,10 @@ def only_here(host: str, endpoints: Sequence[str]) -> str:
     """What is wrong with a name of this host that other nodes are to use: it means a loopback address here, as many an
     ``/etc/hosts`` has it, so nothing listens where they connect to. Empty: nothing. ``endpoints``: of the store."""
     found = {str(info[4][0]).partition("%")[0] for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
-    if host in found or not all(map(_is_loopback, found)):
+    if host in found or not all(map(is_loopback, found)):
         return ""
     outward = address_towards(endpoints)
-    if _is_loopback(outward):
+    if is_loopback(outward):
         return ""
     here = ", ".join(sorted(found))
     return (
@@ -109,7 +109,7 @@ def reachable_address(
     if local_addr:
         return local_addr
     found = address_towards(endpoints)
-    if not _is_loopback(found) or any(map(is_socket, endpoints)):
+    if not is_loopback(found) or any(map(is_socket, endpoints)):
         return found
     hosts = [split_endpoint(endpoint)[0] for endpoint in endpoints]
     outward = "" if any(map(means_loopback, hosts)) else seen_at("", nodes)
@@ -145,7 +145,7 @@ def address_towards(endpoints: Sequence[str]) -> str:
         return "127.0.0.1"
     local = ""
     for own in filter(None, map(_own_address, endpoints)):
-        if not _is_loopback(own):
+        if not is_loopback(own):
             return own
         local = local or own
     if local:
@@ -159,7 +159,3 @@ def _own_address(endpoint: str) -> str | None:
         return own_address_towards(*split_endpoint(endpoint))
     except OSError:
         return None  # the name does not resolve
-
-
-def _is_loopback(address: str) -> bool:
-    return ipaddress.ip_address(address.partition("%")[0]).is_loopback

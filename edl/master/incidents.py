@@ -129,6 +129,13 @@ def refund_if_consequence(turn: MasterTurn, entry: NodeEntry, how: str = "had st
         refund(turn, f"node {entry.info.node} {how}")
 
 
+def stopped_itself(turn: MasterTurn, entry: NodeEntry) -> None:
+    """A node has killed its workers. If it is a member, the others cannot reach a step boundary."""
+    if turn.member(entry) is not None:
+        interrupt(turn)
+        refund_if_consequence(turn, entry)
+
+
 def _others_run(turn: MasterTurn) -> bool:
     """Whether a worker of the running world may not have ended yet."""
     world = turn.record.world

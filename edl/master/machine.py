@@ -436,9 +436,8 @@ def _ready(turn: MasterTurn, entry: NodeEntry, ready: Ready) -> None:
     )
     checking.ask_again(turn, entry)
     unchecked = turn.member(entry) is None and turn.must_be_checked(entry)
-    if ready.stopped_itself and turn.member(entry) is not None:
-        interrupt(turn)
-        incidents.refund_if_consequence(turn, entry)
+    if ready.stopped_itself:
+        incidents.stopped_itself(turn, entry)
     if running_here:
         stop_world(turn, f"node {entry.info.node} has stopped its workers")
     elif turn.record.sizing.suspended:
@@ -469,9 +468,8 @@ def _preparing(turn: MasterTurn, entry: NodeEntry, preparing: Preparing) -> None
         report_due_s=0.0,
         holdings=preparing.holdings,
     )
-    if preparing.stopped_itself and turn.member(entry) is not None:
-        interrupt(turn)
-        incidents.refund_if_consequence(turn, entry)
+    if preparing.stopped_itself:
+        incidents.stopped_itself(turn, entry)
     if running_here:
         stop_world(turn, f"node {entry.info.node} has stopped its workers")
 

@@ -44,30 +44,6 @@ def test_a_signal_after_the_end_does_not_change_the_status() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (100, "", "")
 
 
-BETWEEN = """
-import asyncio, os, signal
-from edl.launch import __main__ as program
-
-async def work() -> int:
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, print, "heard")
-    return 100
-
-end = asyncio.SelectorEventLoop.close
-
-def close(loop: asyncio.SelectorEventLoop) -> None:
-    end(loop)
-    os.kill(os.getpid(), signal.SIGTERM)  # the cluster takes the node of an ended job back at once
-
-asyncio.SelectorEventLoop.close = close
-program._run_and_exit(work())
-"""
-
-
-def test_nor_does_one_between_the_end_of_the_event_loop_and_that_of_the_interpreter() -> None:
-    done = subprocess.run([sys.executable, "-c", BETWEEN], capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (100, "", "")
-
-
 TALKER = """
 import asyncio, sys
 from edl.launch import __main__ as program

@@ -52,24 +52,27 @@ def test_a_launcher_that_is_still_starting_cleans_up(first: str, later: str, sta
 
 
 ENDING = """
-import asyncio, os, signal
+import asyncio, os, signal, sys
 from edl.launch import __main__ as program
 
+number = signal.Signals[sys.argv[1]]
+
 async def work() -> int:
-    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, print, "heard")
+    asyncio.get_running_loop().add_signal_handler(number, print, "heard")
     return 100
 
 end = asyncio.SelectorEventLoop.close
 
 def close(loop: asyncio.SelectorEventLoop) -> None:
     end(loop)
-    os.kill(os.getpid(), signal.SIGUSR2)
+    os.kill(os.getpid(), number)  # the cluster takes the node of an ended job back at once
 
 asyncio.SelectorEventLoop.close = close
 program._run_and_exit(work())
 """
 
 
-def test_a_drain_signal_after_the_end_does_not_change_the_status() -> None:
-    done = subprocess.run([sys.executable, "-c", ENDING], capture_output=True, text=True)
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR2"])
+def test_a_signal_between_the_end_of_the_loop_and_that_of_the_interpreter_does_not_change_the_status(name: str) -> None:
+    done = subprocess.run([sys.executable, "-c", ENDING, name], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (100, "", "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -21,18 +20,16 @@ from edl.ports import CommandKind
 from edl.types import NodeId, Rank, Round
 from edl.wire.records import Failure
 from tests.support.launching import read, tell
+from tests.support.script_folder import folder
+
+__all__ = ["folder"]
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A current directory with a script, on a host without GPUs."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.py").write_text("print('hello')\n")
-    (tmp_path / "temporary").mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+def no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host without GPUs."""
     monkeypatch.setattr(paddle_devices, "count_gpus", lambda: 0)
     monkeypatch.setattr(paddle_options, "paddle_devices", lambda: (GPU, 0))
-    return tmp_path
 
 
 class TestDialect:
